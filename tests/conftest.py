@@ -1,4 +1,4 @@
-"""What more than one folder uses: fixtures, the sums of the fault tests, one thread for each of several workers, laws without a clock."""
+"""Fixtures shared by several folders of tests, the summary of fault tests, one thread per worker, and property tests without a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulate.summary import PROPERTY, take, tell
 
 
 def pytest_configure() -> None:
-    """Processes that tests interrupt must hear it, also where a test run in the background is told to hear nothing."""
+    """Tests interrupt processes, so SIGINT must not be ignored, even when the test run was started in the background."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,7 +33,7 @@ os.environ.setdefault("EDGE_AGENT_DEVICE_PROFILE", "none")  # what tests find do
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """What a test noted travels with its report, also from a worker's process."""
+    """Attaches what a test noted to its report, also from a worker process."""
     try:
         yield
     finally:

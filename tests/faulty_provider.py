@@ -1,4 +1,4 @@
-"""A CloudProvider that fails in ways drawn from a seed. `log` tells what really happened, which may differ from what the call showed: a
+"""A CloudProvider that fails in ways drawn from a seed. `log` records what really happened, which may differ from what the call showed: a
 time-out may hide an answer that was billed.
 """
 
@@ -80,7 +80,7 @@ FAULTS = tuple(each.name for each in fields(FaultRates))
 
 @dataclass(slots=True)
 class UpstreamEntry:
-    """One request as the upstream knows it. `billed` is what it really costs; None where it was not executed."""
+    """One request as the upstream sees it. `billed` is its real cost; None where it was not executed."""
 
     billing_key: str
     model: str
@@ -90,12 +90,12 @@ class UpstreamEntry:
 
 @dataclass(slots=True)
 class _Plan:
-    """What one request will meet: everything that is drawn, drawn at once."""
+    """The faults of one request, all drawn in advance."""
 
     entry: UpstreamEntry
     text: str
     truth: TokenUsage
-    told: TokenUsage | None
+    reported: TokenUsage | None
     latency_s: float
     retry_after_s: float
     executed: bool
@@ -143,7 +143,7 @@ class FaultyProvider:
             if plan.entry.fault == "cut" and number == len(plan.pieces) // 2:
                 raise ProviderError("the upstream broke off its answer", kind="cut", executed=None)
             yield ProviderDelta(piece)
-        result = ProviderResult(plan.text, plan.told, f"up-{plan.entry.billing_key}", "stop")
+        result = ProviderResult(plan.text, plan.reported, f"up-{plan.entry.billing_key}", "stop")
         yield ProviderDelta("", result)
         if plan.entry.fault == "duplicate":
             yield ProviderDelta("", result)
@@ -163,7 +163,7 @@ class FaultyProvider:
             entry=entry,
             text=text,
             truth=truth,
-            told=_wrong(truth, random) if fault == "wrong_usage" else truth,
+            reported=_wrong(truth, random) if fault == "wrong_usage" else truth,
             latency_s=self._latency_s * random.uniform(0.5, 1.5),
             retry_after_s=float(random.randint(0, 5)),
             executed=fault != "timeout_before" and (fault != "server_error" or random.random() < 0.5),
@@ -172,7 +172,7 @@ class FaultyProvider:
 
 
 def _refuse(plan: _Plan) -> None:
-    """What is certainly not executed. Raises ProviderError."""
+    """Fail without executing. Raises ProviderError."""
     match plan.entry.fault:
         case "refuse":
             raise ProviderError("the upstream cannot be reached", kind="refused", executed=False)
@@ -184,7 +184,7 @@ def _refuse(plan: _Plan) -> None:
 
 
 async def _fail_late(plan: _Plan, end: float) -> None:
-    """What is perhaps, or certainly, executed but gives no answer. Raises ProviderError."""
+    """Fail after a possible or certain execution, without an answer. Raises ProviderError."""
     match plan.entry.fault:
         case "timeout_before" | "timeout_after":
             await _wait(_MOST_LATE_S, end)
@@ -209,5 +209,5 @@ def _wrong(truth: TokenUsage, random: Random) -> TokenUsage | None:
 
 def _seed_of(seed: int, name: str, request: ProviderRequest) -> int:
     turns = [(turn.role, turn.content) for turn in request.messages]
-    told = repr((seed, name, request.idempotency_key, request.model, turns))
-    return int.from_bytes(hashlib.sha256(told.encode("utf-8", "replace")).digest()[:8], "big")
+    key = repr((seed, name, request.idempotency_key, request.model, turns))
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "replace")).digest()[:8], "big")

@@ -72,7 +72,7 @@ class PostgresServer:
         self._until_answered()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Stop it: tell clients off (SIGINT, fast shutdown), or as if it had crashed (SIGQUIT)."""
+        """Stop it: disconnect the clients (SIGINT, fast shutdown), or as if it had crashed (SIGQUIT)."""
         if self._process is not None:
             self._process.send_signal(3 if at_once else 2)
             self._process.wait(120)
@@ -99,7 +99,7 @@ class PostgresServer:
         return await self._create(self._template)
 
     async def clean_ledger(self) -> str:
-        """The one ledger database for tests that leave its schema alone and close what they open, without any rows; its dsn."""
+        """The ledger database for tests that keep its schema and close what they open, emptied; returns its dsn."""
         self._shared = self._shared or await self.ledger_database()
         await self.execute(self._shared, WIPE)
         return self._shared
@@ -140,7 +140,7 @@ class PostgresServer:
 
 
 def _user() -> tuple[int, int]:
-    """PostgreSQL refuses to run as root: the user the package made for it, or nobody."""
+    """PostgreSQL refuses to run as root: the user created by the package, or `nobody`."""
     import pwd
 
     names = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}

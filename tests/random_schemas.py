@@ -1,4 +1,4 @@
-"""Random JSON schemas: of every kind that local answers are held to, each with at least one value that fits; and what is none."""
+"""Random JSON schemas: of every kind that local answers can be constrained to, each with at least one valid value; and invalid ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WORDS = ("name", "age", "a b", 'say "it"', "tag", "größe", "n", "back\\slash",
 
 
 def random_schema(random: Random, depth: int = 3, root: bool = True) -> dict[str, Any]:
-    """A schema; small strings and arrays, so that an answer comes to its end."""
+    """A schema with small strings and arrays, so that answers stay short."""
     definitions = {"leaf": _leaf(random)}
     if root and random.random() < 0.2:
         tree = {

@@ -1,4 +1,4 @@
-"""The sandboxes that tests run on: every backend that works on this machine. Knows names; each test that takes `sandbox` runs on all."""
+"""The sandboxes that tests run on: every backend that works on this machine. Each test that takes `sandbox` runs on all of them."""
 
 from __future__ import annotations
 
@@ -28,5 +28,4 @@ def usable_sandbox(name: str) -> Sandbox:
 
 
 def judged(sandbox: Sandbox, code: str, tests: str, *, limits: Limits = LIMITS, preamble: str = "") -> ProgramVerdict:
-    """The verdict on a program."""
     return judge_program(ProgramTests(code, tests, preamble), sandbox, limits, SystemClock())

@@ -23,7 +23,7 @@ USUAL_USAGE = TokenUsage(20, 10)
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """Answer with `text` after `delay_s`. `usage` None: the upstream does not say."""
+    """Answer with `text` after `delay_s`. `usage` None: the upstream does not report it."""
 
     text: str = "<answer>\\boxed{42}</answer>"
     usage: TokenUsage | None = USUAL_USAGE
@@ -34,7 +34,7 @@ class ScriptedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedFailure:
-    """Fail, and leave open whether the call was executed."""
+    """Fail without reporting whether the call was executed."""
 
 
 Act = ScriptedAnswer | ScriptedFailure
@@ -55,7 +55,7 @@ def in_turn(*acts: Act) -> Script:
 
 
 class ScriptedProvider:
-    """CloudProvider over a script. `requests` lists what was asked, in order."""
+    """CloudProvider with a script. `requests` lists the received requests in order."""
 
     def __init__(self, script: Script | None = None, *, name: str = "scripted") -> None:
         self.name = name
@@ -78,7 +78,7 @@ class ScriptedProvider:
         return await self._play(request, self._next(request))
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
-        """Play one act, its text word by word. Raises ProviderError."""
+        """Run one act and stream its text word by word. Raises ProviderError."""
         result = await self._play(request, self._next(request))
         for piece in pieces_of(result.text):
             yield ProviderDelta(piece)

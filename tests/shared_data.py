@@ -1,4 +1,4 @@
-"""Where the real data sets lie: the folder `shared/data` beside the repository. Knows its place; knows nothing of formats."""
+"""The place of the real data sets: the folder `shared/data` beside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AgentControl` as commands use it: a running agent over HTTP and a state folder at rest give the same answers and refuse alike."""
+"""`AgentControl` as commands use it: a running agent over HTTP and an idle state folder give the same answers and the same refusals."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ async def control(request: pytest.FixtureRequest, world: World) -> AsyncIterator
                     yield chosen
 
 
-async def test_the_status_tells_how_far_learning_has_come(control: AgentControl) -> None:
+async def test_status_reports_learning_progress(control: AgentControl) -> None:
     status = await control.status()
     assert (status["steps_done"], status["task"], status["trained_version"]) == (2, "math", 2)
     assert (status["address"] is not None) == status["running"] == (status["pid"] is not None)
     assert (await control.ready())["ready"] == status["running"]
 
 
-async def test_steps_above_a_number_come_oldest_first(control: AgentControl) -> None:
+async def test_steps_after_a_number_are_listed_oldest_first(control: AgentControl) -> None:
     assert [step["step"] for step in await control.steps(0)] == [1, 2]
     assert [step["step"] for step in await control.steps(1)] == [2]
     assert await control.steps(2) == []
 
 
-async def test_why_explains_an_answer_and_knows_no_other(control: AgentControl) -> None:
+async def test_why_explains_an_answer_and_refuses_an_unknown_one(control: AgentControl) -> None:
     record = await control.why("a4")
     assert (record["id"], record["source"]) == ("a4", "cloud")
     assert (await control.why("last"))["id"] == f"a{ANSWERS - 1}"
@@ -84,7 +84,7 @@ async def test_the_headline_agrees_with_the_answers_and_the_usage(control: Agent
     assert headline["right_in_the_end"] is headline["gained"] is None, "nothing was examined"
 
 
-async def test_a_verdict_is_kept_and_one_on_an_unknown_answer_refused(control: AgentControl) -> None:
+async def test_feedback_is_stored_and_refused_for_an_unknown_answer(control: AgentControl) -> None:
     kept = {"id": "a4", "verdict": "bad", "correction": "5"}
     assert (await control.feedback("a4", "bad", "5")).items() >= kept.items()
     assert (await control.why("a4"))["verdict"] == "bad"
@@ -96,7 +96,7 @@ def dials(budgets: Any) -> dict[str, float | None]:
     return {task["task"]: task["target_rate"] for task in budgets["tasks"]}
 
 
-async def test_the_dial_is_turned_for_one_task_and_for_all_and_forgotten(control: AgentControl) -> None:
+async def test_dial_is_set_for_one_task_for_all_tasks_and_forgotten(control: AgentControl) -> None:
     budgets = await control.set_dial(None, 0.15)
     assert (budgets["target_rate"], dials(budgets)) == (0.15, {"chat": 0.15, "math": 0.15})
     budgets = await control.set_dial("code", 0.4)
@@ -123,7 +123,7 @@ async def test_cloud_and_learning_are_paused_and_resumed(control: AgentControl) 
     assert not (await control.pause_learning(False))["paused"]
 
 
-async def test_other_rates_are_replayed_over_enough_answers(control: AgentControl) -> None:
+async def test_whatif_replays_other_rates_once_there_are_enough_answers(control: AgentControl) -> None:
     found = await control.whatif([0.25, 0.5], "", 1000)
     assert (found["answers"], [outlook["target_rate"] for outlook in found["outlooks"]]) == (ANSWERS, [0.25, 0.5])
     with pytest.raises(TooFewAnswers):
@@ -137,14 +137,14 @@ async def test_the_report_and_the_usage_count_the_same_answers(control: AgentCon
     assert report["learning"]["steps"] == 2
 
 
-async def test_what_left_is_listed_and_an_unknown_entry_is_refused(control: AgentControl) -> None:
+async def test_sent_entries_are_listed_and_an_unknown_entry_is_refused(control: AgentControl) -> None:
     found = await control.sent(Choice(limit=5))
     assert set(found) == {"sent", "next_before", "dropped", "waiting"}
     with pytest.raises(NotFound):
         await control.sent_entry(99)
 
 
-async def test_adapters_are_listed_and_an_unknown_version_is_no_way_back(control: AgentControl) -> None:
+async def test_adapters_are_listed_and_rollback_to_an_unknown_version_is_refused(control: AgentControl) -> None:
     assert [version["version"] for version in await control.adapters()] == [1, 2]
     with pytest.raises(NotFound):
         await control.rollback(9)
@@ -157,7 +157,7 @@ def nowhere(tmp_path: Path) -> FolderAgent:
     return FolderAgent(AgentConfig(state_folder=str(tmp_path / "none")))
 
 
-async def test_a_folder_that_is_not_there_is_looked_at_and_not_made(nowhere: FolderAgent, tmp_path: Path) -> None:
+async def test_reading_a_missing_folder_does_not_create_it(nowhere: FolderAgent, tmp_path: Path) -> None:
     assert ((await nowhere.status())["steps_done"], await nowhere.steps(0)) == (0, [])
     assert (await nowhere.usage())["all"]["answers"] == 0
     assert (await nowhere.budget())["tasks"] == []

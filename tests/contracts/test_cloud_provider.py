@@ -117,19 +117,19 @@ async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         await provider.aclose()
 
 
-async def test_starting_and_closing_twice_does_no_harm(provider: CloudProvider) -> None:
+async def test_starting_or_closing_twice_is_harmless(provider: CloudProvider) -> None:
     await provider.start()
     assert (await provider.complete(asks())).finish
     await provider.aclose()
 
 
-async def test_many_calls_at_once_are_all_answered(provider: CloudProvider) -> None:
+async def test_many_concurrent_calls_are_all_answered(provider: CloudProvider) -> None:
     request = asks()
     results = await asyncio.gather(*(provider.complete(request) for _ in range(10)))
     assert len({(result.text, result.finish) for result in results}) == 1
 
 
-async def test_a_stream_says_in_pieces_what_its_result_says_as_a_whole(provider: CloudProvider) -> None:
+async def test_streamed_pieces_join_to_the_result_text(provider: CloudProvider) -> None:
     pieces = [piece async for piece in provider.stream(asks())]
     result = pieces[-1].result
     assert result is not None
@@ -137,7 +137,7 @@ async def test_a_stream_says_in_pieces_what_its_result_says_as_a_whole(provider:
     assert all(piece.result is None for piece in pieces[:-1])
 
 
-async def test_the_input_bound_is_never_below_what_is_billed(provider: CloudProvider) -> None:
+async def test_input_bound_is_never_below_the_billed_tokens(provider: CloudProvider) -> None:
     for content in PROMPTS:
         request = asks(content)
         bound = provider.input_token_bound(request)
@@ -146,7 +146,7 @@ async def test_the_input_bound_is_never_below_what_is_billed(provider: CloudProv
 
 
 @pytest.mark.parametrize("provider", [scripted, bundled, openai_compatible, anthropic, faulty], indirect=True)
-async def test_the_deadline_ends_a_call_that_takes_longer(provider: CloudProvider) -> None:
+async def test_deadline_ends_a_slow_call(provider: CloudProvider) -> None:
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks("deadline", deadline_s=1e-6))
     assert failed.value.kind in ("deadline", "connect_timeout")
@@ -168,7 +168,7 @@ async def test_a_stream_left_early_leaves_the_provider_usable(provider: CloudPro
 
 
 @pytest.mark.parametrize("provider", [bundled, openai_compatible, anthropic], indirect=True)
-async def test_a_closed_engine_or_connection_is_not_opened_again(provider: CloudProvider) -> None:
+async def test_closed_provider_is_not_opened_again(provider: CloudProvider) -> None:
     await provider.aclose()
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks())
@@ -176,7 +176,7 @@ async def test_a_closed_engine_or_connection_is_not_opened_again(provider: Cloud
 
 
 @pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
-async def test_calls_of_tools_come_back_in_openais_form_whole_and_streamed(provider: CloudProvider) -> None:
+async def test_tool_calls_are_returned_in_openai_form_whole_and_streamed(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == ""
     whole = await provider.complete(wants_tools())
     streamed = [piece async for piece in provider.stream(wants_tools())][-1].result
@@ -188,7 +188,7 @@ async def test_calls_of_tools_come_back_in_openais_form_whole_and_streamed(provi
 
 
 @pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
-async def test_openai_fields_raise_the_input_bound_by_their_bytes_at_least(provider: CloudProvider) -> None:
+async def test_openai_fields_raise_the_input_bound_by_at_least_their_bytes(provider: CloudProvider) -> None:
     request = replace(asks("not asked before"), openai_json=TOOLS)
     long = replace(request, openai_json=json.dumps({"messages": [{"role": "user", "content": "w" * 5000}]}))
     plain = provider.input_token_bound(replace(request, openai_json=""))
@@ -197,7 +197,7 @@ async def test_openai_fields_raise_the_input_bound_by_their_bytes_at_least(provi
 
 
 @pytest.mark.parametrize("provider", [bundled, faulty], indirect=True)
-async def test_a_provider_that_cannot_call_tools_says_so(provider: CloudProvider) -> None:
+async def test_provider_without_tool_support_declares_it(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == "this upstream cannot call tools"
     assert (
         why_not_openai(provider, '{"response_format": {"type": "json_object"}}') == "this upstream cannot follow response_format"

@@ -1,4 +1,4 @@
-"""What every CoordinatorClient promises: the scripted one, and the gRPC one against a coordinator in this process."""
+"""The contract of CoordinatorClient, for the scripted client and for the gRPC client with a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = {"controller": "paper", "target_rate": TAU, "dual_init": DUAL, "dual_lr":
 
 
 def scripted_answer(asked: CloudCall) -> str | ScriptedReply:
-    """What the coordinator's provider in these tests answers."""
+    """The answer of the coordinator's provider in these tests."""
     return ScriptedReply("", "tool_calls", CALLED) if asked.openai_json else asked.messages[-1].content.upper()
 
 
@@ -44,7 +44,7 @@ async def make_client(request, tmp_path):
         await context.__aexit__(None, None, None)
 
 
-async def test_registering_tells_the_terms_of_each_task(make_client) -> None:
+async def test_register_returns_the_terms_of_each_task(make_client) -> None:
     client = await make_client()
     registration = await client.register("1.0", ["math", "code"])
     assert [(terms.task, terms.target_rate, terms.dual, terms.next_step) for terms in registration.tasks] == [
@@ -53,14 +53,14 @@ async def test_registering_tells_the_terms_of_each_task(make_client) -> None:
     ]
 
 
-async def test_opening_a_step_gives_dual_rate_and_credit_and_is_idempotent(make_client) -> None:
+async def test_open_step_returns_dual_rate_and_credit_and_is_idempotent(make_client) -> None:
     client = await make_client()
     first = await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5)
     assert (first.dual, first.target_rate, first.call_credit) == (DUAL, 0.5, 6)
     assert await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5) == first
 
 
-async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
+async def test_close_step_moves_the_dual_exactly_once(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
     closed = await client.close_step("math", 0, StepUnits(8, 6))
@@ -72,7 +72,7 @@ async def test_closing_a_step_moves_the_dual_exactly_once(make_client) -> None:
     assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
 
 
-async def test_numbers_that_cannot_be_are_refused_and_requests_that_were_not_called_for_count(make_client) -> None:
+async def test_impossible_units_are_refused_and_uncalled_requests_count(make_client) -> None:
     client = await make_client()
     with pytest.raises(InvalidRequest):
         await client.open_step("math", 0, 1, 8, 1.5)
@@ -84,21 +84,21 @@ async def test_numbers_that_cannot_be_are_refused_and_requests_that_were_not_cal
     assert (closed.assist_rate, closed.discrepancies) == (1.0, ())
 
 
-async def test_a_gapped_step_names_the_expected_one(make_client) -> None:
+async def test_step_number_with_a_gap_is_refused_with_the_expected_number(make_client) -> None:
     client = await make_client()
     with pytest.raises(StepMismatch) as caught:
         await client.open_step("math", 3, 2, 4, TAU)
     assert caught.value.expected_step == 0
 
 
-async def test_tasks_have_their_own_steps_and_duals(make_client) -> None:
+async def test_each_task_has_its_own_steps_and_dual(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 2, 4, TAU)
     await client.close_step("math", 0, StepUnits(8, 8))
     assert (await client.open_step("code", 0, 2, 4, TAU)).dual == DUAL
 
 
-async def test_the_same_key_gives_the_same_answer_and_one_charge(make_client) -> None:
+async def test_same_key_returns_the_same_answer_with_one_charge(make_client) -> None:
     client = await make_client()
     first = await client.complete(call(), 5.0)
     again = await client.complete(call(), 5.0)
@@ -117,7 +117,7 @@ async def test_the_same_key_with_other_content_is_refused(make_client) -> None:
             await client.complete(other, 5.0)
 
 
-async def test_a_prompt_group_is_billed_once_whoever_asks_first(make_client) -> None:
+async def test_prompt_group_is_billed_once_regardless_of_who_asks_first(make_client) -> None:
     client = await make_client()
     await client.open_step("math", 0, 4, 4, 0.5)
     calls = [call(f"k{i}", step=0, prompt_id="group") for i in range(6)]
@@ -145,7 +145,7 @@ async def test_the_step_credit_bounds_the_calls_of_a_step(make_client) -> None:
     assert caught.value.metadata["budget"].startswith("step")
 
 
-async def test_a_used_up_budget_refuses_and_names_itself_but_old_answers_stay(make_client) -> None:
+async def test_exhausted_budget_is_refused_by_name_and_stored_answers_stay_available(make_client) -> None:
     client = await make_client(calls_limit=1)
     await client.complete(call(), 5.0)
     with pytest.raises(BudgetExhausted) as caught:
@@ -154,7 +154,7 @@ async def test_a_used_up_budget_refuses_and_names_itself_but_old_answers_stay(ma
     assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
 
 
-async def test_get_call_recovers_an_answer_and_starts_no_work(make_client) -> None:
+async def test_get_call_returns_a_stored_answer_and_starts_no_work(make_client) -> None:
     client = await make_client()
     with pytest.raises(NotFound):
         await client.get_call("k1")
@@ -163,7 +163,7 @@ async def test_get_call_recovers_an_answer_and_starts_no_work(make_client) -> No
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_calls_of_tools_come_back_whole_streamed_in_a_batch_and_again(make_client) -> None:
+async def test_tool_calls_are_returned_whole_streamed_batched_and_replayed(make_client) -> None:
     client = await make_client()
     called = {"finish_reason": "tool_calls", **json.loads(CALLED)}
     whole = await client.complete(call(openai_json=TOOLS), 5.0)
@@ -173,14 +173,14 @@ async def test_calls_of_tools_come_back_whole_streamed_in_a_batch_and_again(make
     assert json.loads(deltas[-1].completion.openai_json) == called
 
 
-async def test_openai_fields_that_cannot_be_are_refused_and_cost_nothing(make_client) -> None:
+async def test_invalid_openai_fields_are_refused_without_charge(make_client) -> None:
     client = await make_client()
     with pytest.raises(InvalidRequest, match="unknown field 'web_search_options'"):
         await client.complete(call(openai_json='{"web_search_options": {}}'), 5.0)
     assert (await client.get_budget("math")).calls == 0
 
 
-async def test_cancelling_an_answered_call_takes_nothing_back(make_client) -> None:
+async def test_cancelling_an_answered_call_changes_nothing(make_client) -> None:
     client = await make_client()
     with pytest.raises(NotFound):
         await client.cancel_call("k1")
@@ -190,7 +190,7 @@ async def test_cancelling_an_answered_call_takes_nothing_back(make_client) -> No
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_a_watched_budget_shows_itself_and_then_each_change(make_client) -> None:
+async def test_watch_sends_the_budget_and_then_each_change(make_client) -> None:
     client = await make_client(calls_limit=3)
     async with aclosing(client.watch_budget("math")) as budgets:
         assert (await anext(budgets)).calls == 0
@@ -201,7 +201,7 @@ async def test_a_watched_budget_shows_itself_and_then_each_change(make_client) -
         assert (seen.calls, seen.calls_limit) == (1, 3)
 
 
-async def test_a_stream_ends_with_the_whole_completion_and_can_be_had_again(make_client) -> None:
+async def test_stream_ends_with_the_whole_completion_and_can_be_replayed(make_client) -> None:
     client = await make_client()
     deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
     again = [delta async for delta in client.stream_complete(call(), 5.0)]
@@ -217,7 +217,7 @@ async def test_a_malformed_call_is_refused(make_client, change) -> None:
         await client.complete(call(**change), 5.0)
 
 
-async def test_the_budget_shows_what_was_used_and_the_limit(make_client) -> None:
+async def test_budget_reports_use_and_limit(make_client) -> None:
     client = await make_client(calls_limit=3)
     before = await client.get_budget("math")
     await client.complete(call(), 5.0)

@@ -1,4 +1,4 @@
-"""What every inference backend promises (edge/inference/backend.py), run over each of them."""
+"""The contract of inference backends (edge/inference/backend.py), run for each of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_group_has_one_response_per_seed_in_order(backend: InferenceBack
     assert (await backend.sample_group(question(), SAMPLING, [])).responses == ()
 
 
-async def test_a_response_depends_on_nothing_else_in_flight(backend: InferenceBackend) -> None:
+async def test_response_does_not_depend_on_other_requests_in_flight(backend: InferenceBackend) -> None:
     prompts = [question(f"{number} " * number) for number in range(1, 8)]
     together = await asyncio.gather(*(backend.sample_group(prompt, SAMPLING, range(5)) for prompt in prompts))
     for prompt, group in zip(prompts, together, strict=True):
@@ -139,7 +139,7 @@ async def test_a_cancelled_group_leaks_nothing(backend: InferenceBackend) -> Non
     assert await backend.sample_group(question(), SAMPLING, range(6)) == expected
 
 
-async def test_serving_and_rollouts_run_side_by_side(backend: InferenceBackend) -> None:
+async def test_serving_and_rollouts_run_concurrently(backend: InferenceBackend) -> None:
     rollouts = asyncio.create_task(backend.sample_group(question("long"), Sampling(max_tokens=100), range(30)))
     served = await asyncio.gather(*(generate(backend, question(), SAMPLING, seed) for seed in range(5)))
     alone = await backend.sample_group(question(), SAMPLING, range(5), Priority.SERVING)
@@ -147,7 +147,9 @@ async def test_serving_and_rollouts_run_side_by_side(backend: InferenceBackend) 
     assert len((await rollouts).responses) == 30
 
 
-async def test_an_adapter_marks_what_is_sampled_with_it(backend: InferenceBackend, make_adapter: MakeAdapter) -> None:
+async def test_responses_carry_the_adapter_version_they_were_sampled_with(
+    backend: InferenceBackend, make_adapter: MakeAdapter
+) -> None:
     await backend.swap_adapter(make_adapter(4))
     assert backend.adapter_version == 4
     assert (await generate(backend, question(), SAMPLING)).adapter_version == 4
@@ -174,7 +176,7 @@ async def test_the_model_is_described(backend: InferenceBackend) -> None:
     assert backend.tokenizer.vocab_size > max(backend.text_tokens(PROMPT))
 
 
-async def test_a_closed_backend_refuses_work_and_closes_twice(backend: InferenceBackend) -> None:
+async def test_closed_backend_refuses_work_and_can_be_closed_twice(backend: InferenceBackend) -> None:
     await backend.aclose()
     await backend.aclose()
     with pytest.raises(EdgeError):
@@ -197,7 +199,7 @@ EVERYTHING = Sampling(max_tokens=20, top_logprobs=3)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-async def test_a_raw_prompt_is_continued_the_same_as_text_and_as_ids(backend: InferenceBackend, seed: int) -> None:
+async def test_raw_prompt_as_text_and_as_token_ids_give_the_same_continuation(backend: InferenceBackend, seed: int) -> None:
     ids = backend.text_tokens(PROMPT)
     assert backend.text_of(ids) == PROMPT
     from_text = await read(backend.continue_text(PROMPT, SAMPLING, seed))
@@ -205,7 +207,7 @@ async def test_a_raw_prompt_is_continued_the_same_as_text_and_as_ids(backend: In
     assert from_text[0] == from_text[1].text
 
 
-async def test_a_text_in_the_models_own_tokens_ends_as_a_response_does(backend: InferenceBackend) -> None:
+async def test_encoded_text_ends_with_the_end_token_of_a_response(backend: InferenceBackend) -> None:
     scripted = isinstance(backend, ScriptedBackend)
     group = await backend.sample_group(question(), SAMPLING, [1])
     end = group.responses[0].token_ids[-1] if scripted else backend.text_tokens("<|im_end|>")[0]
@@ -227,7 +229,7 @@ async def test_empty_and_unknown_prompts_and_nonsense_sampling_are_refused(backe
             await backend.read(prompt)
 
 
-async def test_a_text_that_is_read_has_a_log_probability_for_each_token_but_the_first(backend: InferenceBackend) -> None:
+async def test_scored_text_has_a_log_probability_for_each_token_but_the_first(backend: InferenceBackend) -> None:
     tokens = await backend.read(PROMPT, top_logprobs=2)
     assert tuple(token.token_id for token in tokens) == backend.text_tokens(PROMPT)
     assert "".join(PROMPT[token.start : token.end] for token in tokens) == PROMPT
@@ -250,7 +252,7 @@ def check_chances(token: ScoredToken, count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-async def test_the_tokens_of_a_response_are_told_with_their_alternatives(backend: InferenceBackend, seed: int) -> None:
+async def test_response_tokens_are_returned_with_alternatives(backend: InferenceBackend, seed: int) -> None:
     deltas = [delta async for delta in backend.stream(question(), EVERYTHING, seed)]
     response = deltas[-1].response
     assert response is not None
@@ -265,7 +267,7 @@ async def test_the_tokens_of_a_response_are_told_with_their_alternatives(backend
     assert replace(response, tokens=()) == plain
 
 
-async def test_what_was_sampled_is_read_back_with_the_same_log_probabilities(backend: InferenceBackend) -> None:
+async def test_scoring_a_sampled_response_gives_the_sampled_log_probabilities(backend: InferenceBackend) -> None:
     if isinstance(backend, ScriptedBackend):
         pytest.skip("a script's numbers are made up")
     ids = backend.text_tokens(PROMPT)
@@ -275,13 +277,13 @@ async def test_what_was_sampled_is_read_back_with_the_same_log_probabilities(bac
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4, 5, 6])
-async def test_a_stop_string_ends_text_and_generation_wherever_tokens_end(backend: InferenceBackend, seed: int) -> None:
+async def test_stop_string_ends_text_and_generation_at_any_token_boundary(backend: InferenceBackend, seed: int) -> None:
     sampling = Sampling(max_tokens=40, top_logprobs=0)
     whole = await generate(backend, question(), sampling, seed)
-    assert await generate(backend, question(), replace(sampling, stops=("never said by anybody",)), seed) == whole
+    assert await generate(backend, question(), replace(sampling, stops=("never generated",)), seed) == whole
     for start in range(0, len(whole.text) - 3, 5):
         stop = whole.text[start : start + 3]
-        stopping = replace(sampling, stops=(stop, "never said by anybody"))
+        stopping = replace(sampling, stops=(stop, "never generated"))
         text, stopped = await read(backend.stream(question(), stopping, seed))
         assert text == stopped.text == whole.text[: whole.text.index(stop)]
         assert stopped.finish is FinishReason.STOP
@@ -292,7 +294,7 @@ async def test_a_stop_string_ends_text_and_generation_wherever_tokens_end(backen
         assert whole.tokens[len(stopped.token_ids) - 2].end < len(text) + 3 or len(stopped.token_ids) == 1
 
 
-async def test_a_penalty_keeps_tokens_from_being_said_twice(backend: InferenceBackend) -> None:
+async def test_penalty_prevents_repeated_tokens(backend: InferenceBackend) -> None:
     if isinstance(backend, ScriptedBackend):
         pytest.skip("a script has no penalties")
     strict = replace(SAMPLING, presence_penalty=50.0, ignore_eos=True)
@@ -300,7 +302,7 @@ async def test_a_penalty_keeps_tokens_from_being_said_twice(backend: InferenceBa
     assert len(set(response.token_ids)) == len(response.token_ids) == SAMPLING.max_tokens
 
 
-async def test_reading_and_serving_and_rollouts_run_side_by_side(backend: InferenceBackend) -> None:
+async def test_scoring_serving_and_rollouts_run_concurrently(backend: InferenceBackend) -> None:
     alone = await backend.read(PROMPT), await backend.sample_group(question(), SAMPLING, range(9))
     together = await asyncio.gather(
         backend.sample_group(question(), SAMPLING, range(9)), *(backend.read(PROMPT) for _ in range(4))

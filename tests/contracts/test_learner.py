@@ -1,4 +1,4 @@
-"""What every learner promises (edge/training/learner.py)."""
+"""The contract of learners (edge/training/learner.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_learner(request, tiny):
 
 
 @pytest.mark.parametrize("kind", ["torch", "mlx"])
-async def test_an_update_into_the_senseless_is_refused_before_anything_is_written(kind: str, tiny) -> None:
+async def test_update_with_non_finite_result_is_refused_before_writing(kind: str, tiny) -> None:
     worker = EngineWorker()
     absurd = {"learning_rate": 1e30}
     learner = mlx_learner(tiny.path, worker, **absurd) if kind == "mlx" else tiny_learner(worker, **absurd)
@@ -72,7 +72,7 @@ async def test_an_update_changes_the_state(make_learner, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("groups", [[], [_dead_group()]], ids=["empty", "dead"])
-async def test_a_batch_with_nothing_to_learn_is_skipped_and_changes_nothing(make_learner, tmp_path, groups) -> None:
+async def test_batch_without_signal_is_skipped_and_changes_nothing(make_learner, tmp_path, groups) -> None:
     learner = make_learner()
     before = await _saved(learner, tmp_path / "a")
     report = await learner.update(groups)
@@ -81,7 +81,7 @@ async def test_a_batch_with_nothing_to_learn_is_skipped_and_changes_nothing(make
     assert await _saved(learner, tmp_path / "b") == before
 
 
-async def test_a_resumed_learner_goes_on_exactly_as_an_uninterrupted_one(make_learner, tmp_path) -> None:
+async def test_resumed_learner_equals_an_uninterrupted_one(make_learner, tmp_path) -> None:
     whole, stopped, resumed = make_learner(), make_learner(), make_learner()
     await stopped.update(random_groups(1))
     await _saved(stopped, tmp_path / "stop")
@@ -92,7 +92,7 @@ async def test_a_resumed_learner_goes_on_exactly_as_an_uninterrupted_one(make_le
 
 
 @pytest.mark.parametrize("updates_before", [0, 1])
-async def test_a_probe_leaves_every_later_step_as_it_would_have_been(make_learner, tmp_path, updates_before) -> None:
+async def test_probe_does_not_change_later_steps(make_learner, tmp_path, updates_before) -> None:
     plain, probed = make_learner(), make_learner()
     if isinstance(plain, ScriptedLearner):
         pytest.skip("a learner without a model has no memory to probe")
@@ -106,7 +106,7 @@ async def test_a_probe_leaves_every_later_step_as_it_would_have_been(make_learne
     assert await _saved(plain, tmp_path / "a") == await _saved(probed, tmp_path / "b")
 
 
-async def test_loading_garbage_or_nothing_is_a_state_error(make_learner, tmp_path) -> None:
+async def test_loading_garbage_or_a_missing_checkpoint_is_a_state_error(make_learner, tmp_path) -> None:
     learner = make_learner()
     with pytest.raises(StateError):
         await learner.load(tmp_path)
@@ -116,7 +116,7 @@ async def test_loading_garbage_or_nothing_is_a_state_error(make_learner, tmp_pat
         await learner.load(tmp_path)
 
 
-async def test_an_export_is_a_new_folder_with_its_version(make_learner, tmp_path) -> None:
+async def test_export_creates_a_folder_with_its_version(make_learner, tmp_path) -> None:
     adapter = await make_learner().export(tmp_path / "deep" / "v7", 7)
     assert adapter.version == 7
     assert adapter.folder == str(tmp_path / "deep" / "v7")

@@ -1,4 +1,4 @@
-"""The contract of LedgerStore for the rule of λ beyond η: k_p, its window and a ceiling; over every store."""
+"""The contract of LedgerStore for the proportional rule of λ (k_p, window and ceiling), for every store."""
 # ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def trace(asked: tuple[int, ...], rule: ProportionalIntegral = RULE, start: floa
     return [state.dual for state in states[1:]]
 
 
-async def test_a_price_follows_the_rule_of_its_steps(store: LedgerStore) -> None:
+async def test_price_follows_the_update_rule(store: LedgerStore) -> None:
     assert [await take_step(store, step, asked, **PI) for step, asked in enumerate(ASKED)] == trace(ASKED)
     assert max(trace(ASKED)) == 0.75
 
 
-async def test_a_price_at_nothing_leaves_it_with_the_first_report_above_the_target(store: LedgerStore) -> None:
+async def test_price_at_zero_rises_with_the_first_report_above_the_target(store: LedgerStore) -> None:
     asked, rule = (0, 0, 0, 64, 128), ProportionalIntegral(0.02, 2.0)
     after = [await take_step(store, step, units, dual_proportional=2.0) for step, units in enumerate(asked)]
     assert after == trace(asked, rule)
@@ -50,7 +50,7 @@ async def test_a_price_at_nothing_leaves_it_with_the_first_report_above_the_targ
     assert after[3] == pytest.approx(0.02 * 0.2 + 2.0 * 0.5)
 
 
-async def test_closing_again_moves_neither_the_price_nor_what_it_holds(store: LedgerStore) -> None:
+async def test_closing_a_step_again_changes_neither_price_nor_controller_state(store: LedgerStore) -> None:
     expected = trace((128, 0, 64))
     for step, asked in enumerate((128, 0, 64)):
         assert await take_step(store, step, asked, **PI) == expected[step]
@@ -72,7 +72,7 @@ async def test_an_open_step_keeps_the_rule_it_was_opened_with(store: LedgerStore
     assert (await store.close_step(close_request(help_units=0))).dual_after == trace((0,))[0]
 
 
-async def test_a_global_price_has_one_window_over_the_tasks_of_a_device(store: LedgerStore) -> None:
+async def test_global_price_has_one_window_over_all_tasks_of_a_device(store: LedgerStore) -> None:
     """g1, g2 and g1 again: one λ and one window go through all three, and each task's own steps count on."""
     order = [("g1", 0), ("g1", 1), ("g2", 0), ("g2", 1), ("g2", 2), ("g1", 2), ("g1", 3)]
     after = [
@@ -84,14 +84,14 @@ async def test_a_global_price_has_one_window_over_the_tasks_of_a_device(store: L
     assert (price.dual, price.updates, len(price.recent)) == (after[-1], len(order), 3)
 
 
-async def test_prices_of_their_own_keep_a_window_each(store: LedgerStore) -> None:
+async def test_separate_prices_have_separate_windows(store: LedgerStore) -> None:
     first = [await take_step(store, step, asked, "g1", **PI) for step, asked in enumerate((128, 0))]
     second = [await take_step(store, step, asked, "g2", **PI) for step, asked in enumerate((0, 64, 128))]
     first += [await take_step(store, 2, 96, "g1", **PI)]
     assert (first, second) == (trace((128, 0, 96)), trace((0, 64, 128)))
 
 
-async def test_steps_of_two_tasks_that_are_open_together_close_one_after_the_other(store: LedgerStore) -> None:
+async def test_concurrently_open_steps_of_two_tasks_close_one_after_the_other(store: LedgerStore) -> None:
     for task in ("g1", "g2"):
         assert (await store.open_step(open_request(task=task, price=GLOBAL, **PI))).dual == 0.5
     first = await store.close_step(close_request(help_units=96, task="g2"))
@@ -100,7 +100,7 @@ async def test_steps_of_two_tasks_that_are_open_together_close_one_after_the_oth
     assert [first.dual_after, second.dual_after] == trace((96, 0))
 
 
-async def test_what_a_price_holds_goes_with_it_when_its_scope_or_its_gain_changes(store: LedgerStore) -> None:
+async def test_controller_state_is_dropped_when_scope_or_gain_changes(store: LedgerStore) -> None:
     """Own, then global, then own again, then without a proportional part: in the end nothing but the integral is left."""
     free = {**PI, "dual_ceiling": math.inf}
     terms: list[dict[str, object]] = [free, free, {**free, "price": GLOBAL}, {**free, "price": GLOBAL}, free]
@@ -115,7 +115,7 @@ async def test_what_a_price_holds_goes_with_it_when_its_scope_or_its_gain_change
     assert last == pytest.approx(0.5 + 0.02 * math.fsum(missed), abs=1e-12)
 
 
-async def test_a_fleets_price_takes_over_the_price_and_not_what_one_device_added(store: LedgerStore) -> None:
+async def test_new_fleet_price_takes_over_the_price_but_not_the_devices_proportional_part(store: LedgerStore) -> None:
     own = await take_step(store, 0, 0, **PI)
     await store.open_step(open_request(1, price="fleet[task:math]"))
     closed = await store.close_step(close_request(1, 128))
@@ -124,7 +124,7 @@ async def test_a_fleets_price_takes_over_the_price_and_not_what_one_device_added
     assert back == proportional_integral_step(DualState(closed.dual_after), 0.5, 0.3, RULE).dual
 
 
-async def test_a_ceiling_holds_a_fleets_price_too(store: LedgerStore) -> None:
+async def test_ceiling_limits_a_fleet_price(store: LedgerStore) -> None:
     await store.open_step(open_request(price="fleet", dual_lr=5.0, dual_ceiling=1.0))
     assert (await store.close_step(close_request(0, 128))).dual_after == 1.0
     price = await store.get_price("fleet")
@@ -149,7 +149,7 @@ async def test_a_ceiling_holds_a_fleets_price_too(store: LedgerStore) -> None:
         {"dual_proportional": 0.1, "price": "fleet[task:math]"},
     ],
 )
-async def test_a_rule_that_cannot_be_kept_is_refused(store: LedgerStore, changes: dict[str, object]) -> None:
+async def test_invalid_rule_is_refused(store: LedgerStore, changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await store.open_step(open_request(**changes))
     assert "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The contract of LedgerStore where devices share: prices, budgets with floors, answers; over every store."""
+"""The contract of LedgerStore for shared prices, budgets with floors and shared answers, for every store."""
 # ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def test_a_round_of_equal_devices_moves_a_fleet_price_as_far_as_one_device
         assert await price_of(store) == alone
 
 
-async def test_reports_weigh_by_their_share_of_the_rounds_units_in_the_order_they_came(store: LedgerStore) -> None:
+async def test_reports_are_weighted_by_their_share_of_the_rounds_units_in_order_of_arrival(store: LedgerStore) -> None:
     await store.open_step(open_request(device="big", planned_prompts=30, **QA))
     await store.open_step(open_request(device="small", planned_prompts=10, **QA))
     small = await store.close_step(close_request(0, 80, 80, device="small", task="qa"))
@@ -72,7 +72,7 @@ async def test_reports_weigh_by_their_share_of_the_rounds_units_in_the_order_the
     assert big.dual_after == dual_step(small.dual_after, 0.0, 0.3, shared_lr(0.02, 120, 200))
 
 
-async def test_an_open_step_keeps_its_price_while_others_move_it(store: LedgerStore) -> None:
+async def test_open_step_keeps_its_price_while_other_devices_move_it(store: LedgerStore) -> None:
     await open_all(store, ["d1", "d2"])
     moved = await store.close_step(close_request(device="d2", task="qa"))
     again = await store.open_step(open_request(device="d1", **QA))
@@ -93,7 +93,7 @@ async def test_concurrent_reports_move_a_shared_price_once_each(store: LedgerSto
     assert row.dual == pytest.approx(dual_step(0.5, 0.25, 0.3, 0.02), abs=1e-14)
 
 
-async def test_a_global_price_goes_through_all_tasks_of_a_device_and_no_other(store: LedgerStore) -> None:
+async def test_global_price_covers_all_tasks_of_one_device_only(store: LedgerStore) -> None:
     key = price_key("global", "d1", "")
     await store.open_step(open_request(price=key))
     await store.open_step(open_request(task="qa", price=key, initial_dual=9.0))
@@ -105,14 +105,14 @@ async def test_a_global_price_goes_through_all_tasks_of_a_device_and_no_other(st
     assert other.dual == 0.5
 
 
-async def test_a_price_for_all_tasks_and_devices_is_one(store: LedgerStore) -> None:
+async def test_price_for_all_tasks_and_devices_is_a_single_price(store: LedgerStore) -> None:
     await store.open_step(open_request(price="fleet"))
     await store.open_step(open_request(device="d2", task="qa", price="fleet"))
     closed = await store.close_step(close_request(device="d2", task="qa"))
     assert (await store.open_step(open_request(device="d3", task="essay", price="fleet"))).dual == closed.dual_after
 
 
-async def test_a_task_that_changes_its_scope_takes_its_price_along_and_its_version_only_grows(store: LedgerStore) -> None:
+async def test_task_that_changes_scope_keeps_its_price_and_its_version_grows(store: LedgerStore) -> None:
     versions, dual = [], 0.5
     for step, price in enumerate(["", "fleet[task:math]", "fleet[task:math]", "global[device:d1]", ""]):
         opened = await store.open_step(open_request(step, price=price, initial_dual=0.5 if step == 0 else 9.0))
@@ -126,7 +126,7 @@ async def test_a_task_that_changes_its_scope_takes_its_price_along_and_its_versi
     assert versions == sorted(set(versions))
 
 
-async def test_what_others_do_to_a_shared_price_is_a_new_version_of_a_tasks_budget(store: LedgerStore) -> None:
+async def test_change_of_a_shared_price_by_another_device_is_a_new_budget_version(store: LedgerStore) -> None:
     await open_all(store, ["d1", "d2"])
     before = await store.get_task("d1", "qa")
     moved = await store.close_step(close_request(device="d2", task="qa"))
@@ -139,8 +139,8 @@ async def test_what_others_do_to_a_shared_price_is_a_new_version_of_a_tasks_budg
 
 
 @pytest.mark.parametrize("scope", ["global", "fleet", "fleet_all"])
-async def test_a_shared_price_that_was_met_is_not_changed_by_who_uses_it_first(store: LedgerStore, scope: str) -> None:
-    """A version of a budget stands for one λ, also before the first step."""
+async def test_existing_shared_price_is_not_changed_by_its_first_user(store: LedgerStore, scope: str) -> None:
+    """A version of a budget has exactly one λ, also before the first step."""
     await store.reserve(reserve_request("k0", task="code", price=price_key(scope, "d1", "code"), initial_dual=0.5))
     first = await store.get_task("d1", "code")
     other = {"device": "d1", "task": "qa"} if scope == "global" else {"device": "d2", "task": "code"}
@@ -162,7 +162,7 @@ async def test_an_idle_device_leaves_the_round_and_comes_back_with_its_next_step
     assert (await store.close_step(close_request(1, device="gone", task="qa", now=NOW + 105.0))).round_units == 256
 
 
-async def test_a_report_of_absurd_size_neither_breaks_nor_silences_a_shared_price(store: LedgerStore) -> None:
+async def test_huge_report_neither_breaks_nor_freezes_a_shared_price(store: LedgerStore) -> None:
     await open_all(store, ["d1"])
     await store.open_step(open_request(device="liar", planned_prompts=2**32, group_size=2**32, **QA))
     with pytest.raises(InvalidRequest):
@@ -182,7 +182,7 @@ def fair(limit: int, share: float = 0.5) -> BudgetTerms:
 
 
 async def spend(store: LedgerStore, device: str, calls: int, terms: BudgetTerms, label: str = "") -> int:
-    """Ask for this many calls and settle them; returns how many were let through."""
+    """Make and settle this many calls; returns how many were allowed."""
     granted = 0
     for number in range(calls):
         key = f"{label}{number}"
@@ -208,7 +208,7 @@ async def test_a_greedy_device_cannot_take_the_floor_of_another(store: LedgerSto
     assert (await fleet_row(store)).committed.calls == 20
 
 
-async def test_a_refusal_for_the_sake_of_others_names_the_budget_and_what_is_kept(store: LedgerStore) -> None:
+async def test_refusal_that_protects_a_floor_names_the_budget_and_the_reserve(store: LedgerStore) -> None:
     terms = fair(4, 1.0)
     await spend(store, "quiet", 1, terms)
     await spend(store, "greedy", 2, terms)
@@ -219,7 +219,7 @@ async def test_a_refusal_for_the_sake_of_others_names_the_budget_and_what_is_kep
     assert metadata["told"] == "fleet calls 3 of 4, 1 kept for other devices"
 
 
-async def test_a_device_that_joins_late_shares_what_is_left(store: LedgerStore) -> None:
+async def test_late_device_shares_what_is_left(store: LedgerStore) -> None:
     terms = fair(10)
     assert await spend(store, "early", 8, terms) == 8
     assert await spend(store, "late", 1, terms) == 1
@@ -229,7 +229,7 @@ async def test_a_device_that_joins_late_shares_what_is_left(store: LedgerStore) 
     assert await spend(store, "late", 5, terms, "more") == 1
 
 
-async def test_a_newcomer_lowers_every_floor_to_its_part(store: LedgerStore) -> None:
+async def test_new_device_lowers_every_floor_to_its_share(store: LedgerStore) -> None:
     terms = fair(12)
     floors = []
     for device in ("d1", "d2", "d3"):
@@ -239,14 +239,14 @@ async def test_a_newcomer_lowers_every_floor_to_its_part(store: LedgerStore) -> 
     assert (await fleet_row(store)).set_aside.calls == 3
 
 
-async def test_a_device_whose_first_call_does_not_fit_does_not_join(store: LedgerStore) -> None:
+async def test_device_whose_first_call_does_not_fit_is_not_added(store: LedgerStore) -> None:
     terms = fair(3)
     await spend(store, "early", 3, terms)
     assert await spend(store, "late", 1, terms) == 0
     assert (await fleet_row(store)).members == 1
 
 
-async def test_what_a_call_did_not_use_of_its_hold_is_set_aside_again(store: LedgerStore) -> None:
+async def test_unused_part_of_a_hold_is_set_aside_again(store: LedgerStore) -> None:
     terms = BudgetTerms(FLEET, Limits(uusd=1_000), 1_000_000)
     for device in ("d1", "d2"):
         await store.reserve(reserve_request(device=device, hold=Amount(1, 0, 400), budgets=[terms]))
@@ -258,7 +258,7 @@ async def test_what_a_call_did_not_use_of_its_hold_is_set_aside_again(store: Led
     assert (row.used.uusd, row.set_aside.uusd) == (100, 900)
 
 
-async def test_floors_go_with_the_setting_and_come_back_without_promising_too_much(store: LedgerStore) -> None:
+async def test_floors_are_removed_and_restored_with_the_setting_within_the_limit(store: LedgerStore) -> None:
     await spend(store, "d1", 1, fair(10))
     assert await spend(store, "d2", 7, fair(10, 0.0)) == 7
     row = await fleet_row(store)
@@ -278,7 +278,7 @@ async def test_a_lowered_limit_lowers_the_floors(store: LedgerStore) -> None:
     assert (row.limits.calls, row.floor.calls, row.set_aside.calls) == (8, 2, 0)
 
 
-async def test_a_window_has_members_of_its_own(store: LedgerStore) -> None:
+async def test_each_budget_window_has_its_own_members(store: LedgerStore) -> None:
     for window, devices in (("2026-10", ("d1", "d2")), ("2026-11", ("d1",))):
         terms = BudgetTerms(f"fleet@{window}", Limits(calls=8), 500_000)
         for device in devices:
@@ -289,7 +289,7 @@ async def test_a_window_has_members_of_its_own(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_under_concurrency_no_floor_is_taken_and_no_limit_passed(store: LedgerStore, seed: int) -> None:
+async def test_concurrent_calls_respect_floors_and_limits(store: LedgerStore, seed: int) -> None:
     terms, devices = fair(40, 1.0), [f"d{number}" for number in range(8)]
     for device in devices:
         await spend(store, device, 1, terms, "first")
@@ -307,7 +307,7 @@ async def test_under_concurrency_no_floor_is_taken_and_no_limit_passed(store: Le
 # answers and devices -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_crosses_devices_only_under_a_fleet_key(store: LedgerStore) -> None:
+async def test_answer_is_shared_across_devices_only_under_a_fleet_key(store: LedgerStore) -> None:
     for key, expected in (("c", Reserved), ("fleet:c", Replay)):
         await store.reserve(reserve_request(key, cache_key=key))
         await store.settle(settlement(key))
@@ -316,14 +316,14 @@ async def test_an_answer_crosses_devices_only_under_a_fleet_key(store: LedgerSto
     assert (copied.cached, copied.charged) == (True, Amount())
 
 
-async def test_an_answer_older_than_asked_for_is_not_given_again(store: LedgerStore) -> None:
+async def test_answer_older_than_the_requested_age_is_not_reused(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement(now=NOW + 1.0))
     assert isinstance(await store.reserve(reserve_request("k2", cache_key="c", cache_since=NOW + 1.0)), Replay)
     assert isinstance(await store.reserve(reserve_request("k3", cache_key="c", cache_since=NOW + 2.0)), Reserved)
 
 
-async def test_a_device_keeps_its_first_time_and_tells_its_latest_registration(store: LedgerStore) -> None:
+async def test_device_keeps_its_first_time_and_reports_its_latest_registration(store: LedgerStore) -> None:
     await store.register_device("d1", "1.0", ("math",), NOW)
     await store.register_device("d1", "1.1", ("math", "qa"), NOW + 5.0)
     await store.saw_devices({"d1": NOW + 9.0, "unknown": NOW})
@@ -333,7 +333,7 @@ async def test_a_device_keeps_its_first_time_and_tells_its_latest_registration(s
     assert (device.first_seen_ms, device.last_seen_ms) == (round(NOW * 1000), round((NOW + 9.0) * 1000))
 
 
-async def test_a_disabled_device_gets_no_hold_no_step_and_no_answer_until_it_is_let_in_again(store: LedgerStore) -> None:
+async def test_disabled_device_gets_no_hold_step_or_answer_until_enabled(store: LedgerStore) -> None:
     await store.register_device("d1", "1.0", (), NOW)
     await store.reserve(reserve_request())
     await store.set_device_disabled("d1", True, NOW)
@@ -351,7 +351,7 @@ async def test_a_disabled_device_gets_no_hold_no_step_and_no_answer_until_it_is_
     assert isinstance(await store.reserve(reserve_request()), Replay)
 
 
-async def test_a_device_can_be_disabled_but_not_let_in_before_it_was_ever_seen(store: LedgerStore) -> None:
+async def test_unseen_device_can_be_disabled_but_not_enabled(store: LedgerStore) -> None:
     with pytest.raises(NotFound, match="'ghost'"):
         await store.set_device_disabled("ghost", False, NOW)
     assert await store.list_devices() == ()
@@ -363,7 +363,7 @@ async def test_a_device_can_be_disabled_but_not_let_in_before_it_was_ever_seen(s
         await store.set_device_disabled("", True, NOW)
 
 
-async def test_limits_that_are_set_outdate_what_follows_others_and_are_journalled(store: LedgerStore) -> None:
+async def test_setting_limits_is_journalled_and_outdates_watched_versions(store: LedgerStore) -> None:
     assert await store.list_set_limits() == ()
     limits = await store.set_limits("fleet", {"calls_limit": 1, "window": "total"}, NOW)
     assert limits == (SetLimits("fleet", (("calls_limit", 1), ("window", "total")), 1),)
@@ -374,12 +374,12 @@ async def test_limits_that_are_set_outdate_what_follows_others_and_are_journalle
     assert isinstance(await store.reserve(reserve_request("k1", budgets=[held], limits_version=1)), Reserved)
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k2", budgets=[held], limits_version=1))
-    assert isinstance(await store.reserve(reserve_request("k1")), InProgress), "what holds nothing anew needs no limits"
+    assert isinstance(await store.reserve(reserve_request("k1")), InProgress), "an operation without a new hold needs no limits"
     kinds = [(entry.kind, entry.data()) for entry in await store.read_journal(0, 100) if entry.kind == "set_limits"]
     assert kinds == [("set_limits", {"scope": "fleet", "changes": [["calls_limit", 1], ["window", "total"]], "version": 1})]
 
 
-async def test_limits_are_set_back_to_the_configuration_setting_by_setting(store: LedgerStore) -> None:
+async def test_limits_are_reset_to_the_configuration_one_by_one(store: LedgerStore) -> None:
     await store.set_limits("device", {"calls_limit": None, "tokens_limit": 5}, NOW)
     again = await store.set_limits("device", {"tokens_limit": 5}, NOW)
     assert again == (SetLimits("device", (("calls_limit", None), ("tokens_limit", 5)), 1),), (
@@ -390,7 +390,7 @@ async def test_limits_are_set_back_to_the_configuration_setting_by_setting(store
     assert back == (SetLimits("device", (), 3), SetLimits("fleet", (("calls_limit", 3),), 2))
 
 
-async def test_who_follows_the_changes_hears_that_limits_were_set_and_a_device_disabled(store: LedgerStore) -> None:
+async def test_change_feed_reports_limit_changes_and_disabled_devices(store: LedgerStore) -> None:
     async with aclosing(store.changes()) as changes:
         heard = asyncio.ensure_future(anext(changes))
         await asyncio.sleep(0)
@@ -402,14 +402,14 @@ async def test_who_follows_the_changes_hears_that_limits_were_set_and_a_device_d
                 pass
 
 
-async def heard_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple[str, str]]) -> tuple[str, str]:
+async def received_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple[str, str]]) -> tuple[str, str]:
     done, _ = await asyncio.wait([heard], timeout=60.0)
-    assert done, f"no more is told than {found}"
+    assert done, f"only {found} was reported"
     return heard.result()
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "expected"),
     [
         (BudgetTerms("fleet@2026-10", Limits(5)), {EVERYTHING}),
         (BudgetTerms("fleet_task[task:a]b]@2026-10", Limits(None, 900_000)), {("", "a]b")}),
@@ -418,8 +418,8 @@ async def heard_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tuple
     ],
     ids=lambda value: value.key if isinstance(value, BudgetTerms) else "",
 )
-async def test_the_use_of_a_limited_budget_is_told_to_all_whom_it_concerns(
-    store: LedgerStore, budget: BudgetTerms, told: set[tuple[str, str]]
+async def test_use_of_a_limited_budget_is_reported_to_all_affected_tasks(
+    store: LedgerStore, budget: BudgetTerms, expected: set[tuple[str, str]]
 ) -> None:
     async with aclosing(store.changes()) as changes:
         heard = asyncio.ensure_future(anext(changes))
@@ -427,12 +427,12 @@ async def test_the_use_of_a_limited_budget_is_told_to_all_whom_it_concerns(
         for use in (store.reserve(reserve_request("k1", budgets=[budget])), store.settle(settlement("k1"))):
             await use
             found: set[tuple[str, str]] = set()
-            while not told | {("d1", "math")} <= found:
-                found.add(await heard_in_time(heard, found))
+            while not expected | {("d1", "math")} <= found:
+                found.add(await received_in_time(heard, found))
                 heard = asyncio.ensure_future(anext(changes))
             while (await asyncio.wait([heard], timeout=0.05))[0]:
                 found.add(heard.result())
                 heard = asyncio.ensure_future(anext(changes))
-            assert found == {("d1", "math")} | told
+            assert found == {("d1", "math")} | expected
         heard.cancel()
         await asyncio.wait([heard])

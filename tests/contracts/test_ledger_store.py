@@ -1,4 +1,4 @@
-"""The contract of LedgerStore, over every store."""
+"""The contract of LedgerStore, for every store."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_hold_is_reserved_then_settled_at_what_the_call_cost(store: Ledg
     assert await fleet(store) == (Amount(1, 100, 300), Amount())
 
 
-async def test_the_same_key_is_in_progress_then_replayed_and_never_held_twice(store: LedgerStore) -> None:
+async def test_same_key_is_in_progress_then_replayed_and_held_only_once(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     assert await store.reserve(reserve_request()) == InProgress("k1")
     await store.settle(settlement())
@@ -132,9 +132,7 @@ async def test_the_same_key_of_another_device_is_another_call(store: LedgerStore
 
 
 @pytest.mark.parametrize("beyond", [{"step": 2**53}, {"step": 2**63}, {"help_units": 2**64}])
-async def test_a_number_that_no_store_can_keep_fails_its_own_call_and_no_other(
-    store: LedgerStore, beyond: dict[str, int]
-) -> None:
+async def test_number_out_of_range_fails_only_its_own_call(store: LedgerStore, beyond: dict[str, int]) -> None:
     asked = [store.reserve(reserve_request(key, **(beyond if key == "bad" else {}))) for key in ("k1", "bad", "k2")]
     first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, Reserved)
@@ -152,13 +150,13 @@ async def test_an_attempt_is_settled_at_most_once(store: LedgerStore) -> None:
     assert await fleet(store) == (Amount(1, 100, 300), Amount())
 
 
-async def test_a_charge_above_the_hold_is_cut_to_the_hold(store: LedgerStore) -> None:
+async def test_charge_above_the_hold_is_capped_at_the_hold(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     resolution = await store.settle(settlement(charge=Amount(1, 100, 5_000)))
     assert resolution.call.charged == Amount(1, 100, HOLD.uusd)
 
 
-async def test_a_refund_gives_the_hold_back_and_lets_the_key_try_again(store: LedgerStore) -> None:
+async def test_refund_releases_the_hold_and_lets_the_key_be_tried_again(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     assert (await store.refund("d1", "k1", 1, "refused", NOW)).call.state is CallState.REFUNDED
     assert await fleet(store) == (Amount(), Amount())
@@ -168,17 +166,17 @@ async def test_a_refund_gives_the_hold_back_and_lets_the_key_try_again(store: Le
 
 
 @pytest.mark.parametrize("charge", [None, Amount(1, 50, 70)])
-async def test_a_failed_call_is_charged_and_its_key_is_spent(store: LedgerStore, charge: Amount | None) -> None:
+async def test_failed_call_is_charged_and_its_key_cannot_be_reused(store: LedgerStore, charge: Amount | None) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.fail("d1", "k1", 1, "garbage", charge, NOW)
     outcome = await store.reserve(reserve_request(cache_key="c"))
     assert isinstance(outcome, Ended)
     assert (outcome.call.state, outcome.call.reason, outcome.call.charged) == (CallState.FAILED, "garbage", charge or HOLD)
     assert await fleet(store) == (charge or HOLD, Amount())
-    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved), "what failed is not cached"
+    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved), "a failure is not cached"
 
 
-async def test_a_lease_that_ends_leaves_the_call_in_doubt_charged_at_the_hold(store: LedgerStore) -> None:
+async def test_expired_lease_leaves_the_call_in_doubt_charged_at_the_hold(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     await store.reserve(reserve_request("k2", lease_until=NOW + 600.0))
     assert await store.sweep(NOW + 59.0) == ()
@@ -186,14 +184,14 @@ async def test_a_lease_that_ends_leaves_the_call_in_doubt_charged_at_the_hold(st
     assert [each.attempt.key for each in swept] == ["k1"]
     assert await fleet(store) == (HOLD, HOLD)
     await store.doubt("d1", "k2", 1, "cut", NOW)
-    assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "doubt is charged at the hold at once"
+    assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "an unconfirmed call is charged at the hold immediately"
     late = await store.settle(settlement())
     assert (late.applied, late.call.state) == (False, CallState.IN_DOUBT)
     assert isinstance(await store.reserve(reserve_request()), Ended)
 
 
 @pytest.mark.parametrize("unit", ["calls", "tokens", "uusd"])
-async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore, unit: str) -> None:
+async def test_each_unit_of_a_limit_refuses_a_call_that_exceeds_it(store: LedgerStore, unit: str) -> None:
     terms = BudgetTerms(FLEET, Limits(**{unit: getattr(HOLD, unit) * 2}))
     for key in ("k1", "k2"):
         await store.reserve(reserve_request(key, budgets=[terms]))
@@ -208,7 +206,7 @@ async def test_each_unit_of_a_limit_refuses_what_does_not_fit(store: LedgerStore
         await store.get_call("d1", "k3")
 
 
-async def test_a_refusal_names_the_limit_that_is_asked_for_now_also_below_what_is_used(store: LedgerStore) -> None:
+async def test_refusal_names_the_current_limit_even_below_the_use(store: LedgerStore) -> None:
     for key in ("k1", "k2"):
         await store.reserve(reserve_request(key, budgets=[BudgetTerms(FLEET, Limits(calls=2))]))
     with pytest.raises(BudgetExhausted) as refused:
@@ -225,7 +223,7 @@ async def test_a_refusal_by_one_budget_leaves_no_hold_on_the_others(store: Ledge
     assert await fleet(store) == (Amount(), Amount())
 
 
-async def test_concurrent_calls_never_pass_a_limit(store: LedgerStore) -> None:
+async def test_concurrent_calls_never_exceed_a_limit(store: LedgerStore) -> None:
     terms = BudgetTerms(FLEET, Limits(calls=7))
     asked = [store.reserve(reserve_request(f"k{number}", budgets=[terms])) for number in range(40)]
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
@@ -233,17 +231,17 @@ async def test_concurrent_calls_never_pass_a_limit(store: LedgerStore) -> None:
     assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 33
 
 
-async def test_a_limit_lowered_below_what_is_used_refuses_only_who_needs_more_of_that_unit(store: LedgerStore) -> None:
+async def test_limit_lowered_below_use_refuses_only_calls_that_need_that_unit(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     fewer_tokens = BudgetTerms(FLEET, Limits(tokens=100))
     assert isinstance(await store.reserve(reserve_request("k2", hold=Amount(1, 0, 900), budgets=[fewer_tokens])), Reserved)
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k3", hold=Amount(1, 1, 900), budgets=[fewer_tokens]))
     await store.settle(settlement())
-    assert (await fleet(store))[0] == Amount(1, 100, 300), "what was held before is charged as it cost"
+    assert (await fleet(store))[0] == Amount(1, 100, 300), "an earlier hold is charged at its cost"
 
 
-async def test_a_cached_answer_is_given_without_a_charge(store: LedgerStore) -> None:
+async def test_cached_answer_is_returned_without_charge(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement())
     replay = await store.reserve(reserve_request("k2", cache_key="c"))
@@ -266,7 +264,7 @@ async def test_a_prompt_group_of_a_step_makes_one_call(store: LedgerStore) -> No
         await store.reserve(reserve_request("k3", step=0, prompt_id="p", fingerprint="other"))
 
 
-async def test_a_refunded_group_call_leaves_the_group_free_for_another_key(store: LedgerStore) -> None:
+async def test_refunded_group_call_frees_the_group_for_another_key(store: LedgerStore) -> None:
     await store.open_step(open_request())
     group = {"step": 0, "prompt_id": "p", "fingerprint": "f"}
     await store.reserve(reserve_request("k1", **group))
@@ -315,7 +313,7 @@ async def test_an_answer_is_replayed_also_after_its_step_was_closed(store: Ledge
     assert isinstance(await store.reserve(reserve_request(step=0)), Replay)
 
 
-async def test_opening_a_step_again_gives_the_first_answer(store: LedgerStore) -> None:
+async def test_opening_a_step_again_returns_the_first_result(store: LedgerStore) -> None:
     first = await store.open_step(open_request())
     assert await store.open_step(open_request(target_rate=0.9, planned_prompts=99)) == first
 
@@ -332,7 +330,7 @@ async def test_closing_a_step_moves_the_dual_exactly_once(store: LedgerStore) ->
     assert (task.dual, task.next_step) == (closed.dual_after, 1)
 
 
-async def test_the_dual_goes_from_step_to_step_and_the_target_with_the_phase(store: LedgerStore) -> None:
+async def test_dual_carries_over_between_steps_and_target_follows_the_phase(store: LedgerStore) -> None:
     dual = 0.5
     for step, (target, asked) in enumerate([(0.3, 128), (0.3, 0), (0.7, 64)]):
         opened = await store.open_step(open_request(step, target_rate=target, initial_dual=9.0 if step else 0.5))
@@ -355,13 +353,13 @@ async def test_steps_are_opened_and_closed_in_order(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize(("help_units", "total_units", "uncalled"), [(-1, 8, 0), (9, 8, 0), (0, 0, 0), (8, 8, 9)])
-async def test_units_that_cannot_be_are_refused(store: LedgerStore, help_units: int, total_units: int, uncalled: int) -> None:
+async def test_impossible_units_are_refused(store: LedgerStore, help_units: int, total_units: int, uncalled: int) -> None:
     await store.open_step(open_request())
     with pytest.raises(InvalidRequest):
         await store.close_step(close_request(0, help_units, total_units, uncalled_units=uncalled))
 
 
-async def test_a_report_that_its_calls_do_not_bear_out_is_told(store: LedgerStore) -> None:
+async def test_report_that_contradicts_the_calls_is_flagged(store: LedgerStore) -> None:
     await store.open_step(open_request())
     silent = await store.close_step(close_request(help_units=5))
     assert silent.discrepancies == ("5 help units reported, but no cloud call was made",)
@@ -377,7 +375,7 @@ async def test_a_report_that_its_calls_do_not_bear_out_is_told(store: LedgerStor
     assert (await store.close_step(close_request(2, help_units=4))).discrepancies == ()
 
 
-async def test_the_calls_of_one_prompt_count_once_with_the_most_that_one_of_them_declared(store: LedgerStore) -> None:
+async def test_calls_of_one_prompt_count_once_with_the_largest_declared_units(store: LedgerStore) -> None:
     await store.open_step(open_request())
     group = {"step": 0, "prompt_id": "p", "fingerprint": "f"}
     await store.reserve(reserve_request("k1", help_units=4, **group))
@@ -386,17 +384,17 @@ async def test_the_calls_of_one_prompt_count_once_with_the_most_that_one_of_them
     assert (await store.close_step(close_request(help_units=3))).discrepancies == ("calls answered for 4 help units, 3 reported",)
 
 
-async def test_requests_that_a_device_did_not_call_for_are_no_discrepancy_and_move_the_price(store: LedgerStore) -> None:
+async def test_uncalled_requests_are_no_discrepancy_and_move_the_price(store: LedgerStore) -> None:
     await store.open_step(open_request())
     closed = await store.close_step(close_request(help_units=64, uncalled_units=64))
     assert closed.discrepancies == ()
     assert (closed.assist_rate, closed.dual_after) == (0.5, closed.dual + 0.02 * (0.5 - 0.3))
     await store.open_step(open_request(1))
-    told = await store.close_step(close_request(1, help_units=64, uncalled_units=56))
-    assert told.discrepancies == ("8 help units reported, but no cloud call was made",)
+    reply = await store.close_step(close_request(1, help_units=64, uncalled_units=56))
+    assert reply.discrepancies == ("8 help units reported, but no cloud call was made",)
 
 
-async def test_the_version_of_a_budget_only_grows(store: LedgerStore) -> None:
+async def test_budget_version_only_grows(store: LedgerStore) -> None:
     actions: list[Callable[[], Awaitable[object]]] = [
         lambda: store.open_step(open_request()),
         lambda: store.reserve(reserve_request()),
@@ -414,7 +412,7 @@ async def test_the_version_of_a_budget_only_grows(store: LedgerStore) -> None:
     assert versions == sorted(set(versions))
 
 
-async def test_whoever_watches_is_told_which_budgets_have_a_new_version(store: LedgerStore) -> None:
+async def test_watchers_receive_the_budgets_with_a_new_version(store: LedgerStore) -> None:
     changes, own = store.changes(), (BudgetTerms("device", Limits(calls=100)),)  # nobody else's concern
     first = asyncio.create_task(anext(changes))
     await asyncio.sleep(0)
@@ -431,7 +429,7 @@ async def test_whoever_watches_is_told_which_budgets_have_a_new_version(store: L
         assert {pair async for pair in changes} <= {("d2", "math"), ("d3", "math")}
 
 
-async def test_a_budget_not_used_yet_is_shown_empty_and_not_made(store: LedgerStore) -> None:
+async def test_unused_budget_is_shown_empty_and_not_created(store: LedgerStore) -> None:
     view = await store.get_budget("d1", "math", [ROOMY])
     assert view.task is None
     assert (view.budgets[0].limits, view.budgets[0].used) == (ROOMY.limits, Amount())
@@ -443,7 +441,7 @@ async def test_serving_before_the_first_step_does_not_fix_the_dual(store: Ledger
     assert (await store.open_step(open_request(initial_dual=0.8))).dual == 0.8
 
 
-async def test_what_an_answer_had_beyond_its_text_is_kept_given_again_and_purged_with_it(store: LedgerStore) -> None:
+async def test_non_text_parts_of_an_answer_are_stored_replayed_and_purged(store: LedgerStore) -> None:
     called = '{"tool_calls":[{"id":"\\u0000"}]}'
     await store.reserve(reserve_request(cache_key="c"))
     settled = (await store.settle(settlement(beyond_text=called))).call
@@ -457,7 +455,7 @@ async def test_what_an_answer_had_beyond_its_text_is_kept_given_again_and_purged
     assert [(await store.get_call("d1", key)).beyond_text for key in ("k1", "k2")] == ["", ""]
 
 
-async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore) -> None:
+async def test_purged_answers_are_gone_and_charges_stay(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement())
     assert await store.purge_results(NOW, NOW + 5.0) == 0
@@ -468,7 +466,7 @@ async def test_purged_answers_are_gone_but_their_charges_stay(store: LedgerStore
     assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved)
 
 
-async def test_a_purge_of_many_answers_is_journalled_in_entries_of_a_bounded_size(store: LedgerStore, monkeypatch) -> None:
+async def test_large_purge_is_journalled_in_bounded_entries(store: LedgerStore, monkeypatch) -> None:
     monkeypatch.setattr("coordinator.ledger.transitions.PURGED_IN_ENTRY", 2)
     for key in ("k1", "k2", "k3"):
         await store.reserve(reserve_request(key))
@@ -478,7 +476,7 @@ async def test_a_purge_of_many_answers_is_journalled_in_entries_of_a_bounded_siz
     assert purges == [[["d1", "k1"], ["d1", "k2"]], [["d1", "k3"]]]
 
 
-async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:
+async def test_journal_never_contains_an_answer(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
     await store.settle(settlement(text="a secret answer"))
     entries = await store.read_journal(0, 100)
@@ -488,7 +486,7 @@ async def test_the_journal_never_holds_an_answer(store: LedgerStore) -> None:
     assert await store.last_entry() == entries[-1].seq
 
 
-async def test_any_character_of_a_name_or_an_answer_comes_back_as_it_was(store: LedgerStore) -> None:
+async def test_any_character_in_a_name_or_answer_survives(store: LedgerStore) -> None:
     odd = {"device": "d\\0\\\\x", "prompt_id": "\x00'\"{}\\", "model": "größer \U0001f600"}
     text = '\\0 \x00 \\\x00 {"a": [1]}\r\n\u2028'
     await store.reserve(reserve_request("k\\'", **odd))
@@ -506,7 +504,7 @@ async def test_malformed_reservations_are_refused(store: LedgerStore, changes: d
         await store.reserve(reserve_request(**{"fingerprint": "f", "prompt_id": "p", **changes}))
 
 
-async def test_attempts_that_do_not_exist_cannot_be_resolved(store: LedgerStore) -> None:
+async def test_unknown_attempts_cannot_be_resolved(store: LedgerStore) -> None:
     with pytest.raises(NotFound):
         await store.settle(settlement())
     await store.reserve(reserve_request())
@@ -514,7 +512,7 @@ async def test_attempts_that_do_not_exist_cannot_be_resolved(store: LedgerStore)
         await store.refund("d1", "k1", 2, "refused", NOW)
 
 
-async def test_a_cancelled_caller_does_not_undo_what_was_queued(store: LedgerStore) -> None:
+async def test_cancelled_caller_does_not_undo_queued_work(store: LedgerStore) -> None:
     asking = asyncio.create_task(store.reserve(reserve_request()))
     await asyncio.sleep(0)
     asking.cancel()
@@ -522,7 +520,7 @@ async def test_a_cancelled_caller_does_not_undo_what_was_queued(store: LedgerSto
     assert await store.reserve(reserve_request()) == InProgress("k1")
 
 
-async def test_calls_come_in_pages_by_device_and_key_each_once(store: LedgerStore) -> None:
+async def test_calls_are_paged_by_device_and_key_without_repeats(store: LedgerStore) -> None:
     names = [(device, f"k{number}") for device in ("a", "b", "\u00e9") for number in range(3)]
     for device, key in reversed(names):
         await store.reserve(reserve_request(key, device=device))
@@ -538,7 +536,7 @@ async def test_calls_come_in_pages_by_device_and_key_each_once(store: LedgerStor
     assert await store.list_calls_after("b", "k2", 9, device="a") == ()
 
 
-async def test_budgets_come_in_pages_and_the_credits_of_steps_only_when_asked_for(store: LedgerStore) -> None:
+async def test_budgets_are_paged_and_step_credits_only_on_request(store: LedgerStore) -> None:
     budgets = [BudgetTerms(budget_key("device", name), Limits()) for name in ("c", "a", "b")]
     await store.open_step(open_request())
     await store.reserve(reserve_request(step=0, budgets=[ROOMY, *budgets]))

@@ -1,4 +1,4 @@
-"""The contract of Sandbox, over every backend that works here (also `none`, for what is not about isolation)."""
+"""The contract of Sandbox, for every backend that works here (also `none`, where isolation does not matter)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def started(sandbox: Sandbox, boot: str, given: bytes = b"") -> Iterator[tuple[C
         os.close(output)
 
 
-def said(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
+def output_of(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
     """All that a process wrote until its end."""
     with started(sandbox, boot, given) as (confined, output), os.fdopen(os.dup(output)) as file:
         text = file.read()
@@ -51,7 +51,7 @@ def said(sandbox: Sandbox, boot: str, given: bytes = b"") -> str:
         return text
 
 
-def test_the_three_streams_are_the_process_s_only_descriptors(sandbox: Sandbox) -> None:
+def test_process_has_only_the_three_standard_streams(sandbox: Sandbox) -> None:
     boot = """
 import os, sys
 def is_open(fd):
@@ -63,7 +63,7 @@ print('errors', file=sys.stderr)
 """
     held = [os.open(__file__, os.O_RDONLY), *os.pipe()]
     try:
-        assert said(sandbox, boot, b"given") == "given []\nerrors\n"
+        assert output_of(sandbox, boot, b"given") == "given []\nerrors\n"
     finally:
         for fd in held:
             os.close(fd)
@@ -76,10 +76,10 @@ flags = sys.flags
 print(json.dumps([hash('a'), flags.no_site, flags.no_user_site, flags.safe_path, flags.utf8_mode, flags.optimize,
                   [path for path in sys.path if 'packages' in path], 'site' in sys.modules]))
 """
-    first, second = said(sandbox, boot), said(sandbox, boot)
+    first, second = output_of(sandbox, boot), output_of(sandbox, boot)
     assert first == second
     assert json.loads(first)[1:] == [1, 1, True, 1, 0, [], False]
-    version = said(sandbox, "import sys; print(sys.version_info[:3])").strip()
+    version = output_of(sandbox, "import sys; print(sys.version_info[:3])").strip()
     assert (version == str(sys.version_info[:3])) or not sandbox.same_python
 
 
@@ -92,11 +92,11 @@ names = ['array', 'asyncio', 'bisect', 'collections', 'copy', 'csv', 'dataclasse
 for name in names: __import__(name)
 print('all')
 """
-    assert said(sandbox, boot) == "all\n"
+    assert output_of(sandbox, boot) == "all\n"
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_the_exit_status_comes_out(sandbox: Sandbox, status: int) -> None:
+def test_exit_status_is_returned(sandbox: Sandbox, status: int) -> None:
     with started(sandbox, f"import os; os._exit({status})") as (confined, _):
         assert confined.wait(20) == status
         assert confined.wait(0.0) == status
@@ -112,15 +112,15 @@ def test_a_running_process_has_no_status_and_can_be_killed_twice(sandbox: Sandbo
         confined.kill()
 
 
-def test_killing_at_once_after_the_start_leaves_nothing(sandbox: Sandbox) -> None:
+def test_kill_right_after_start_leaves_nothing(sandbox: Sandbox) -> None:
     for _ in range(5):
         with started(sandbox, "import time; time.sleep(1000)") as (confined, output):
             confined.kill()
             assert os.read(output, 1) == b""
 
 
-def test_temporary_files_fail_alike_everywhere(sandbox: Sandbox) -> None:
-    """A verdict must not depend on which sandbox there is."""
+def test_temporary_files_fail_in_the_same_way_everywhere(sandbox: Sandbox) -> None:
+    """A verdict must not depend on the available sandbox."""
     boot = """
 import tempfile
 for make in (tempfile.TemporaryFile, tempfile.mkdtemp, lambda: open('made', 'w'), lambda: open('/tmp/made', 'w')):
@@ -129,7 +129,7 @@ for make in (tempfile.TemporaryFile, tempfile.mkdtemp, lambda: open('made', 'w')
 """
     if not sandbox.protection.isolates:
         pytest.skip("without isolation files can be made")
-    assert said(sandbox, boot) == "refused " * 4
+    assert output_of(sandbox, boot) == "refused " * 4
 
 
 def test_many_threads_may_use_one_sandbox(sandbox: Sandbox) -> None:
@@ -146,7 +146,7 @@ def test_many_threads_may_use_one_sandbox(sandbox: Sandbox) -> None:
     assert verdicts == dict.fromkeys(range(6), True)
 
 
-def test_it_says_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None:
+def test_sandbox_states_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None:
     assert sandbox.protection.isolates is (sandbox.name != "none")
     assert sandbox.protection.lacks
     assert choice.probe(sandbox) == ""
@@ -155,7 +155,7 @@ def test_it_says_what_it_protects_against_and_what_not(sandbox: Sandbox) -> None
 # ---- the choice ----
 
 
-def test_the_best_sandbox_of_this_machine_is_the_first_that_works() -> None:
+def test_first_working_sandbox_is_chosen() -> None:
     names = {"linux": ["bubblewrap", "landlock"], "darwin": ["sandbox-exec"]}[sys.platform]
     working = [name for name in names if choice.look_for(name).sandbox is not None]
     if not working:
@@ -164,7 +164,7 @@ def test_the_best_sandbox_of_this_machine_is_the_first_that_works() -> None:
     assert choice.choose_sandbox("auto").name == choice.choose_sandbox("auto", unsafe=True).name == working[0]
 
 
-def test_without_any_sandbox_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_sandbox_the_error_is_one_line_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "look_for", lambda name: choice.Found(name, None, "gone"))
     with pytest.raises(UsageError, match="cannot be isolated") as raised:
         choice.choose_sandbox("auto")
@@ -173,7 +173,7 @@ def test_without_any_sandbox_one_line_says_what_to_do(monkeypatch: pytest.Monkey
         choice.choose_sandbox("bubblewrap", unsafe=True)
 
 
-def test_no_sandbox_is_used_only_by_those_who_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_is_used_only_on_explicit_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--unsafe-programs"):
         choice.choose_sandbox("none")
     assert choice.choose_sandbox("none", unsafe=True).name == "none"
@@ -199,10 +199,10 @@ if arguments[0] == "run":
 """
 
 
-def test_a_container_is_run_without_network_rights_or_downloads_and_removed(
+def test_container_runs_without_network_privileges_or_downloads_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime is a stand-in that runs the same interpreter; the real one is tried by the long tests where there is one."""
+    """The container runtime is a stand-in that runs the same interpreter; long tests use a real one where there is one."""
     from edge.verifiers.sandbox.container import Container
 
     log = tmp_path / "log"
@@ -218,7 +218,7 @@ def test_a_container_is_run_without_network_rights_or_downloads_and_removed(
     assert sorted(line.split()[-1] for line in lines if line.startswith("rm --force")) == sorted(run.split()[2] for run in runs)
 
 
-def test_the_profile_for_macos_denies_by_default_and_quotes_paths() -> None:
+def test_macos_profile_denies_by_default_and_quotes_paths() -> None:
     from edge.verifiers.sandbox.interpreter import Interpreter
     from edge.verifiers.sandbox.sandbox_exec import profile
 

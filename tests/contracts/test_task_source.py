@@ -1,4 +1,4 @@
-"""The contract of TaskSource, over every built-in source."""
+"""The contract of TaskSource, for every built-in source."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def learnable(request: pytest.FixtureRequest, tmp_path: Path) -> TaskSource:
     return opened(request.param, tmp_path)
 
 
-def test_the_same_seed_gives_the_same_stream_and_another_seed_another(learnable: TaskSource) -> None:
+def test_stream_is_reproducible_by_seed(learnable: TaskSource) -> None:
     first, again, other = (list(itertools.islice(learnable.train(seed), 30)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -64,7 +64,7 @@ def test_held_out_items_are_never_in_the_training_stream(learnable: TaskSource) 
 
 
 @pytest.mark.parametrize("name", FOR_EVALUATION)
-def test_a_source_for_evaluation_refuses_to_be_learned_from(name: str, tmp_path: Path) -> None:
+def test_evaluation_source_refuses_training(name: str, tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="no training item"):
         opened(name, tmp_path).train(0)
 

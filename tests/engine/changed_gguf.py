@@ -1,4 +1,4 @@
-"""GGUF files byte by byte, with whatever in them: a real file's header taken apart and put together again, changed."""
+"""GGUF files with arbitrary bytes: the header of a real file is taken apart, changed and written again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Parts:
         self.values.append((key, value_bytes(kind, value)))
 
     def drop(self, key: str) -> None:
-        """Leave a value out."""
+        """Remove a value."""
         self.values = [(name, data) for name, data in self.values if name != key]
 
     def add(self, name: str, *dims: int, value: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""What every engine and learner runs on."""
+"""Fixtures shared by the tests of engines and learners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def worker() -> Iterator[EngineWorker]:
 
 @pytest.fixture
 async def llama(worker: EngineWorker) -> AsyncIterator[Callable[..., LlamaCppBackend]]:
-    """Opens llama.cpp over a model file, small and on one thread; what was opened is closed at the end."""
+    """Opens llama.cpp with a small model file and one thread; everything opened is closed at the end."""
     opened: list[LlamaCppBackend] = []
 
     def open_one(path: Any, **options: Any) -> LlamaCppBackend:

@@ -1,4 +1,4 @@
-"""Model folders as the hub has them (config.json, safetensors, tokenizer.json) with random weights, for the converter."""
+"""Model folders in the hub's layout (config.json, safetensors, tokenizer.json) with random weights, for the converter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LLAMA3_ROPE = {
 
 @dataclass(frozen=True)
 class HfFolder:
-    """What was written; `state` holds the weights as stored, by name."""
+    """A written folder; `state` holds the stored weights by name."""
 
     path: Path
     spec: DecoderSpec
@@ -119,7 +119,7 @@ def tiny_tokenizer() -> dict[str, object]:
 
 
 def tokenizer_json(tokens: Sequence[str], special: Sequence[int], merges: Sequence[str], pre: str) -> dict[str, object]:
-    """A tokenizer.json with these tokens, of which `special` stand outside the merges."""
+    """A tokenizer.json with these tokens; those in `special` are not part of the merges."""
     outside, plain = set(special), dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

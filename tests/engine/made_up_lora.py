@@ -1,4 +1,4 @@
-"""LoRA adapters with made-up weights over the tiny models, as peft would save them, and the same weights merged."""
+"""LoRA adapters with random weights for the tiny models, as peft saves them, and the same weights merged."""
 
 from __future__ import annotations
 

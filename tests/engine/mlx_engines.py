@@ -1,4 +1,4 @@
-"""MLX engines over the tiny models. Where MLX has no wheels, tests that use them are skipped."""
+"""MLX engines on the tiny models. Tests that use them are skipped where MLX has no wheels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX engines over the tiny models. Where the ONNX packages are not installed, tests that use them are skipped."""
+"""ONNX engines on the tiny models. Tests that use them are skipped where the ONNX packages are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-written products and gradients of the decoder, against autograd's own of the plain expressions."""
+"""The hand-written products and gradients of the decoder, compared with autograd on the plain expressions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def adapted(ours: bool) -> torch.nn.Module:
     return decoder
 
 
-def test_a_fresh_adapter_is_pefts_to_the_bit() -> None:
+def test_fresh_adapter_is_bit_equal_to_peft() -> None:
     decoder = tiny_decoder()
     lora.inject_lora(decoder, SPEC, 3)
     mine, theirs = lora.lora_state(decoder), get_peft_model_state_dict(pefts_decoder(), save_embedding_layers=False)
@@ -65,7 +65,7 @@ def test_a_fresh_adapter_is_pefts_to_the_bit() -> None:
     assert all(torch.equal(mine[f"base_model.model.{name}"], tensor) for name, tensor in theirs.items())
 
 
-def test_targets_that_the_model_does_not_have_are_refused() -> None:
+def test_unknown_target_modules_are_refused() -> None:
     with pytest.raises(AdapterError, match="no layer named query or key"):
         lora.inject_lora(tiny_decoder(), replace(SPEC, targets=("query", "key")), 3)
 
@@ -81,13 +81,13 @@ def states_and_gradients(ours: bool, half: bool) -> list[Tensor]:
     return [states.detach(), *gradients(states, list(lora.lora_parameters(decoder).values()))]
 
 
-def test_base_and_adapter_in_one_product_give_pefts_states_and_gradients() -> None:
+def test_fused_base_and_adapter_product_matches_peft_states_and_gradients() -> None:
     mine = states_and_gradients(ours=True, half=False)
     assert_near(mine, states_and_gradients(ours=False, half=False))
     assert all(float(gradient.abs().max()) > 0 for gradient in mine[1:])
 
 
-def test_in_bf16_one_product_is_no_further_from_fp32_than_pefts_three() -> None:
+def test_fused_bf16_product_is_as_close_to_fp32_as_pefts_three_products() -> None:
     exact = states_and_gradients(ours=False, half=False)
     errors = []
     for ours in (True, False):
@@ -97,7 +97,7 @@ def test_in_bf16_one_product_is_no_further_from_fp32_than_pefts_three() -> None:
     assert sum(mine) < 1.1 * sum(pefts) < 0.1 * len(exact)
 
 
-def test_only_matrices_under_adapters_are_rounded_and_products_stay_what_autocast_made_of_them() -> None:
+def test_only_matrices_under_adapters_are_rounded_and_other_products_keep_autocast_results() -> None:
     ids = torch.arange(9)[None]
     plain, rounded = adapted(True), adapted(True)
     round_frozen(rounded, torch.bfloat16)
@@ -140,7 +140,7 @@ def test_a_frozen_norm_has_the_gradient_of_a_trained_one(dtype: torch.dtype) -> 
     assert_near([frozen, *gradients(frozen, [x])], expected, relative=1e-5 if dtype == torch.float32 else 0.01)
 
 
-def test_the_gate_computed_again_gives_the_same_gradient() -> None:
+def test_recomputed_gate_gives_the_same_gradient() -> None:
     layer, x = FeedForward(DecoderSpec("qwen2", VOCAB, 16, 1, 2, 2, 8, 24)), random(2, 5, 16, seed=5)
     plain = layer.down_proj(F.silu(layer.gate_proj(x)) * layer.up_proj(x))
     weights = [x, layer.gate_proj.weight, layer.up_proj.weight, layer.down_proj.weight]

@@ -1,4 +1,4 @@
-"""Adapters: converted exactly for both architectures, swapped atomically, refused with one line."""
+"""Adapters: exact conversion for both architectures, atomic swaps, refusals of one line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
     assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
 
 
-async def test_swaps_take_effect_at_once_and_can_be_taken_back(backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path) -> None:
+async def test_adapter_swaps_take_effect_immediately_and_are_reversible(
+    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
+) -> None:
     bare = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
     first = write_adapter(tmp_path / "one", tiny, 1, seed=1)
     second = write_adapter(tmp_path / "two", tiny, 2, seed=2)
@@ -113,9 +115,7 @@ async def test_responses_in_flight_keep_their_adapter_and_waiting_ones_get_the_n
     assert (await later).responses[0].adapter_version == 1
 
 
-async def test_many_swaps_while_requests_come_and_go_never_mix_versions(
-    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
-) -> None:
+async def test_swaps_under_load_never_mix_versions(backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path) -> None:
     adapters = [None, *(write_adapter(tmp_path / str(version), tiny, version, seed=version) for version in (1, 2))]
     expected = {}
     for adapter in adapters:
@@ -132,8 +132,8 @@ async def test_many_swaps_while_requests_come_and_go_never_mix_versions(
 
 
 def broken_adapters(folder: Path, model: TinyModel) -> dict[str, Path]:
-    """Adapter folders that cannot be used, by what is wrong; those made of the good one's parts are loaded by llama.cpp, which then
-    answers nothing sensible with them."""
+    """Unusable adapter folders, by the defect. Those made of parts of the good adapter are loaded by llama.cpp, which then gives
+    nonsense."""
     good = folder / "good" / "adapter.gguf"
     write_adapter(good.parent, model, 1)
     other = write_tiny_model(folder / "other.gguf", "llama" if model.architecture == "qwen2" else "qwen2")
@@ -182,9 +182,7 @@ async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_sta
         ({"r": None}, "must be numbers"),
     ],
 )
-def test_an_adapter_that_is_not_plain_lora_is_refused(
-    tiny: TinyModel, tmp_path: Path, change: dict[str, object], complaint: str
-) -> None:
+def test_non_lora_adapter_is_refused(tiny: TinyModel, tmp_path: Path, change: dict[str, object], complaint: str) -> None:
     folder = tmp_path / "adapter"
     write_peft_adapter(folder, tiny)
     config = json.loads((folder / "adapter_config.json").read_text()) | change
@@ -194,7 +192,7 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-async def test_two_engines_over_one_copy_of_the_weights_have_adapters_of_their_own(
+async def test_two_engines_on_shared_weights_have_separate_adapters(
     backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
 ) -> None:
     alone = await backend.sample_group(QUESTION, SAMPLING, [5, 6])

@@ -1,4 +1,4 @@
-"""The models of the bench: one set of random weights for llama.cpp, for our trainer and for transformers, and prompts of exact lengths."""
+"""The models of the bench: one set of random weights for llama.cpp, our trainer and transformers, and prompts of exact lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_half_precision_file_holds_exactly_the_weights_that_transformers_gets(made: Path) -> None:
+def test_half_precision_file_has_exactly_the_weights_given_to_transformers(made: Path) -> None:
     from safetensors.torch import load_file
 
     spec, model = spec_of("tiny"), open_gguf(gguf_file(made, "tiny", "F16"))
@@ -36,7 +36,7 @@ def test_the_half_precision_file_holds_exactly_the_weights_that_transformers_get
         assert np.array_equal(theirs[name].numpy(), expected[name]), name
 
 
-def test_made_up_prompts_have_exactly_the_length_asked_for_and_the_same_ids_in_the_other_tokenizer(made: Path) -> None:
+def test_generated_prompts_have_the_exact_length_and_equal_ids_in_both_tokenizers(made: Path) -> None:
     from tokenizers import Tokenizer
 
     model = GgufModel(gguf_file(made, "tiny", "Q8_0"))

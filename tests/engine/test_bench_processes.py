@@ -1,4 +1,4 @@
-"""Our measured processes, each on a tiny model: what they write is what the rows of the table are made of."""
+"""The measured processes of our side, each on a tiny model: their results are enough for the rows of the table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def learned(jobs: Jobs) -> dict[str, Any]:
     return run(part, jobs.out)
 
 
-def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, Any]) -> None:
+def test_agent_steps_are_complete_and_timed_by_part(learned: dict[str, Any]) -> None:
     assert len(learned["steps"]) == len(learned["counts"]) == 2
     for step, counts in zip(learned["steps"], learned["counts"], strict=True):
         assert counts == {"prompts": 2, "responses": 16, "prompt_tokens": 48.0, "response_tokens": 6.0}
@@ -59,7 +59,7 @@ def test_the_agents_steps_are_made_in_full_and_timed_by_part(learned: dict[str, 
     assert learned["notices"] == []
 
 
-def test_memory_is_told_by_part_with_the_coordinators_beside_it(learned: dict[str, Any], jobs: Jobs) -> None:
+def test_memory_is_reported_by_part_including_the_coordinator(learned: dict[str, Any], jobs: Jobs) -> None:
     assert {"load", "rollout", "update", "close"} <= learned["memory_by_part"].keys()
     highest = max(found["rss_mib"] for found in learned["memory_by_part"].values())
     assert learned["peak_mib"] >= highest > 50
@@ -67,7 +67,7 @@ def test_memory_is_told_by_part_with_the_coordinators_beside_it(learned: dict[st
     assert not jobs.scratch("k").exists()
 
 
-def test_rollouts_are_measured_at_exactly_the_length_asked_for(jobs: Jobs) -> None:
+def test_rollouts_are_measured_at_the_exact_requested_length(jobs: Jobs) -> None:
     load = RolloutLoad("tiny", 2, 24, 5, repeats=2)
     found = run(jobs.rollout("k", gguf_file(jobs.models, "tiny", "Q8_0"), load), jobs.out)
     assert found["tokens"] == 2 * 8 * 5
@@ -75,7 +75,7 @@ def test_rollouts_are_measured_at_exactly_the_length_asked_for(jobs: Jobs) -> No
     assert rows.tokens_per_s([found]).median > 0
 
 
-def test_speeds_of_a_model_make_a_floor(jobs: Jobs, learned: dict[str, Any]) -> None:
+def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]) -> None:
     model = gguf_file(jobs.models, "tiny", "Q8_0")
     found = run(jobs.speed("k", {"tiny": model}, 0.01), jobs.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16)})
@@ -92,7 +92,7 @@ def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_origina
     assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)
 
 
-async def test_a_model_none_of_whose_tokens_ends_a_turn_can_be_shown_an_answer(jobs: Jobs) -> None:
+async def test_model_without_an_end_of_turn_token_can_be_shown_an_answer(jobs: Jobs) -> None:
     worker = EngineWorker()
     backend = LlamaCppBackend(gguf_file(jobs.models, "tiny", "Q8_0"), worker, n_threads=1, n_ctx=64, max_rows=2)
     try:

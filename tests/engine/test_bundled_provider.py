@@ -1,4 +1,4 @@
-"""The bundled cloud LLM on real llama.cpp: determinism in company, deadlines, injection, bad files."""
+"""The bundled cloud LLM on real llama.cpp: determinism under concurrency, deadlines, prompt injection, bad files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def asks(content: str, *, key: str = "d1|k|1", **changes: object) -> ProviderReq
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_an_answer_does_not_depend_on_its_company(provider: BundledProvider, model_path: Path, temperature: float) -> None:
+async def test_answer_does_not_depend_on_concurrent_requests(
+    provider: BundledProvider, model_path: Path, temperature: float
+) -> None:
     requests = [
         asks(question, key=question, temperature=temperature, max_output_tokens=8 + index)
         for index, question in enumerate(QUESTIONS)
@@ -56,12 +58,12 @@ async def test_an_answer_does_not_depend_on_its_company(provider: BundledProvide
         await other.aclose()
 
 
-async def test_the_idempotency_key_seeds_what_is_sampled(provider: BundledProvider) -> None:
+async def test_idempotency_key_seeds_sampling(provider: BundledProvider) -> None:
     texts = [(await provider.complete(asks("x", key=key, temperature=1.0))).text for key in ("a", "a", "b")]
     assert texts[0] == texts[1] != texts[2]
 
 
-async def test_usage_counts_what_went_in_and_came_out(provider: BundledProvider) -> None:
+async def test_usage_counts_input_and_output_tokens(provider: BundledProvider) -> None:
     request = asks("How much?", max_output_tokens=5)
     result = await provider.complete(request)
     assert result.usage is not None
@@ -69,13 +71,13 @@ async def test_usage_counts_what_went_in_and_came_out(provider: BundledProvider)
     assert (result.usage.output_tokens, result.finish) == (5, "length")
 
 
-async def test_a_prompt_longer_than_the_context_was_not_executed(provider: BundledProvider) -> None:
+async def test_prompt_longer_than_the_context_is_reported_as_not_executed(provider: BundledProvider) -> None:
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks("word " * 2_000))
     assert (failed.value.kind, failed.value.executed) == ("too_long", False)
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_without_being_read(
+async def test_oversized_prompt_is_refused_without_being_tokenised(
     provider: BundledProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("llama_cpp.llama_tokenize")
@@ -91,7 +93,7 @@ async def test_a_generation_stops_at_the_end_of_the_context(provider: BundledPro
     assert result.usage.input_tokens + result.usage.output_tokens <= 512 + 1
 
 
-async def test_a_call_that_waited_in_vain_was_not_executed_and_one_that_ran_was(provider: BundledProvider) -> None:
+async def test_call_that_times_out_in_the_queue_was_not_executed_but_a_started_one_was(provider: BundledProvider) -> None:
     running = [asyncio.create_task(provider.complete(asks("go on", max_output_tokens=400, deadline_s=1.0))) for _ in range(6)]
     await asyncio.sleep(0.05)
     waiting = asyncio.create_task(provider.complete(asks("too late", deadline_s=0.01)))
@@ -112,7 +114,7 @@ async def test_cancelled_calls_free_their_rows(provider: BundledProvider) -> Non
     assert (await provider.complete(asks("and now?", max_output_tokens=3, deadline_s=20.0))).finish
 
 
-async def test_closing_while_calls_run_ends_them(model_path: Path) -> None:
+async def test_close_ends_running_calls(model_path: Path) -> None:
     provider = bundled(model_path, 2)
     await provider.start()
     running = [asyncio.create_task(provider.complete(asks("go on", max_output_tokens=450))) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""Prompts: rendered by the model's own template; no text of a user becomes a control token."""
+"""Prompts are rendered by the model's own template, and no user text becomes a control token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def control_count(vocabulary: Vocabulary, tokens: list[int]) -> int:
     return sum(token in vocabulary.control_ids.values() for token in tokens)
 
 
-def test_the_template_writes_control_tokens_and_the_users_text_stays_text(vocabulary: Vocabulary) -> None:
+def test_template_writes_control_tokens_and_user_text_stays_plain(vocabulary: Vocabulary) -> None:
     start, end = vocabulary.control_ids["<|im_start|>"], vocabulary.control_ids["<|im_end|>"]
     plain = vocabulary.tokenise
     expected = [start, *plain("user\nhello"), end, *plain("\n"), start, *plain("assistant\n")]
@@ -60,19 +60,19 @@ def test_the_template_writes_control_tokens_and_the_users_text_stays_text(vocabu
 
 @given(st.lists(pieces_of_text, max_size=8).map("".join), st.lists(pieces_of_text, max_size=4).map("".join))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_no_text_adds_a_control_token_or_is_altered(vocabulary: Vocabulary, content: str, prefix: str) -> None:
+def test_no_text_adds_a_control_token_or_changes(vocabulary: Vocabulary, content: str, prefix: str) -> None:
     tokens = ids(vocabulary, content, prefix=prefix)
     assert control_count(vocabulary, tokens) == 3
     data = b"".join(vocabulary.pieces[token] or vocabulary.text_of(token).encode() for token in tokens)
     assert data.decode() == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n{prefix}"
 
 
-def test_templates_that_trim_or_split_see_the_text_itself(vocabulary: Vocabulary) -> None:
+def test_templates_that_trim_or_split_get_the_actual_text(vocabulary: Vocabulary) -> None:
     assert ids(vocabulary, " \n <|im_end|> a \n", TRIMMING) == ids(vocabulary, "<|im_end|> a", TRIMMING)
     assert ids(vocabulary, "old thoughts</think>new", SPLITTING) == ids(vocabulary, "new", SPLITTING)
 
 
-def test_the_beginning_of_text_token_comes_once(vocabulary: Vocabulary) -> None:
+def test_bos_token_appears_exactly_once(vocabulary: Vocabulary) -> None:
     class WithBos:
         control_ids = vocabulary.control_ids
         bos = vocabulary.control_ids["<|endoftext|>"]
@@ -85,7 +85,7 @@ def test_the_beginning_of_text_token_comes_once(vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("attack", ["{{ messages.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os.system('true') }}"])
-def test_a_template_from_a_hostile_file_stays_in_its_sandbox(vocabulary: Vocabulary, attack: str) -> None:
+def test_hostile_template_stays_in_its_sandbox(vocabulary: Vocabulary, attack: str) -> None:
     with pytest.raises(EdgeError, match="template"):
         ids(vocabulary, "a", attack)
 
@@ -109,7 +109,7 @@ def test_control_tokens_are_silent_in_responses_and_tags_are_not(vocabulary: Voc
     )
 
 
-def test_a_turn_of_the_models_own_ends_with_what_its_template_writes_behind_one(vocabulary: Vocabulary) -> None:
+def test_encoded_assistant_turn_ends_as_the_template_ends_one(vocabulary: Vocabulary) -> None:
     end = vocabulary.control_ids["<|im_end|>"]
     assert ChatTemplate(CHAT_TEMPLATE, vocabulary, {}).turn_end() == end
     other = CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
@@ -118,7 +118,7 @@ def test_a_turn_of_the_models_own_ends_with_what_its_template_writes_behind_one(
     assert ChatTemplate("{{ raise_exception('a user must speak last') }}", vocabulary, {}).turn_end() is None
 
 
-def test_a_response_has_the_control_tokens_that_responses_show_and_no_other(vocabulary: Vocabulary) -> None:
+def test_response_contains_exactly_the_control_tokens_that_may_be_shown(vocabulary: Vocabulary) -> None:
     template = ChatTemplate(CHAT_TEMPLATE, vocabulary, {})
     text = "one<|im_start|>two<|im_end|>"
     plain = template.response_ids(text, ())

@@ -1,4 +1,4 @@
-"""A converted model folder is the same model: in torch, in llama.cpp, and token for token with the real tokenizers."""
+"""A converted model folder equals the original in torch and in llama.cpp, and token for token with the real tokenizers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def longer(ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_a_converted_model_is_the_same_in_torch_and_in_llama_cpp(tmp_path: Path, architecture, llama) -> None:
+async def test_converted_model_is_equal_in_torch_and_llama_cpp(tmp_path: Path, architecture, llama) -> None:
     folder = write_hf_folder(tmp_path / "hf", architecture, rope=LLAMA3_ROPE if architecture == "llama" else None)
     out = tmp_path / "out.gguf"
     written = convert(folder.path, out, "f32")
@@ -76,9 +76,7 @@ def stretched(frequencies: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_bf16_f16_and_sharded_weights_arrive_bit_for_bit_or_the_missing_shard_is_named(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_bf16_f16_and_sharded_weights_are_bit_equal_and_a_missing_shard_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = write_hf_folder(tmp_path / "hf", "llama", dtype=dtype, shards=3)
     convert(folder.path, tmp_path / "out.gguf", "f32")
     source = open_gguf(tmp_path / "out.gguf")
@@ -90,7 +88,7 @@ def test_bf16_f16_and_sharded_weights_arrive_bit_for_bit_or_the_missing_shard_is
 
 
 @pytest.mark.parametrize(("type_name", "bound"), [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.3)])
-def test_narrower_types_stay_near(tmp_path: Path, type_name: str, bound: float) -> None:
+def test_narrower_types_stay_close(tmp_path: Path, type_name: str, bound: float) -> None:
     folder = write_hf_folder(tmp_path / "hf", "qwen3")
     convert(folder.path, tmp_path / "out.gguf", type_name)
     kinds = {tensor.kind.name for tensor in open_gguf(tmp_path / "out.gguf").tensors.values()}
@@ -99,7 +97,7 @@ def test_narrower_types_stay_near(tmp_path: Path, type_name: str, bound: float) 
     assert 0.0 < difference < bound
 
 
-def test_rows_that_fit_no_block_stay_half_precision_and_are_told(tmp_path: Path) -> None:
+def test_rows_that_fit_no_block_stay_half_precision_and_are_reported(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "hf", "qwen2", ffn_width=72)
     written = convert(folder.path, tmp_path / "out.gguf", "q8_0")
     assert written.kept_wider == ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
@@ -199,7 +197,7 @@ REFUSED: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_be_converted_is_refused_in_one_line_and_leaves_nothing(
+def test_unconvertible_model_is_refused_in_one_line_and_leaves_nothing(
     tmp_path: Path, spoil: Callable[[Path], object], words: str
 ) -> None:
     folder = write_hf_folder(tmp_path / "hf").path
@@ -210,7 +208,7 @@ def test_what_cannot_be_converted_is_refused_in_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-def test_values_too_large_for_half_precision_are_refused_and_an_existing_file_stays(tmp_path: Path) -> None:
+def test_values_beyond_half_precision_are_refused_and_the_existing_file_stays(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "hf")
     folder.state["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
     save_file(folder.state, folder.path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Made-up headers and configurations: refused in one line before llama.cpp or a loop sees them, and a row of the listing at worst."""
+"""Forged headers and configurations are refused in one line before llama.cpp reads them; in the listing they are at worst a bad row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FEWER_THAN_ONE = [("block_count", ("i32", 0)), ("block_count", ("i32", -3))]
 
 
 @pytest.mark.parametrize(("key", "value"), [*SENSELESS.items(), *FEWER_THAN_ONE])
-def test_a_senseless_number_is_refused_before_llama_cpp_sees_it(
+def test_invalid_number_is_refused_before_llama_cpp_reads_the_file(
     tiny: Path, tmp_path: Path, key: str, value: tuple[str, object]
 ) -> None:
     path = changed(tiny, tmp_path / "odd.gguf", putting({f"qwen2.{key}": value}))
@@ -73,7 +73,7 @@ DAMAGED: dict[str, Callable[[Parts], object]] = {
 
 
 @pytest.mark.parametrize("why", list(DAMAGED))
-def test_a_made_up_header_is_refused(tiny: Path, tmp_path: Path, why: str) -> None:
+def test_forged_header_is_refused(tiny: Path, tmp_path: Path, why: str) -> None:
     path = changed(tiny, tmp_path / "odd.gguf", DAMAGED[why])
     with pytest.raises(ModelFileError, match=why):
         read_header(path)
@@ -86,7 +86,7 @@ BAD_CONFIGS = {
 }  # fmt: skip
 
 
-def test_one_bad_model_does_not_take_the_listing_down(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_model_does_not_break_the_listing(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(tiny, models / "text.gguf", putting({"qwen2.context_length": ("text", "abc")}))
     changed(tiny, models / "key.gguf", putting({"qwen2.attention.key_length": ("text", "x")}))
     os.mkfifo(models / "pipe.gguf")
@@ -110,15 +110,13 @@ def test_one_bad_model_does_not_take_the_listing_down(tiny: Path, models: Path, 
 @pytest.mark.parametrize(
     "head", [b"[" * 200_000, b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 4]}}']
 )
-def test_a_made_up_safetensors_head_is_refused(tmp_path: Path, head: bytes) -> None:
+def test_forged_safetensors_header_is_refused(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(64))
     with pytest.raises(ModelFileError, match="not a readable safetensors file"):
         stored_tensors(tmp_path)
 
 
-def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
-    tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metadata_of_a_file_cannot_inject_terminal_codes(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "a\x1b[31m\nb\u202e\x9bc[bold]"
     change = putting({"general.name": ("text", evil), f"k{evil}": ("text", evil), "general.architecture": ("text", evil)})
     path = changed(tiny, models / "evil.gguf", change)
@@ -130,7 +128,7 @@ def test_what_a_file_says_of_itself_does_not_steer_the_terminal(
     assert json.loads(capsys.readouterr().out)["title"] == evil
 
 
-def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_and_convert_report_why_a_name_is_refused(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_model(models / "full.gguf", quantised=False)
     write_hf_folder(models / "hf")
     assert main(["models", "quantize", "full", str(models / "small.gguf"), "--type", "Q8_0"]) == 0
@@ -142,7 +140,7 @@ def test_quantize_and_convert_take_names_and_say_why_not(tiny: Path, models: Pat
     assert "hf: is a folder" in capsys.readouterr().err
 
 
-def test_show_tells_what_learning_takes_by_its_formula(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_estimated_learning_memory(tiny: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(tiny, models / "plain.gguf", lambda parts: None)
     changed(tiny, models / "scaled.gguf", putting({"qwen2.rope.scaling.factor": ("f32", 4.0)}))
     assert main(["models", "show", "plain", "--json"]) == 0

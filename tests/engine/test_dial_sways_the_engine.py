@@ -1,4 +1,4 @@
-"""The budget dial on the bundled model with the bundled cloud LLM: it holds its rate, and chooses better than a lot."""
+"""The budget dial on the bundled model with the bundled cloud LLM: it holds its rate and selects better than chance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.experiments.dial import Experiment, config_for, mixed_items
 
 
 @pytest.mark.long
-async def test_on_a_frozen_bundled_model_the_dial_realises_its_rate_from_a_cold_start(tmp_path: Path) -> None:
+async def test_dial_reaches_its_rate_on_a_frozen_bundled_model_from_a_cold_start(tmp_path: Path) -> None:
     config = config_for(tmp_path / "state")
     async with build_agent(config, MemorySink()) as agent:
         experiment = Experiment(agent, build_verifier(config), lambda line: None)
@@ -27,7 +27,7 @@ async def test_on_a_frozen_bundled_model_the_dial_realises_its_rate_from_a_cold_
             assert len(run.rates_by_question) == 60
 
 
-async def test_a_dial_turned_all_the_way_asks_for_every_question_and_never_shows_half_a_request(tmp_path: Path) -> None:
+async def test_dial_at_one_always_asks_and_shows_no_partial_request(tmp_path: Path) -> None:
     config = config_for(tmp_path / "state")
     async with build_agent(config, MemorySink()) as agent:
         agent.budgets.set_dial(1.0)

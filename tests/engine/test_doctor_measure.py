@@ -1,4 +1,4 @@
-"""`doctor --measure` on the bundled model: real numbers with units, a profile that is read back, and nothing left of an interruption."""
+"""`doctor --measure` on the bundled model: real numbers with units, a profile that is read back, and no leftovers of an interruption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "l
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured is not the point here."""
+    """Shortens the measurement, whose values do not matter here."""
     monkeypatch.setattr(measure, "POINT_S", 0.01)
 
 
@@ -51,45 +51,45 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str, Path]:
     return json.loads(done.stdout), done.stderr, profile
 
 
-def test_every_number_is_there_and_carries_its_unit(report: tuple[dict, str, Path]) -> None:
-    told, progress, _ = report
-    assert told["ok"] is True
-    measured = told["measured"]
+def test_every_measurement_is_present_with_its_unit(report: tuple[dict, str, Path]) -> None:
+    result, progress, _ = report
+    assert result["ok"] is True
+    measured = result["measured"]
     for name in ("bandwidth_gb_per_s", "infer_gflop_per_s", "train_fp32_gflop_per_s", "train_bf16_gflop_per_s"):
         assert measured[name] > 0
     assert measured["dequantise_gweights_per_s"] > 0
     assert [rate["rows"] for rate in measured["decode"]] == [1, 3]
-    assert told["all_rows_measured"] is True
-    assert told["recommended"]["group_size"] == 2
-    assert told["recommended"]["rows"] in (1, 3)
+    assert result["all_rows_measured"] is True
+    assert result["recommended"]["group_size"] == 2
+    assert result["recommended"]["rows"] in (1, 3)
     assert "generation with 3 rows" in progress
 
 
-def test_the_floor_is_that_of_the_formula(report: tuple[dict, str, Path]) -> None:
-    told, _, _ = report
-    measured, advice, tasks, cost = told["measured"], told["recommended"], told["tasks"], ModelCost(**told["model"])
+def test_floor_equals_the_formula(report: tuple[dict, str, Path]) -> None:
+    result, _, _ = report
+    measured, advice, tasks, cost = result["measured"], result["recommended"], result["tasks"], ModelCost(**result["model"])
     assert measured["infer_gflop_per_s"] == pytest.approx(2e-9 * cost.block_weights * measured["prefill_tokens_per_s"], rel=1e-3)
     speed = DeviceSpeed(*(1e9 * measured[name] for name in ("bandwidth_gb_per_s", "infer_gflop_per_s", "train_fp32_gflop_per_s")))
     rows = min(advice["rows"], advice["prompts"] * 2)
     work = StepWork(advice["prompts"], 2, tasks["prompt_tokens"], tasks["response_tokens"], rows)
-    assert told["floor"]["total_s"] == pytest.approx(step_floor(speed, cost, work).total_s)
+    assert result["floor"]["total_s"] == pytest.approx(step_floor(speed, cost, work).total_s)
 
 
-def test_the_profile_is_what_run_and_a_simulation_read_on_the_machine_it_holds_for(report: tuple[dict, str, Path]) -> None:
-    told, _, profile = report
+def test_profile_is_used_by_run_and_simulation_on_the_matching_machine(report: tuple[dict, str, Path]) -> None:
+    result, _, profile = report
     config = Settings(device_profile=profile).config()
-    assert config.device.model_dump(mode="json") == told["measured"]
-    advice = told["recommended"]
+    assert config.device.model_dump(mode="json") == result["measured"]
+    advice = result["recommended"]
     assert (config.engine.max_rows, config.learning.prompts_per_step) == (advice["rows"], advice["prompts"])
     assert config.learning.micro_batch_tokens == advice["micro_batch_tokens"]
     assert [path.name for path in profile.parent.iterdir()] == [profile.name]
-    [row] = told["measured"]["speeds"]
-    assert (row["model"], row["prefill_tokens_per_s"]) == ("nano-edge", told["measured"]["prefill_tokens_per_s"])
+    [row] = result["measured"]["speeds"]
+    assert (row["model"], row["prefill_tokens_per_s"]) == ("nano-edge", result["measured"]["prefill_tokens_per_s"])
     assert load_device(str(profile)).training_tokens_per_s == row["training_tokens_per_s"] > 0
-    assert told["measured"]["machine"] == machine_facts().fingerprint
+    assert result["measured"]["machine"] == machine_facts().fingerprint
     assert pick_profile([profile], profile.parent, machine_facts) == Pick(profile, MEASURED)
     lines = "\n".join(
-        measure.measured_lines(Measured(config.device, ModelCost(**told["model"]), RATES, BatchAdvice(**advice), None))
+        measure.measured_lines(Measured(config.device, ModelCost(**result["model"]), RATES, BatchAdvice(**advice), None))
     )
     assert "tokens/s" in lines and "floor of a step: not known" in lines
 
@@ -111,23 +111,23 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_check_is_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_check_is_reported_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "device.yaml"
     assert main(["doctor", "--write-profile", str(profile), "--model", str(tmp_path / "none.gguf")]) == 1
     assert "nothing was measured" in capsys.readouterr().err
     assert not profile.exists()
 
 
-async def test_a_slow_machine_keeps_what_was_measured_until_time_was_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_machine_keeps_the_measurements_made_before_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_SAMPLE_S", 0.0)
     monkeypatch.setattr(measure, "_SWEEP_S", 0.0)
     config = resolve(AgentConfig, sets=[*SMALL, "learning.max_tokens=77"]).config
     rates = await measure.engine_rates(config, model_file("nano-edge"), lambda stage: None, SystemClock())
-    assert (rates.sampled, rates.response_tokens) == (False, 77), "what takes too long counts as the longest allowed"
+    assert (rates.sampled, rates.response_tokens) == (False, 77), "a timeout counts as the longest allowed time"
     assert (list(rates.decode_tokens_per_s), rates.complete) == ([1], False)
 
 
-async def test_the_onnx_engine_is_measured_as_the_others_are(tmp_path: Path) -> None:
+async def test_onnx_engine_is_measured_like_the_others(tmp_path: Path) -> None:
     if not installed(ENGINES["onnx"]):
         pytest.skip("ONNX is not installed")
     sets = [*SMALL, "engine.backend=onnx", "learning.max_tokens=8", f"state_folder={tmp_path}"]
@@ -139,7 +139,7 @@ async def test_the_onnx_engine_is_measured_as_the_others_are(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "onnx"])
-async def test_rows_on_paper_are_those_of_the_engine(tmp_path: Path, backend: str) -> None:
+async def test_estimated_rows_equal_the_engines_rows(tmp_path: Path, backend: str) -> None:
     if backend == "onnx" and not installed(ENGINES["onnx"]):
         pytest.skip("ONNX is not installed")
     sets = [f"engine.backend={backend}", "model.context_tokens=3000", f"state_folder={tmp_path}"]
@@ -156,7 +156,7 @@ async def test_rows_on_paper_are_those_of_the_engine(tmp_path: Path, backend: st
 @pytest.mark.parametrize(
     ("offloads", "driver", "state"), [(True, True, "ok"), (False, True, "warn"), (True, False, "ok"), (False, False, "ok")]
 )
-def test_the_doctor_says_when_a_graphics_processor_lies_idle(
+def test_doctor_reports_an_unused_graphics_processor(
     monkeypatch: pytest.MonkeyPatch, offloads: bool, driver: bool, state: str
 ) -> None:
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: offloads)
@@ -166,7 +166,7 @@ def test_the_doctor_says_when_a_graphics_processor_lies_idle(
     assert ("GGML_CUDA" in finding.hint) == (state == "warn")
 
 
-def test_the_installed_llama_cpp_decodes_in_a_process_of_its_own() -> None:
+def test_installed_llama_cpp_decodes_in_a_separate_process() -> None:
     assert llama_fault() == ("", False)
     fault, crashed = llama_fault(lambda: [*trial_command()[:-1], "/no/such/model.gguf"])
     assert ("does not decode: " in fault, crashed) == (True, False)

@@ -1,4 +1,4 @@
-"""Blocks computed again in the backward pass: the same gradients, bit for bit, from less that is kept."""
+"""Recomputed blocks in the backward pass give bit-equal gradients with less memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_gradients_are_bit_equal(tmp_path: Path, weights: str, shared: bool, bf1
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
-async def test_updates_are_bit_equal_and_the_random_state_is_left_alone(worker: EngineWorker) -> None:
+async def test_updates_are_bit_equal_and_leave_the_random_state_unchanged(worker: EngineWorker) -> None:
     plain, again = tiny_learner(worker), tiny_learner(worker, gradient_checkpointing=True)
     assert (plain.checkpointing, again.checkpointing) == (False, True)
     before = torch.get_rng_state()
@@ -54,7 +54,7 @@ async def test_updates_are_bit_equal_and_the_random_state_is_left_alone(worker: 
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
-def test_less_is_kept_between_forward_and_backward(shared: bool) -> None:
+def test_checkpointing_keeps_less_memory_between_forward_and_backward(shared: bool) -> None:
     assert _most_kept(checkpointing=True, shared=shared) < 0.6 * _most_kept(checkpointing=False, shared=shared)
 
 
@@ -77,7 +77,7 @@ def _most_kept(*, checkpointing: bool, shared: bool) -> int:
     return sum(size for place, size in sizes.items() if place not in frozen)
 
 
-async def test_a_learner_short_of_memory_lets_go_of_it_and_computes_again(worker: EngineWorker) -> None:
+async def test_learner_short_of_memory_switches_to_recomputation(worker: EngineWorker) -> None:
     learner = tiny_learner(worker)
     made: list[weakref.ref[torch.Tensor]] = []
     left_over: list[int] = []
@@ -99,7 +99,7 @@ async def test_a_learner_short_of_memory_lets_go_of_it_and_computes_again(worker
     assert await learner.update(random_groups(4)) == await fresh.update(random_groups(4))
 
 
-async def test_what_does_not_fit_either_way_is_refused_in_one_line(worker: EngineWorker) -> None:
+async def test_model_that_does_not_fit_either_way_is_refused_in_one_line(worker: EngineWorker) -> None:
     learner = tiny_learner(worker)
     learner._module.model.layers[-1].register_forward_hook(lambda *_: torch.empty(1 << 60) and None)
     with pytest.raises(OutOfMemory, match="the longest micro-batch was tried") as caught:

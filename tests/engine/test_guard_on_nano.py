@@ -1,4 +1,4 @@
-"""The guard and learning from verdicts on the bundled model: real adapters, a real engine, an embedded coordinator."""
+"""The guard and learning from feedback on the bundled model: real adapters, a real engine, an embedded coordinator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gated_config(state: Path, *sets: str) -> AgentConfig:
     return tiny_config(state, *gate, "gate.recheck_every=2", "budget.dial=0", *sets)
 
 
-def spoiled(adapter: Path, base: Path) -> None:
+def damaged(adapter: Path, base: Path) -> None:
     """The same adapter with weights that are noise: sound in form, useless in content."""
     file, random = adapter / "adapter_model.safetensors", np.random.Generator(np.random.Philox(1))
     tensors = load_file(str(file))
@@ -34,26 +34,26 @@ def spoiled(adapter: Path, base: Path) -> None:
     check_adapter(adapter)
 
 
-async def test_a_spoiled_adapter_that_serves_is_found_and_left(tmp_path: Path) -> None:
+async def test_damaged_promoted_adapter_is_detected_and_rolled_back(tmp_path: Path) -> None:
     sink, config = MemorySink(), gated_config(tmp_path / "state")
     async with build_agent(config, sink) as agent:
         await agent.learn(2)
         assert agent.status().adapter_version == 2
-    spoiled(tmp_path / "state" / "checkpoints" / "step-000002" / "adapter", model_file("nano-edge"))
+    damaged(tmp_path / "state" / "checkpoints" / "step-000002" / "adapter", model_file("nano-edge"))
     async with build_agent(config, sink) as agent:
         bad = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         assert (bad.adapter_version, bad.final) != (2, "7")
         await agent.learn(1)
         good = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
     [event] = [one for one in sink.events if isinstance(one, WentBack)]
     assert (event.from_version, event.cause) == (2, "anchors")
     assert event.to_version in (0, 1)
     assert good.adapter_version != 2 and good.final == "7"
-    assert [(one["from_version"], one["by"]) for one in told["went_back"]] == [(2, "anchors")]
+    assert [(one["from_version"], one["by"]) for one in report["went_back"]] == [(2, "anchors")]
 
 
-async def test_a_corrected_answer_is_learned_from_on_this_device_alone(tmp_path: Path) -> None:
+async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -> None:
     config = gated_config(tmp_path / "state", "use.share=0.5", "use.passes=1", "mode=auto")
     asked = Message("user", "What is 3 + 4?")
     async with build_agent(config, MemorySink(), lives_here=True) as agent:

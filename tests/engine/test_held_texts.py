@@ -1,4 +1,4 @@
-"""What grammars hold a model to: random schemas, keywords at their bounds, UTF-8, control tokens, tools in the model's template."""
+"""Output constrained by grammars: random schemas, keywords at their bounds, UTF-8, control tokens, tools in the model's template."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nano() -> Iterator[LlamaCppBackend]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppBackend]:
-    """Random weights over single bytes: most of what it would write is not even UTF-8."""
+    """Random weights over single bytes: most unconstrained output is not even UTF-8."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     write_tiny_model(path, chat_template=TOOL_TEMPLATE, context_length=4096)
     worker = EngineWorker()
@@ -62,7 +62,7 @@ def fits(schema: Any, text: str) -> bool:
 
 @pytest.mark.parametrize("lot", range(4))
 async def test_every_answer_to_a_random_schema_validates(nano: LlamaCppBackend, lot: int) -> None:
-    """Temperature 1, so that it strays; an answer may only be cut off, and says so then."""
+    """Temperature 1 makes the model stray; an answer may only be truncated, with that finish reason."""
     whole = 0
     for seed in range(lot * SCHEMAS // 4, (lot + 1) * SCHEMAS // 4):
         schema = random_schema(Random(seed))
@@ -74,7 +74,7 @@ async def test_every_answer_to_a_random_schema_validates(nano: LlamaCppBackend, 
     assert whole >= SCHEMAS // 4 * 0.8
 
 
-async def test_a_random_schema_with_a_keyword_that_is_false_is_held_or_refused(nano: LlamaCppBackend) -> None:
+async def test_random_schema_with_a_false_keyword_is_enforced_or_refused(nano: LlamaCppBackend) -> None:
     held, refused = 0, 0
     for seed in range(SCHEMAS):
         schema = with_a_false_keyword(Random(seed), random_schema(Random(seed), depth=2))
@@ -103,7 +103,7 @@ async def test_a_random_schema_with_a_keyword_that_is_false_is_held_or_refused(n
     ],
     ids=json.dumps,
 )
-async def test_a_model_that_writes_anything_keeps_to_the_schema_and_to_unicode(tiny: LlamaCppBackend, schema: Any) -> None:
+async def test_output_of_a_random_model_matches_the_schema_and_is_valid_unicode(tiny: LlamaCppBackend, schema: Any) -> None:
     for seed in range(6):
         response = await written(tiny, schema_grammar(schema, "schema"), seed, max_tokens=400)
         assert response.finish is FinishReason.EOS
@@ -129,7 +129,7 @@ async def test_numbers_stay_within_any_bounds(tiny: LlamaCppBackend) -> None:
     assert written_numbers > 240
 
 
-async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaCppBackend) -> None:
+async def test_log_probabilities_under_a_grammar_are_the_unconstrained_ones(nano: LlamaCppBackend) -> None:
     held = await written(nano, object_grammar(), temperature=0.0, top_logprobs=2, max_tokens=3)
     free = await written(nano, "", temperature=0.0, top_logprobs=2, max_tokens=1)
     assert [each.logprob for each in held.tokens[0].top] == pytest.approx([each.logprob for each in free.tokens[0].top], abs=1e-9)
@@ -138,7 +138,7 @@ async def test_log_probabilities_under_a_grammar_are_the_models_own(nano: LlamaC
     assert again.logprobs == held.logprobs
 
 
-async def test_rollouts_beside_a_held_answer_are_what_they_are_alone(nano: LlamaCppBackend) -> None:
+async def test_rollouts_beside_a_constrained_answer_are_unchanged(nano: LlamaCppBackend) -> None:
     alone = await nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2])
     beside, _ = await asyncio.gather(
         nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2]), written(nano, object_grammar(), max_tokens=60)
@@ -146,13 +146,13 @@ async def test_rollouts_beside_a_held_answer_are_what_they_are_alone(nano: Llama
     assert [each.token_ids for each in beside.responses] == [each.token_ids for each in alone.responses]
 
 
-async def test_a_character_that_the_vocabulary_cannot_spell_ends_the_answer_and_nobody_elses(nano: LlamaCppBackend) -> None:
+async def test_character_outside_the_vocabulary_ends_only_that_answer(nano: LlamaCppBackend) -> None:
     impossible = 'root ::= "a" [\\U0000D800-\\U0000D801]'
     assert (await written(nano, impossible)).finish is FinishReason.LENGTH
     assert (await written(nano, 'root ::= "a"')).text == "a"
 
 
-async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -> None:
+async def test_invalid_grammar_is_refused(nano: LlamaCppBackend) -> None:
     with pytest.raises(Unsupported):
         await written(nano, "root ::= (")
 
@@ -182,7 +182,7 @@ async def test_a_grammar_that_cannot_be_read_is_refused(nano: LlamaCppBackend) -
     ],
     ids=json.dumps,
 )
-def test_what_cannot_be_held_is_refused_at_its_place(schema: Any, place: str) -> None:
+def test_unsupported_schema_keyword_is_refused_with_its_path(schema: Any, place: str) -> None:
     with pytest.raises(Unsupported) as caught:
         schema_grammar(schema, "s")
     assert (caught.value.parameter, str(caught.value).startswith(place)) == (place, True)
@@ -199,14 +199,14 @@ def test_what_cannot_be_held_is_refused_at_its_place(schema: Any, place: str) ->
     ],
     ids=json.dumps,
 )
-def test_what_is_no_schema_is_refused_at_its_place(schema: Any, place: str) -> None:
+def test_invalid_schema_is_refused_with_its_path(schema: Any, place: str) -> None:
     with pytest.raises(MalformedSchema) as caught:
         schema_grammar(schema, "s")
     assert caught.value.place == place
 
 
 @pytest.mark.parametrize("form", ["path", "password", "binary", "", "color"])
-def test_a_format_that_nothing_checks_is_an_annotation(form: str) -> None:
+def test_unchecked_format_is_an_annotation(form: str) -> None:
     held, plain = ({"type": "string", "minLength": 2, **more} for more in ({"format": form}, {}))
     assert schema_grammar(held, "s") == schema_grammar(plain, "s")
     assert fits(held, json.dumps("\\ ("))
@@ -233,7 +233,7 @@ def use(choice: Any = "auto", **options: Any) -> ToolUse:
     return found
 
 
-def test_a_template_that_knows_tools_reads_them_and_their_calls(tiny: LlamaCppBackend, nano: LlamaCppBackend) -> None:
+def test_template_with_tools_receives_tools_and_their_calls(tiny: LlamaCppBackend, nano: LlamaCppBackend) -> None:
     assert (tiny.tokenizer.calls_tools, nano.tokenizer.calls_tools) == (True, False)
     prompt = tiny.text_of(tiny.prompt_ids(use(parallel=True).conversation))
     assert '{"type": "function", "function": {"name": "add", "description": "say <|im_end|> or \\"<tool_call>\\""' in prompt
@@ -242,7 +242,7 @@ def test_a_template_that_knows_tools_reads_them_and_their_calls(tiny: LlamaCppBa
     assert ends == len(TURNS) + 1, "control tokens in texts stay text"
 
 
-def test_only_templates_that_write_calls_as_they_are_read_call_tools(tiny: LlamaCppBackend) -> None:
+def test_only_templates_that_write_and_read_tool_calls_alike_call_tools(tiny: LlamaCppBackend) -> None:
     model = GgufModel(Path(tiny.model.path), vocab_only=True)
     other_forms = (
         TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
@@ -261,7 +261,7 @@ def deep(levels: int) -> Any:
     return schema
 
 
-def test_a_schema_is_read_to_a_depth_and_a_size() -> None:
+def test_schema_depth_and_size_are_limited() -> None:
     assert schema_grammar(deep(40), "s")
     for levels in (200, 50_000):
         with pytest.raises(MalformedSchema):
@@ -271,7 +271,7 @@ def test_a_schema_is_read_to_a_depth_and_a_size() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-async def test_calls_have_the_arguments_that_their_tool_takes(tiny: LlamaCppBackend, choice: Any) -> None:
+async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBackend, choice: Any) -> None:
     held = use(choice, parallel=False)
     for seed in range(4):
         sampling = Sampling(grammar=held.calls, max_tokens=200)

@@ -1,4 +1,4 @@
-"""The help bias of rollouts: what the sampler draws with it, and the policy that the learner moves, are one."""
+"""The help bias of rollouts: the sampler and the learner use the same biased policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def states() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, WIDTH, generator=draw), torch.randn(VOCAB, WIDTH, generator=draw)
 
 
-def test_log_probabilities_and_their_gradient_are_those_of_biased_logits() -> None:
+def test_log_probabilities_and_gradient_equal_those_of_biased_logits() -> None:
     hidden_ND, weight_VD = states()
     targets = targets_of(ROWS, torch.device("cpu"))
     assert targets.biased is not None and targets.biased.place_M.tolist() == [1, 5, 7]
@@ -77,7 +77,7 @@ def test_mlx_has_the_same_policy() -> None:
     assert torch.allclose(torch.tensor(gradient.tolist()), expected.grad, atol=1e-4)
 
 
-async def test_sampler_and_learner_agree_under_a_bias_that_decides(tmp_path: Path) -> None:
+async def test_sampler_and_learner_agree_under_a_decisive_bias(tmp_path: Path) -> None:
     sets = (AT_90, "learning.prompts_per_step=2", "learning.group_size=4")
     steps, _ = await learn(tiny_config(tmp_path / "state", *sets), 4, MemorySink())
     assert [step.control.help_bias for step in steps[:2]] == [0.0, 2.0], "at most 2 nats a step"
@@ -85,6 +85,6 @@ async def test_sampler_and_learner_agree_under_a_bias_that_decides(tmp_path: Pat
     assert all(step.update.mean_abs_logprob_diff < 0.005 for step in steps), "nats a token; a bias left out would be 0.1"
 
 
-async def test_the_papers_rule_has_no_bias(tmp_path: Path) -> None:
+async def test_paper_rule_has_no_bias(tmp_path: Path) -> None:
     steps, _ = await learn(tiny_config(tmp_path / "state", AT_90, "learning.controller=paper"), 2)
     assert [step.control.help_bias for step in steps] == [None, None]

@@ -1,4 +1,4 @@
-"""Supervised updates on demonstrations with a real learner: they become likely, under every method's rule, and stop when they are."""
+"""Supervised updates on demonstrations with a real learner: demonstrations become likely under every method, and updates stop then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ async def test_the_loss_is_the_mean_negative_log_likelihood_and_falls(worker: En
     assert learner.step == imitation.updates == MOST_IMITATIONS
 
 
-async def test_what_is_likely_enough_is_left_after_one_update(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sufficiently_likely_demonstration_gets_only_one_update(
+    worker: EngineWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edge.training.lora_learner.ENOUGH_NATS", 2.0)  # a random decoder cannot be surer
     learner, shown = tiny_learner(worker), [Demonstration(PROMPT, ANSWER)]
     first = await learner.imitate(shown)
@@ -33,10 +35,10 @@ async def test_what_is_likely_enough_is_left_after_one_update(worker: EngineWork
         first = await learner.imitate(shown)
     assert (await learner.imitate(shown)).updates == 1
     report = await learner.update(random_groups(1))
-    assert not report.skipped, "an ordinary update goes on from there"
+    assert not report.skipped, "an ordinary update continues from there"
 
 
-async def test_kept_answers_stay_likelier_than_they_would(worker: EngineWorker) -> None:
+async def test_kept_answers_stay_likelier_than_without_them(worker: EngineWorker) -> None:
     kept = [KeptAnswer(OTHER, (20, 21, 0)), KeptAnswer((1, 4, 3), (22, 0))]
     likely = []
     for beside in ([], kept):

@@ -1,4 +1,4 @@
-"""The real loop on the bundled models: llama.cpp, LoRA training, an embedded coordinator with its ledger. Two tiny steps."""
+"""The real loop on the bundled models with two tiny steps: llama.cpp, LoRA training, an embedded coordinator with its ledger."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_config(state: Path, *sets: str) -> AgentConfig:
 
 
 def numbers(step: StepFinished) -> dict[str, Any]:
-    """What must be equal in a repeated run."""
+    """The values that must be equal in a repeated run."""
     quiet = ("seconds", "seconds_by_part", "tokens_per_s", "at")
     return {key: value for key, value in step.to_json().items() if key not in quiet}
 
@@ -55,7 +55,7 @@ async def learn(config: AgentConfig, steps: int, sink: Any = None) -> tuple[list
         return agent.steps(), await agent.link.budget()
 
 
-async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_agrees(tmp_path: Path) -> None:
+async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "state")
     folder = RunFolder(tmp_path / "run", "mode: auto\n")
     memory = MemorySink()
@@ -79,7 +79,7 @@ async def test_two_real_steps_leave_checkpoints_a_run_folder_and_a_ledger_that_a
     assert summary["steps"] == 2
 
 
-async def test_a_real_run_stopped_and_resumed_gives_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
+async def test_resumed_real_run_gives_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, _ = await learn(tiny_config(tmp_path / "whole"), 2)
     halves = tiny_config(tmp_path / "halves")
     await learn(halves, 1)
@@ -87,7 +87,7 @@ async def test_a_real_run_stopped_and_resumed_gives_the_numbers_of_one_that_was_
     assert [numbers(step) for step in resumed] == [numbers(step) for step in whole]
 
 
-async def test_without_a_coordinator_the_agent_answers_and_learns_and_says_so(tmp_path: Path) -> None:
+async def test_without_a_coordinator_the_agent_answers_learns_and_reports_offline(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "state", f"coordinator.address=unix:{tmp_path}/none.sock")
     async with build_agent(config, MemorySink()) as agent:
         answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
@@ -113,7 +113,7 @@ async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatabl
 
 
 @pytest.mark.parametrize("scope", ["task", "global"])
-async def test_phases_that_come_back_keep_their_price_or_share_one_in_the_embedded_ledger(tmp_path: Path, scope: str) -> None:
+async def test_repeated_phases_keep_or_share_their_price_in_the_embedded_ledger(tmp_path: Path, scope: str) -> None:
     """arith, facts, arith again, with a proportional part; the child's ledger proves each λ."""
     phases = "[" + ", ".join(f"{{source: 'practice:{name}', steps: 1}}" for name in ("arith", "facts", "arith")) + "]"
     rule = ProportionalIntegral(0.2, 0.5, 2)
@@ -150,14 +150,14 @@ async def test_the_embedded_coordinator_is_started_again_when_it_dies_and_stoppe
         os.kill(last, 0)
 
 
-async def test_a_state_folder_with_a_long_name_works(tmp_path: Path) -> None:
+async def test_long_state_folder_name_works(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / ("long" * 30))
     async with build_agent(config, MemorySink()) as agent:
         assert agent.status().online
         assert (await agent.link.budget("math")).calls == 0
 
 
-def test_a_model_that_is_not_there_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_model_is_refused_in_one_line_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no such model file"):
         build_agent(tiny_config(tmp_path / "state", "model.path=nothing.gguf"), MemorySink())
     assert not (tmp_path / "state").exists()
@@ -173,7 +173,7 @@ async def test_a_corrupt_model_file_is_refused_in_one_line_and_frees_the_state_f
         assert "\n" not in str(caught.value)
 
 
-async def test_with_a_gate_real_steps_serve_after_they_were_judged_only_and_a_resumed_run_decides_the_same(
+async def test_with_a_gate_real_steps_are_promoted_only_after_evaluation_and_resume_identically(
     tmp_path: Path,
 ) -> None:
     gate = ("gate.enabled=true", "gate.every=2", "gate.anchors=2", "gate.max_drop=1", "gate.rate_band=1")

@@ -1,4 +1,4 @@
-"""The llama.cpp backend, bit for bit: what is sampled depends on the seed alone, never on what else is in flight."""
+"""The llama.cpp backend is bit-reproducible: a sample depends on its seed only, never on other requests in flight."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def one_by_one(backend: LlamaCppBackend, numbers: range, seeds: range) -> 
     return groups
 
 
-async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
-    """All at once, arriving at odd moments, with served requests and a withdrawn one in between."""
+async def concurrent(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
+    """Concurrent requests that arrive at odd moments, with served requests and a withdrawn one in between."""
     random = stream(1, "arrivals")
 
     async def late(number: int) -> PromptGroup:
@@ -69,24 +69,24 @@ async def crowded(backend: LlamaCppBackend, numbers: range, seeds: range) -> lis
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["bare", "with an adapter"])
-async def test_same_seeds_give_the_same_bits_alone_and_in_a_crowd(tiny: TinyModel, tmp_path: Path, adapted: bool) -> None:
+async def test_same_seeds_give_the_same_bits_alone_and_in_a_batch(tiny: TinyModel, tmp_path: Path, adapted: bool) -> None:
     async with opened(tiny) as backend:
         await backend.swap_adapter(write_adapter(tmp_path / "adapter", tiny, 1) if adapted else None)
         expected = await one_by_one(backend, range(6), range(4))
-        assert await crowded(backend, range(6), range(4)) == expected
+        assert await concurrent(backend, range(6), range(4)) == expected
         lengths = {len(response.token_ids) for group in expected for response in group.responses}
         assert len(lengths) > 2  # rows ended at different times, so rows were refilled and moved
 
 
-async def test_the_number_of_rows_changes_nothing(tiny: TinyModel) -> None:
+async def test_number_of_rows_does_not_change_results(tiny: TinyModel) -> None:
     results = []
     for options in ({"max_rows": 8}, {"max_rows": 1, "serving_rows": 1}, {"max_rows": 3}):
         async with opened(tiny, **options) as backend:
-            results.append(await crowded(backend, range(4), range(5)))
+            results.append(await concurrent(backend, range(4), range(5)))
     assert all(result == results[0] for result in results[1:])
 
 
-async def test_the_number_of_threads_changes_nothing(tiny: TinyModel) -> None:
+async def test_number_of_threads_does_not_change_results(tiny: TinyModel) -> None:
     results = []
     for threads in (1, 2):
         async with opened(tiny, n_threads=threads) as backend:
@@ -94,7 +94,7 @@ async def test_the_number_of_threads_changes_nothing(tiny: TinyModel) -> None:
     assert results[0] == results[1]
 
 
-async def test_scoring_gives_the_very_log_probabilities_of_sampling(tiny: TinyModel) -> None:
+async def test_scoring_gives_the_log_probabilities_of_sampling(tiny: TinyModel) -> None:
     async with opened(tiny) as backend:
         group = await backend.sample_group(question(2), ROLLOUT, range(6))
         noise = asyncio.create_task(backend.sample_group(question(5), ROLLOUT, range(6)))
@@ -129,7 +129,7 @@ async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) 
         assert forced[0][1] is not None
 
 
-async def test_closing_the_worker_first_leaves_nobody_waiting(tiny: TinyModel) -> None:
+async def test_closing_the_worker_first_leaves_no_pending_caller(tiny: TinyModel) -> None:
     worker = EngineWorker()
     backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4)
     waiting = asyncio.create_task(backend.sample_group(question(1), Sampling(max_tokens=200), range(50)))
@@ -145,6 +145,6 @@ async def test_closing_the_worker_first_leaves_nobody_waiting(tiny: TinyModel) -
     ("row_bytes", "rows"),
     [(1, 128), (KV_BYTES // 128, 128), (KV_BYTES // 40, 40), (KV_BYTES // 8, 8), (KV_BYTES, 8), (0, 128)],
 )
-def test_rows_fill_the_memory_between_the_fewest_and_the_most(row_bytes: int, rows: int) -> None:
+def test_rows_fit_memory_between_minimum_and_maximum(row_bytes: int, rows: int) -> None:
     assert rows_that_fit(row_bytes, graphics=True) == rows
     assert rows_that_fit(row_bytes) == min(32, rows)

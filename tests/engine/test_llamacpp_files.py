@@ -1,4 +1,4 @@
-"""Model files that cannot be used: one clear line, and nothing printed by llama.cpp."""
+"""Unusable model files: one clear line, and no output of llama.cpp."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_unusable_file_is_one_line_and_llama_cpp_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_model_without_a_chat_template_that_knows_chatml_is_served(llama: OpenLlama, tmp_path: Path) -> None:
+def test_chatml_model_without_a_template_is_served(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "plain.gguf", chat_template=None, prompt_form=None)
     backend = llama(model.path)
     assert backend.model.prompt_form == "full"
@@ -51,7 +51,7 @@ def test_a_broken_chat_template_is_named(llama: OpenLlama, tmp_path: Path) -> No
         llama(model.path)
 
 
-async def test_a_template_that_refuses_the_conversation_is_an_error_of_one_line(llama: OpenLlama, tmp_path: Path) -> None:
+async def test_template_that_refuses_the_conversation_is_a_one_line_error(llama: OpenLlama, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('no system\nturns') }}")
     backend = llama(model.path)
     with pytest.raises(EdgeError, match="no system turns"):
@@ -67,7 +67,7 @@ async def test_a_prompt_longer_than_the_context_is_refused(llama: OpenLlama, tmp
     assert len(response.token_ids) < 64
 
 
-async def test_without_the_rearranged_copy_four_bit_weights_say_the_same(llama: OpenLlama, tmp_path: Path) -> None:
+async def test_four_bit_weights_give_the_same_results_without_repacking(llama: OpenLlama, tmp_path: Path) -> None:
     path = tmp_path / "four-bit.gguf"
     quantise(write_tiny_model(tmp_path / "full.gguf", quantised=False).path, path, "Q4_0", threads=1)
     found = []

@@ -1,4 +1,4 @@
-"""Prompts that are far too long, or made to be slow to read: they keep nobody else waiting."""
+"""Very long prompts, and prompts made to be slow to tokenise, do not block other requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backend(llama: Callable[..., LlamaCppBackend]) -> LlamaCppBackend:
     return llama(NANO, n_ctx=256)
 
 
-def test_a_text_of_very_many_tags_is_given_to_llama_cpp_in_parts_that_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_with_very_many_tags_is_tokenised_in_parts_with_equal_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GgufModel(NANO, vocab_only=True)
     try:
         given: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The MLX backend: the same bits alone and in a crowd, the log-probabilities of scoring, adapters, and words from a folder."""
+"""The MLX backend: the same bits alone and in a batch, log-probabilities of scoring, adapters, and prompts of a model folder."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def question(number: int) -> list[Message]:
     return [Message("user", f"Question {number}: " + "how many? " * (number * 13 % 30))]
 
 
-async def crowded(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
-    """All at once, with a served request and a withdrawn one in between."""
+async def concurrent(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
+    """Concurrent requests, with a served request and a withdrawn one in between."""
     sample = backend.sample_group  # type: ignore[attr-defined]
     withdrawn = asyncio.create_task(sample(question(99), Sampling(max_tokens=100), range(3)))
     priorities = {number: Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT for number in numbers}
@@ -45,7 +45,7 @@ async def crowded(backend: object, numbers: range, seeds: range) -> list[PromptG
     return list(await groups)
 
 
-async def test_same_seeds_give_the_same_bits_alone_in_a_crowd_and_with_other_rows(
+async def test_same_seeds_give_the_same_bits_alone_in_a_batch_and_with_other_rows(
     tiny: TinyModel, worker: EngineWorker, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", tiny, 1)
@@ -55,15 +55,15 @@ async def test_same_seeds_give_the_same_bits_alone_in_a_crowd_and_with_other_row
     for number in range(4):
         singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in range(3)]
         alone.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
-    assert await crowded(backend, range(4), range(3)) == alone
+    assert await concurrent(backend, range(4), range(3)) == alone
     await backend.aclose()
     narrow = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=2, serving_rows=1)
     await narrow.swap_adapter(adapter)
-    assert await crowded(narrow, range(4), range(3)) == alone
+    assert await concurrent(narrow, range(4), range(3)) == alone
     await narrow.aclose()
 
 
-async def test_both_engines_read_the_same_prompt_and_agree_on_its_continuations(tiny: TinyModel, worker: EngineWorker) -> None:
+async def test_both_engines_get_the_same_prompt_and_agree_on_continuations(tiny: TinyModel, worker: EngineWorker) -> None:
     ours, theirs = mlx_backend(tiny.path, worker), LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=2)
     group = await theirs.sample_group(question(1), ROLLOUT, range(4))
     assert ours.prompt_ids(question(1)) == group.prompt_ids
@@ -107,7 +107,7 @@ async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_sta
     await backend.aclose()
 
 
-async def test_a_folder_is_spoken_to_as_the_file_is(worker: EngineWorker, tmp_path: Path) -> None:
+async def test_model_folder_gets_the_same_prompt_as_the_file(worker: EngineWorker, tmp_path: Path) -> None:
     require_mlx()
     tiny = write_tiny_model(tmp_path / "tiny.gguf", "qwen2", quantised=False)
     folder = write_mlx_folder(tmp_path / "folder", tiny)

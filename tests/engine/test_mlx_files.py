@@ -1,4 +1,4 @@
-"""Weights on MLX are those of the file: exact where a format has the same form, close where not; bad files are refused."""
+"""Weights on MLX equal those of the file: exactly where a format has the same layout, closely elsewhere; bad files are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unpacked(packed: Packed) -> np.ndarray:
 
 
 def one_matrix(folder: Path, kind: gguf.GGMLQuantizationType, values: np.ndarray) -> Packed:
-    """What MLX makes of a matrix stored in this type."""
+    """The MLX form of a matrix stored in this type."""
     path, (rows, width) = folder / "one.gguf", values.shape
     spec = DecoderSpec("llama", rows, width, layers=1, heads=2, kv_heads=2, head_dim=width // 2, ffn_width=32, qkv_bias=False)
     writer = gguf.GGUFWriter(path, "llama")
@@ -59,7 +59,7 @@ def values() -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 4)])
-def test_a_type_of_the_same_form_is_held_exactly(tmp_path: Path, values: np.ndarray, name: str, bits: int) -> None:
+def test_type_with_the_same_layout_is_stored_exactly(tmp_path: Path, values: np.ndarray, name: str, bits: int) -> None:
     kind = gguf.GGMLQuantizationType[name]
     packed = one_matrix(tmp_path, kind, values)
     assert packed.bits == bits
@@ -67,7 +67,7 @@ def test_a_type_of_the_same_form_is_held_exactly(tmp_path: Path, values: np.ndar
     assert not np.array_equal(unpacked(packed), values)
 
 
-def test_another_type_is_quantised_again_to_within_half_a_step_of_its_group(tmp_path: Path, values: np.ndarray) -> None:
+def test_other_types_are_requantised_within_half_a_step_of_their_group(tmp_path: Path, values: np.ndarray) -> None:
     kind = gguf.GGMLQuantizationType.Q5_0
     stored = dequantize(quantize(values, kind), kind)
     packed = one_matrix(tmp_path, kind, values)
@@ -97,7 +97,7 @@ def test_every_parameter_has_the_values_of_the_file(tmp_path: Path, architecture
     assert decoder.shape.parameters == sum(values.size for values in tiny.state.values())
 
 
-def test_a_twin_shares_the_weights_and_has_an_adapter_of_its_own(tmp_path: Path) -> None:
+def test_second_model_shares_the_weights_and_has_its_own_adapter(tmp_path: Path) -> None:
     decoder = load_mlx_decoder(write_tiny_model(tmp_path / "tiny.gguf").path)
     bare, twin = logits(decoder), decoder.twin()
     twin.add_lora(4, 2.0)
@@ -129,7 +129,7 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, what: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_model_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "none.gguf", "no such model file"), (tmp_path, "config.json")):
         with pytest.raises(ModelFileError, match=words):
             load_mlx_decoder(path)

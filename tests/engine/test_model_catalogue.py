@@ -1,4 +1,4 @@
-"""Names and paths of models: GGUF files and MLX folders wherever they lie, and what is said of each; graphs are made, not named."""
+"""Names and paths of models: GGUF files and MLX folders in any place, and their descriptions; graphs are exported, not named."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def names(origin: str) -> dict[str, Path]:
     return {found.name: found.path for found in all_models() if found.origin == origin}
 
 
-def test_a_folder_of_the_models_folder_has_its_name_and_a_file_of_that_name_goes_first(models: Path) -> None:
+def test_folder_is_found_by_name_and_a_file_of_that_name_takes_precedence(models: Path) -> None:
     write_hf_folder(models / "mine")
     assert find_model("mine") == models / "mine" == names("folder")["mine"]
     file = write_tiny_model(models / "mine.gguf").path
     assert find_model("mine") == file
 
 
-def test_a_folder_of_the_hub_s_cache_is_found_unless_the_repository_has_gguf_files(models: Path) -> None:
+def test_hub_cache_folder_is_found_unless_the_repository_has_gguf_files(models: Path) -> None:
     folder = cached(models, "maker/mlx")
     write_hf_folder(folder)
     assert find_model("maker/mlx") == folder == names("hub")["maker/mlx"]
@@ -65,7 +65,7 @@ def test_a_folder_is_described_by_its_configuration(tmp_path: Path, architecture
     assert (about.chat_template, about.tokenizer, about.quantisation) == (True, "tokenizer.json", "SAFETENSORS")
 
 
-def test_list_and_show_take_folders_too(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show_accept_folders(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, values in (("packed", {"quantization": {"bits": 4, "group_size": 64}}), ("odd", {"model_type": "mamba"})):
         path = write_hf_folder(models / name).path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -77,7 +77,7 @@ def test_list_and_show_take_folders_too(models: Path, capsys: pytest.CaptureFixt
     assert "MLX 4 bit" in capsys.readouterr().out
 
 
-def test_a_graph_is_made_of_a_model_and_is_none_itself(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_is_exported_from_a_model_and_is_not_listed_as_one(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_onnx()
     write_tiny_model(models / "tiny.gguf")
     graph = models / "tiny.onnx"
@@ -87,8 +87,8 @@ def test_a_graph_is_made_of_a_model_and_is_none_itself(models: Path, capsys: pyt
         find_model(str(graph))
     assert "engine.backend onnx" in caught.value.hint
     write_hf_folder(models / "folder")
-    for words, said in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
+    for words, message in ((["tiny", str(graph)], "exists already"), (["folder", str(models / "f.onnx")], "made of GGUF files")):
         assert main(["models", "convert", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["models", "convert", "nowhere", str(models / "n.onnx")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

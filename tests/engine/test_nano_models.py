@@ -1,4 +1,4 @@
-"""The bundled models as files: llama.cpp and torch read the same tokens and the same weights out of them."""
+"""The bundled model files: llama.cpp and torch read the same tokens and the same weights from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def engine(path: Path, llama: Callable[..., LlamaCppBackend]) -> LlamaCppBackend
     return llama(path, n_ctx=512)
 
 
-def test_the_file_is_small_and_says_what_it_is(name: str, path: Path) -> None:
+def test_nano_file_is_small_and_describes_itself(name: str, path: Path) -> None:
     model = open_gguf(path)
     assert path.stat().st_size <= SIZE_LIMITS[name]
     assert (model.metadata("general.name"), model.metadata("general.license")) == (name, "apache-2.0")
@@ -84,7 +84,7 @@ async def test_torch_and_llama_cpp_give_the_same_log_probabilities(path: Path, e
     assert np.median(np.abs(ours - theirs)) < 0.02
 
 
-async def test_responses_keep_the_format_and_the_cloud_llm_is_right(name: str, engine: LlamaCppBackend) -> None:
+async def test_responses_keep_the_format_and_cloud_answers_are_right(name: str, engine: LlamaCppBackend) -> None:
     for family in FAMILIES.values():
         items = [family.generate(seed, "test", level) for level in family.levels for seed in range(4)]
         sampling = Sampling(temperature=0.0, max_tokens=320)
@@ -110,7 +110,7 @@ WHOLE = (MODELS / "nano-edge.gguf").read_bytes()
     ],
     ids=["missing", "foreign", "architecture", *(f"cut at {share}" for share in (0.0005, 0.005, 0.05, 0.5, 0.999))],
 )
-def test_a_file_that_cannot_be_trained_is_a_model_file_error(tmp_path: Path, content: bytes | None, complaint: str) -> None:
+def test_untrainable_file_is_a_model_file_error(tmp_path: Path, content: bytes | None, complaint: str) -> None:
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Training of the bundled models: resumed runs equal whole ones, batches follow from the seed."""
+"""Training of the bundled models: resumed runs equal uninterrupted ones, and batches follow from the seed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: P
         assert torch.equal(values, resumed["weights"][name]), name
 
 
-def test_batches_follow_from_seed_and_cursor(tokenizer: Tokenizer) -> None:
+def test_batches_depend_on_seed_and_cursor_only(tokenizer: Tokenizer) -> None:
     source = ExampleSource("nano-edge", tokenizer, seed=7)
     first = list(islice(source.batches(0), 5))
     later = list(islice(source.batches(3), 2))
@@ -55,7 +55,7 @@ def test_batches_follow_from_seed_and_cursor(tokenizer: Tokenizer) -> None:
     assert other.ids_BT.shape != first[0].ids_BT.shape or not torch.equal(other.ids_BT, first[0].ids_BT)
 
 
-def test_the_loss_covers_responses_which_keep_the_format(tokenizer: Tokenizer) -> None:
+def test_loss_covers_well_formed_responses_only(tokenizer: Tokenizer) -> None:
     for batch in islice(ExampleSource("nano-edge", tokenizer, seed=0).batches(PRACTICE), 4):
         for ids, wanted in zip(batch.ids_BT, batch.loss_BT, strict=True):
             response = tokenizer.decode(ids[wanted].tolist(), skip_special_tokens=False)
@@ -74,7 +74,7 @@ def _random_decoder(seed: int, architecture: Architecture = "qwen2", **sizes: in
     return decoder
 
 
-def test_a_grown_decoder_computes_what_the_small_one_does_and_every_new_weight_can_learn() -> None:
+def test_grown_decoder_computes_the_same_and_every_new_weight_gets_a_gradient() -> None:
     small, large = _random_decoder(1), _random_decoder(2, width=48, layers=3, heads=3, kv_heads=3, ffn_width=64)
     ids = torch.randint(0, 90, (2, 11))
     expected = small(ids)
@@ -94,7 +94,7 @@ def test_a_grown_decoder_computes_what_the_small_one_does_and_every_new_weight_c
         assert moved[..., -1].any() and (parameter.dim() == 1 or moved[-1].any()), name
 
 
-def test_a_decoder_of_the_other_architecture_begins_with_the_same_weights_without_the_biases() -> None:
+def test_decoder_of_the_other_architecture_starts_with_equal_weights_without_biases() -> None:
     source, target = _random_decoder(1), _random_decoder(2, "llama")
     with torch.no_grad():
         for name, parameter in source.named_parameters():

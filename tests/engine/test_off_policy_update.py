@@ -1,4 +1,4 @@
-"""A real update on a response that somebody else wrote: its gradient by hand, and that nobody takes it for the sampler's."""
+"""A real update on an off-policy response: its gradient by hand, and it is never counted as sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_foreign(groups: list[TrainingGroup], sample: TrainingSample) -> list[Tr
     return [replace(group, samples=(*group.samples, sample)) for group in groups]
 
 
-async def test_a_foreign_response_becomes_likelier_though_nothing_else_has_an_advantage(worker: EngineWorker) -> None:
+async def test_off_policy_response_becomes_likelier_without_any_other_advantage(worker: EngineWorker) -> None:
     learner = tiny_learner(worker)
     local = TrainingSample((20, 21), (-3.9, -3.9), 0.0)
     before = sum(await learner.logprobs(PROMPT, FOREIGN))
@@ -35,7 +35,7 @@ async def test_a_foreign_response_becomes_likelier_though_nothing_else_has_an_ad
     assert report.frac_reward_zero_std == 0.0, "its group has a gradient"
 
 
-async def test_the_loss_weighs_its_tokens_by_their_shape(worker: EngineWorker) -> None:
+async def test_off_policy_loss_weights_tokens_by_the_shaped_objective(worker: EngineWorker) -> None:
     learner = tiny_learner(worker)
     logprobs = await learner.logprobs(PROMPT, FOREIGN)
     report = await learner.update([TrainingGroup(PROMPT, (foreign(),), 0.25)])
@@ -44,7 +44,7 @@ async def test_the_loss_weighs_its_tokens_by_their_shape(worker: EngineWorker) -
 
 
 @pytest.mark.parametrize("sharing", ["shared", "plain"])
-async def test_sampler_and_trainer_are_compared_on_the_samplers_tokens_alone(worker: EngineWorker, sharing: str) -> None:
+async def test_mismatch_is_measured_on_sampled_tokens_only(worker: EngineWorker, sharing: str) -> None:
     groups = random_groups(5)
     alone = await tiny_learner(worker, prefix_sharing=sharing).update(groups)
     joined = await tiny_learner(worker, prefix_sharing=sharing).update(with_foreign(groups, foreign()))
@@ -55,7 +55,7 @@ async def test_sampler_and_trainer_are_compared_on_the_samplers_tokens_alone(wor
     assert joined.loss != alone.loss
 
 
-async def test_a_foreign_response_that_the_model_finds_unlikely_is_no_mismatch(worker: EngineWorker) -> None:
+async def test_unlikely_off_policy_response_is_no_mismatch(worker: EngineWorker) -> None:
     groups = random_groups(5)
     bound = 1.01 * (await tiny_learner(worker).update(groups)).mean_abs_logprob_diff
     taken = await tiny_learner(worker, max_mismatch_nats=bound).update(with_foreign(groups, foreign()))
@@ -64,7 +64,7 @@ async def test_a_foreign_response_that_the_model_finds_unlikely_is_no_mismatch(w
     assert "mismatch" in refused.skipped, "the same tokens as the sampler's would be refused"
 
 
-async def test_without_a_foreign_response_an_update_is_bit_equal_to_one_of_groups_that_know_none(worker: EngineWorker) -> None:
+async def test_off_policy_response_without_advantage_leaves_the_update_bit_equal(worker: EngineWorker) -> None:
     groups = random_groups(7)
     first, second = tiny_learner(worker), tiny_learner(worker)
     dead = foreign(advantage=0.0)
@@ -74,7 +74,9 @@ async def test_without_a_foreign_response_an_update_is_bit_equal_to_one_of_group
 
 
 @pytest.mark.parametrize("rule", [UpdateRule("clipped"), UpdateRule("gvpo")])
-async def test_objectives_that_need_the_samplers_probabilities_refuse_it(worker: EngineWorker, rule: UpdateRule) -> None:
+async def test_objectives_that_need_sampler_probabilities_refuse_off_policy_responses(
+    worker: EngineWorker, rule: UpdateRule
+) -> None:
     learner = tiny_learner(worker, rule=rule)
     before = adapter_of(learner)
     with pytest.raises(ValueError, match="did not sample"):

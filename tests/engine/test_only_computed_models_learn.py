@@ -1,4 +1,4 @@
-"""What a decoder of this project does not compute is refused by learning, ONNX and MLX alike; llama.cpp alone serves it."""
+"""Architecture options that the decoder does not support are refused for learning, ONNX and MLX; only llama.cpp serves such a model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def mlx(path: Path) -> None:
 
 @pytest.mark.parametrize("opened", [load_decoder, open_streamed, onnx, mlx], ids=["resident", "streamed", "onnx", "mlx"])
 @pytest.mark.parametrize("named", list(REFUSED))
-def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, named: str, opened: Callable[[Path], object]) -> None:
+def test_unsupported_architecture_option_is_refused_by_name(tmp_path: Path, named: str, opened: Callable[[Path], object]) -> None:
     architecture, change = REFUSED[named]
     path = changed(write_tiny_model(tmp_path / "plain.gguf", architecture).path, tmp_path / "odd.gguf", change)
     with pytest.raises(ModelFileError) as caught:
@@ -90,7 +90,7 @@ NEUTRAL = putting({
 
 
 @pytest.mark.parametrize("opened", [load_decoder, open_streamed])
-def test_what_changes_nothing_is_taken(tmp_path: Path, opened) -> None:
+def test_option_without_effect_is_accepted(tmp_path: Path, opened) -> None:
     plain = write_tiny_model(tmp_path / "plain.gguf", "llama").path
     path = changed(plain, tmp_path / "neutral.gguf", NEUTRAL)
     with torch.no_grad():
@@ -98,14 +98,16 @@ def test_what_changes_nothing_is_taken(tmp_path: Path, opened) -> None:
 
 
 @pytest.mark.parametrize("opened", [load_decoder, open_streamed])
-def test_llama_3_s_rotary_factors_are_computed(tmp_path: Path, opened) -> None:
+def test_llama_3_rotary_factors_are_supported(tmp_path: Path, opened) -> None:
     plain = write_tiny_model(tmp_path / "plain.gguf", "llama").path
     path = changed(plain, tmp_path / "slow.gguf", lambda parts: parts.add("rope_freqs.weight", 8, value=3.0))
     assert torch.allclose(3.0 * opened(path).inverse_freqs, opened(plain).inverse_freqs)
 
 
 @pytest.mark.parametrize("named", ["rope.scaling.type", "blk.0.attn_output.bias", "rope.scale_linear"])
-async def test_llama_cpp_alone_serves_it(tmp_path: Path, llama: Callable[..., LlamaCppBackend], named: str) -> None:
+async def test_untrainable_model_is_still_served_by_llama_cpp(
+    tmp_path: Path, llama: Callable[..., LlamaCppBackend], named: str
+) -> None:
     architecture, change = REFUSED[named]
     path = changed(write_tiny_model(tmp_path / "plain.gguf", architecture).path, tmp_path / "odd.gguf", change)
     group = await llama(path).sample_group([Message("user", "a b")], Sampling(max_tokens=4), [1])

@@ -1,4 +1,4 @@
-"""The ONNX graph computes what the torch decoder computes, with and without an adapter, whatever the company of a row."""
+"""The ONNX graph computes the same as the torch decoder, with and without an adapter, in any batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_more(engine: OnnxEngine, tokens: list[int], positions: list[int]) -> np.
     return engine.decode(np.array(tokens, dtype=np.int32), np.array(positions, dtype=np.int32))
 
 
-def test_prompts_forks_and_further_tokens_give_the_logits_of_torch(engine: OnnxEngine, tiny: TinyModel) -> None:
+def test_prompts_forks_and_further_tokens_match_torch_logits(engine: OnnxEngine, tiny: TinyModel) -> None:
     decoder = load_decoder(tiny.path)
     short, long = [5, 9, 200], [(7 * index) % 300 for index in range(BUCKET + 3)]
     assert np.abs(engine.prefill(0, short) - reference(decoder, short)).max() < TOLERANCE
@@ -54,7 +54,7 @@ def test_prompts_forks_and_further_tokens_give_the_logits_of_torch(engine: OnnxE
             ids.append(token + row)
 
 
-def test_a_row_gives_the_same_bits_alone_and_in_company(engine: OnnxEngine) -> None:
+def test_row_gives_the_same_bits_alone_and_in_a_batch(engine: OnnxEngine) -> None:
     for row in range(4):
         engine.prefill(row, [row + 1, 8, 9][: row + 1])
     together = one_more(engine, [3, 4, 5, 6], [1, 2, 3, 3]).copy()
@@ -62,7 +62,7 @@ def test_a_row_gives_the_same_bits_alone_and_in_company(engine: OnnxEngine) -> N
     assert np.array_equal(one_more(engine, [3], [1])[0], together[0])
 
 
-def test_an_adapter_is_what_merged_weights_are_and_goes_away_again(engine: OnnxEngine, tiny: TinyModel, tmp_path: Path) -> None:
+def test_adapter_equals_merged_weights_and_can_be_removed(engine: OnnxEngine, tiny: TinyModel, tmp_path: Path) -> None:
     merged = write_peft_adapter(tmp_path, tiny)
     decoder, ids = load_decoder(tiny.path), [5, 9, 200, 17]
     bare = engine.prefill(0, ids)
@@ -74,7 +74,7 @@ def test_an_adapter_is_what_merged_weights_are_and_goes_away_again(engine: OnnxE
     assert np.array_equal(engine.prefill(0, ids), bare)
 
 
-def test_what_does_not_fit_is_refused(engine: OnnxEngine, tiny: TinyModel, tmp_path: Path) -> None:
+def test_incompatible_model_or_adapter_is_refused(engine: OnnxEngine, tiny: TinyModel, tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other.gguf", "qwen3" if tiny.architecture != "qwen3" else "llama")
     write_peft_adapter(tmp_path / "adapter", other)
     with pytest.raises(AdapterError, match="does not fit"):
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused(engine: OnnxEngine, tiny: TinyModel, tmp_p
     worker.close()
 
 
-def test_the_model_is_described_as_its_file_is(tiny: TinyModel) -> None:
+def test_model_is_described_like_its_file(tiny: TinyModel) -> None:
     worker = EngineWorker()
     served, reference = onnx_backend(tiny.path, worker), LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=64, max_rows=1)
     assert served.model == reference.model

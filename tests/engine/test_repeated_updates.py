@@ -1,4 +1,4 @@
-"""Several updates of one batch: what GRPO and GVPO make of it, against updates made one by one."""
+"""Several updates of one batch with GRPO and GVPO, compared with updates made one by one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def logprobs_now(learner: TorchLearner) -> SequenceLogprobs:
     }
 
 
-async def test_gvpos_updates_equal_single_ones_with_weights_computed_by_hand(worker: EngineWorker) -> None:
+async def test_gvpo_updates_equal_single_ones_with_hand_computed_weights(worker: EngineWorker) -> None:
     together = tiny_learner(worker, rule=UpdateRule("gvpo", 3, gvpo_beta=0.5))
     one_by_one = tiny_learner(worker, rule=UpdateRule("gvpo", 1))
     before = await logprobs_now(one_by_one)
@@ -48,7 +48,7 @@ async def test_gvpo_with_one_update_is_the_policy_gradient_without_importance_we
     assert reports[1].clipped_share == 1.0
 
 
-async def test_grpo_makes_as_many_steps_as_it_was_told_and_reports_the_first(worker: EngineWorker) -> None:
+async def test_grpo_makes_the_configured_number_of_steps_and_reports_the_first(worker: EngineWorker) -> None:
     once, twice = (tiny_learner(worker, rule=UpdateRule("clipped", updates)) for updates in (1, 2))
     first, both = await once.update(GROUPS), await twice.update(GROUPS)
     assert (once.step, twice.step) == (1, 2)
@@ -56,14 +56,14 @@ async def test_grpo_makes_as_many_steps_as_it_was_told_and_reports_the_first(wor
     assert not equal(adapter_of(once), adapter_of(twice))
 
 
-async def test_a_batch_without_an_advantage_is_not_updated_twice_either(worker: EngineWorker) -> None:
+async def test_batch_without_an_advantage_is_skipped_with_repeated_updates(worker: EngineWorker) -> None:
     learner = tiny_learner(worker, rule=UpdateRule("gvpo", 4))
     flat = [replace(group, samples=tuple(replace(one, advantage=0.0) for one in group.samples)) for group in GROUPS]
     report = await learner.update(flat)
     assert (learner.step, report.skipped) == (0, "no group with an advantage")
 
 
-def test_mlx_refuses_a_rule_that_it_cannot_follow() -> None:
+def test_mlx_refuses_an_unsupported_update_rule() -> None:
     with pytest.raises(UsageError, match="MLX"):
         MlxLearner(
             None,  # type: ignore[arg-type]

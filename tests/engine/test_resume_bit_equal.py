@@ -1,4 +1,4 @@
-"""A learner that was stopped and resumed equals one that ran through, bit for bit; a checkpoint that no update left behind is refused."""
+"""A stopped and resumed learner is bit-equal to an uninterrupted one; a checkpoint without an update is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "learner.safetensors"
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 3])
-async def test_resuming_equals_an_uninterrupted_run_bit_for_bit(worker, tmp_path, stop_after) -> None:
+async def test_resumed_run_is_bit_equal_to_an_uninterrupted_one(worker, tmp_path, stop_after) -> None:
     whole = tiny_learner(worker, weight_decay=0.01)
     for step in range(5):
         await whole.update(random_groups(step))
@@ -41,7 +41,7 @@ async def _tensors(learner, folder) -> dict[str, torch.Tensor]:
     return load_file(folder / FILE)
 
 
-async def test_loading_rolls_a_learner_back(worker, tmp_path) -> None:
+async def test_loading_restores_an_earlier_learner_state(worker, tmp_path) -> None:
     learner = tiny_learner(worker)
     await learner.update(random_groups(0))
     before = await saved(learner, tmp_path / "a")
@@ -51,7 +51,7 @@ async def test_loading_rolls_a_learner_back(worker, tmp_path) -> None:
     assert await saved(learner, tmp_path / "c") == before
 
 
-async def test_an_older_checkpoint_is_replaced_and_no_draft_stays(worker, tmp_path) -> None:
+async def test_older_checkpoint_is_replaced_without_temporary_files(worker, tmp_path) -> None:
     learner = tiny_learner(worker)
     await learner.save(tmp_path)
     await learner.update(random_groups(0))
@@ -61,12 +61,12 @@ async def test_an_older_checkpoint_is_replaced_and_no_draft_stays(worker, tmp_pa
 
 
 def _rewritten(change: Callable[[dict, dict], object]) -> Callable[[Path], None]:
-    def spoil(file: Path) -> None:
+    def damage(file: Path) -> None:
         tensors, scalars = read_state(file)
         change(tensors, scalars)
         write_state(file, tensors, scalars)
 
-    return spoil
+    return damage
 
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
@@ -94,12 +94,12 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILED)
-async def test_a_checkpoint_that_no_update_left_behind_is_refused_with_the_learner_unchanged(worker, tmp_path, what) -> None:
-    spoil, named = SPOILED[what]
+async def test_checkpoint_without_an_update_is_refused_with_the_learner_unchanged(worker, tmp_path, what) -> None:
+    damage, named = SPOILED[what]
     learner = tiny_learner(worker)
     await learner.update(random_groups(0))
     before = await saved(learner, tmp_path)
-    spoil(tmp_path / FILE)
+    damage(tmp_path / FILE)
     with pytest.raises(StateError, match=named):
         await learner.load(tmp_path)
     assert await saved(learner, tmp_path) == before

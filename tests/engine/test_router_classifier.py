@@ -1,4 +1,4 @@
-"""The router baseline: fitted, exported to ONNX, run by ONNX Runtime at the rate it was calibrated to."""
+"""The router baseline: fitted, exported to ONNX, and run by ONNX Runtime at its calibrated rate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trained() -> Logistic:
     return fit(rows(pairs), failed)
 
 
-def test_what_teaches_nothing_is_refused_and_ties_ask_less_rather_than_more() -> None:
+def test_useless_training_data_is_refused_and_ties_round_towards_fewer_requests() -> None:
     assert threshold_for(np.array([0.5, 0.5, 0.5, 0.1]), 0.5) == 0.5
     with pytest.raises(UsageError):
         threshold_for(np.array([0.5]), 1.5)
@@ -52,7 +52,7 @@ def test_what_teaches_nothing_is_refused_and_ties_ask_less_rather_than_more() ->
         fit(np.zeros((5, FEATURES)), np.ones(5, dtype=bool))
 
 
-def test_fresh_failures_are_told_from_successes(trained: Logistic) -> None:
+def test_classifier_separates_failures_from_successes(trained: Logistic) -> None:
     pairs, failed = labelled(400, 2)
     p = trained.probabilities(rows(pairs))
     ranks = p[failed][:, None] > p[~failed][None, :]
@@ -60,7 +60,7 @@ def test_fresh_failures_are_told_from_successes(trained: Logistic) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 1.0])
-def test_the_exported_router_asks_at_the_rate_it_was_calibrated_to(trained: Logistic, tmp_path: Path, rate: float) -> None:
+def test_exported_router_asks_at_its_calibrated_rate(trained: Logistic, tmp_path: Path, rate: float) -> None:
     pairs, _ = labelled(200, 3)
     p = trained.probabilities(rows(pairs))
     export(trained, threshold_for(p, rate), tmp_path / "router.onnx")

@@ -1,4 +1,4 @@
-"""Weights that stay in the file: ggml's dequantisers, and the same logits and gradients as with weights in memory."""
+"""Streamed weights: ggml's dequantisers, and logits and gradients equal to those with weights in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 
 
 def _plain_dequantiser(kind: GGMLQuantizationType, raw: np.ndarray) -> np.ndarray | None:
-    """What the gguf package makes of the blocks, None for a type it does not know."""
+    """The gguf package's dequantisation of the blocks, None for an unsupported type."""
     try:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(raw, kind).reshape(-1).astype(np.float32)
@@ -33,7 +33,7 @@ def _plain_dequantiser(kind: GGMLQuantizationType, raw: np.ndarray) -> np.ndarra
 
 
 @pytest.mark.parametrize("kind", GGMLQuantizationType, ids=lambda kind: kind.name)
-def test_ggmls_dequantisers_agree_with_the_gguf_package_on_random_blocks(kind: GGMLQuantizationType) -> None:
+def test_ggml_dequantisers_match_the_gguf_package_on_random_blocks(kind: GGMLQuantizationType) -> None:
     if kind.name in UNREADABLE:
         with pytest.raises(ModelFileError, match="cannot turn"):
             ggml_type(int(kind))
@@ -57,7 +57,7 @@ def _stored(rows: int, width: int) -> tuple[StoredMatrix, torch.Tensor]:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_stored_matrix_gives_all_rows_blocks_and_single_ones(threads: int) -> None:
+def test_stored_matrix_returns_all_rows_blocks_and_single_rows(threads: int) -> None:
     stored, plain = _stored(1001, 96)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -71,7 +71,7 @@ def test_a_stored_matrix_gives_all_rows_blocks_and_single_ones(threads: int) -> 
         torch.set_num_threads(before)
 
 
-def test_what_is_not_in_the_file_cannot_be_read() -> None:
+def test_missing_tensor_cannot_be_read() -> None:
     with pytest.raises(ModelFileError, match="999"):
         ggml_type(999)
     with pytest.raises(ValueError, match="blocks of 32"):
@@ -84,7 +84,7 @@ def test_what_is_not_in_the_file_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("quantised", [True, False], ids=["Q8_0", "F32"])
-def test_streamed_and_resident_weights_give_the_same_bits(tmp_path: Path, architecture: str, quantised: bool) -> None:
+def test_streamed_and_resident_weights_are_bit_equal(tmp_path: Path, architecture: str, quantised: bool) -> None:
     path = write_tiny_model(tmp_path / "model.gguf", architecture, quantised=quantised).path
     resident, streamed = load_decoder(path), open_streamed(path)
     ids = torch.randint(0, resident.spec.vocab_size, (3, 17), generator=torch.Generator().manual_seed(1))
@@ -122,14 +122,14 @@ def _held_bytes(decoder: nn.Module) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def test_a_model_whose_matrix_has_another_shape_is_refused(tmp_path: Path) -> None:
+def test_matrix_with_another_shape_is_refused(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "model.gguf").path
     path.write_bytes(path.read_bytes().replace(b"qwen2.feed_forward_length", b"qwen2.feed_forward_lengtX"))
     with pytest.raises(ModelFileError):
         open_streamed(path)
 
 
-def test_small_models_are_held_and_large_ones_stay_in_their_file() -> None:
+def test_small_models_stay_in_memory_and_large_ones_are_streamed() -> None:
     gib = 1 << 30
     assert choose_weights("auto", 2_000_000, 16 * gib) == "resident"
     assert choose_weights("auto", 500_000_000, 16 * gib) == "streamed"
@@ -150,7 +150,7 @@ def control_group(folder: Path, names: tuple[str, str], limit: int | str, used: 
 SECOND, FIRST = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
-def test_the_smallest_rest_of_nested_groups_holds(tmp_path: Path) -> None:
+def test_smallest_limit_of_nested_control_groups_applies(tmp_path: Path) -> None:
     root, own = tmp_path / "cgroup", tmp_path / "own"
     own.write_text("0::/outer/inner\n")
     assert available_memory(lambda: 5000, root, own) == 5000
@@ -164,7 +164,7 @@ def test_the_smallest_rest_of_nested_groups_holds(tmp_path: Path) -> None:
     assert available_memory(lambda: 5000, root, own) == 5000
 
 
-def test_the_first_version_of_control_groups_is_seen(tmp_path: Path) -> None:
+def test_control_groups_version_1_are_read(tmp_path: Path) -> None:
     root, own = tmp_path / "cgroup", tmp_path / "own"
     own.write_text("5:cpu,cpuacct:/x\n4:memory:/a/b\n")
     control_group(root / "memory", FIRST, 2**63 - 4096, 10)

@@ -39,12 +39,12 @@ ONE_TOKEN = [TrainingGroup((1, 2, 3), (TrainingSample((5,), (-3.9,), 1.0), Train
 @pytest.mark.parametrize("groups", [random_groups(4), ONE_TOKEN], ids=["random", "one token"])
 @pytest.mark.parametrize("tokens_per_slice", [8, 40, 10_000])
 @pytest.mark.parametrize("shared", [False, True])
-def test_both_passes_give_the_gradient_of_the_formula_whatever_the_micro_batches(shared, tokens_per_slice, groups) -> None:
+def test_both_passes_give_the_formulas_gradient_for_any_micro_batches(shared, tokens_per_slice, groups) -> None:
     found = policy_gradients(tiny_decoder(), groups, shared=shared, tokens_per_slice=tokens_per_slice)
     assert_near(found, _autograd_reference(groups))
 
 
-def test_a_fresh_adapter_changes_nothing_and_trains_only_the_linears_of_the_blocks() -> None:
+def test_fresh_adapter_changes_nothing_and_only_block_linears_are_trained() -> None:
     decoder, ids = tiny_decoder(), torch.tensor([[1, 2, 3, 4]])
     before, state = decoder(ids), torch.get_rng_state()
     lora.inject_lora(decoder, LoraSpec(), seed=1)
@@ -55,7 +55,7 @@ def test_a_fresh_adapter_changes_nothing_and_trains_only_the_linears_of_the_bloc
     assert not any("lm_head" in name or "embed" in name for name in names)
 
 
-async def test_an_update_makes_good_responses_more_likely_and_bad_ones_less(worker) -> None:
+async def test_update_makes_good_responses_likelier_and_bad_ones_less_likely(worker) -> None:
     learner = tiny_learner(worker, learning_rate=1e-2)
     prompt, good, bad = (1, 2, 3), (10, 11, 12), (20, 21)
     before = [sum(await learner.logprobs(prompt, tokens)) for tokens in (good, bad)]
@@ -68,7 +68,7 @@ async def test_an_update_makes_good_responses_more_likely_and_bad_ones_less(work
     assert after[1] < before[1] - 0.1
 
 
-async def test_another_failure_inside_a_probe_is_not_taken_for_a_lack_of_memory(worker) -> None:
+async def test_probe_does_not_treat_other_failures_as_out_of_memory(worker) -> None:
     learner = tiny_learner(worker)
     with pytest.raises(ValueError, match="at least one token"):
         await learner.probe([TrainingGroup((), (TrainingSample((1,), (-1.0,), 1.0),), 1.0)])
@@ -77,7 +77,7 @@ async def test_another_failure_inside_a_probe_is_not_taken_for_a_lack_of_memory(
         await learner.probe(random_groups(1))
 
 
-async def test_dead_groups_count_in_the_mean_but_not_in_the_tokens(worker) -> None:
+async def test_groups_without_signal_count_in_the_mean_but_not_in_the_tokens(worker) -> None:
     live = random_groups(4, prompts=1)
     dead = TrainingGroup((1, 2), (TrainingSample((3, 4), (-1.0, -1.0), 0.0),) * 2, 1.0)
     alone = await tiny_learner(worker, max_grad_norm=0.0).update(live)
@@ -101,7 +101,7 @@ async def test_a_mismatch_beyond_the_bound_is_refused_with_the_weights_untouched
     assert await saved(learner, tmp_path) == before
 
 
-async def test_a_gradient_that_overflows_is_refused_with_the_weights_untouched(worker, tmp_path) -> None:
+async def test_overflowing_gradient_is_refused_with_the_weights_unchanged(worker, tmp_path) -> None:
     learner = tiny_learner(worker)
     before = await saved(learner, tmp_path)
     group = random_groups(4, prompts=1)[0]
@@ -174,7 +174,7 @@ async def test_bf16_gives_nearly_the_fp32_gradient(worker) -> None:
     assert norms[0] != norms[1]
 
 
-def test_bf16_is_chosen_only_where_it_is_fast_and_the_model_large() -> None:
+def test_bf16_is_chosen_only_for_large_models_on_fast_hardware() -> None:
     assert choose_dtype("auto", 2_000_000, fast_bf16=True) is torch.float32
     assert choose_dtype("auto", 1_500_000_000, fast_bf16=True) is torch.bfloat16
     assert choose_dtype("auto", 1_500_000_000, fast_bf16=False) is torch.float32
@@ -198,7 +198,7 @@ async def test_equal_adapters_are_exported_as_equal_bytes(worker, tmp_path) -> N
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-async def test_an_export_that_fails_leaves_nothing_behind(worker, tmp_path) -> None:
+async def test_failed_export_leaves_nothing_behind(worker, tmp_path) -> None:
     def broken(_folder, _target) -> None:
         raise AdapterError("no space")
 

@@ -31,26 +31,26 @@ META = torch.device("meta")
 
 @pytest.fixture
 def sees(monkeypatch: pytest.MonkeyPatch):
-    """Let torch say which devices are there."""
+    """Make torch report these devices."""
 
-    def say(*, cuda: bool, mps: bool) -> None:
+    def set_available(*, cuda: bool, mps: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    return say
+    return set_available
 
 
 @pytest.mark.parametrize(
     ("cuda", "mps", "chosen"), [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")]
 )
-def test_the_best_device_that_is_there_is_taken(sees, cuda: bool, mps: bool, chosen: str) -> None:
+def test_best_available_device_is_chosen(sees, cuda: bool, mps: bool, chosen: str) -> None:
     sees(cuda=cuda, mps=mps)
     assert choose_device().type == chosen
     assert choose_device("cpu").type == "cpu"
 
 
-def test_cublas_is_told_to_be_replayable_before_it_starts(sees, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cublas_is_made_deterministic_before_it_starts(sees, monkeypatch: pytest.MonkeyPatch) -> None:
     sees(cuda=False, mps=False)
     choose_device()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
@@ -61,7 +61,7 @@ def test_cublas_is_told_to_be_replayable_before_it_starts(sees, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_refused_with_what_to_do(sees, wanted: str) -> None:
+def test_missing_device_is_refused_with_advice(sees, wanted: str) -> None:
     sees(cuda=False, mps=False)
     config = AgentConfig.model_validate({"learning": {"device": wanted}})
     with pytest.raises(UsageError, match=f"learning.device: {wanted}") as caught:
@@ -98,7 +98,7 @@ def test_layers_adapter_and_loss_stay_on_the_device(
         assert parameter.grad.device == META, name
 
 
-def test_the_watch_itself_refuses_what_a_graphics_processor_refuses() -> None:
+def test_device_watch_refuses_mixed_device_operations() -> None:
     with OneDeviceAtATime(), pytest.raises(AssertionError, match="aten::mm"):
         torch.zeros(2, 3, device=META) @ torch.zeros(3, 2)
 

@@ -97,7 +97,7 @@ def permute_rows(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def byte_level_vocabulary() -> tuple[str, ...]:
-    """256 byte tokens, merged words with all their prefixes, and the control tokens last."""
+    """256 byte tokens, merged words with all their prefixes, and the control tokens at the end."""
     tokens = [*_byte_letters().values()]
     for word in WORDS:
         letters = _as_letters(word)

@@ -37,7 +37,7 @@ def tiny_decoder(seed: int = 1) -> Decoder:
 
 
 def stub_converter(_peft_folder: Path, target: Path) -> None:
-    """Stands in for the GGUF converter."""
+    """Replaces the GGUF converter."""
     target.write_bytes(b"stub")
 
 
@@ -75,7 +75,7 @@ def _sample(draw, advantage: float) -> TrainingSample:
 
 
 async def saved(learner: TorchLearner, folder: Path) -> bytes:
-    """Everything that a learner carries from step to step, as it stands in its checkpoint."""
+    """Everything that a learner carries from step to step, as stored in its checkpoint."""
     folder.mkdir(exist_ok=True)
     await learner.save(folder)
     return (folder / "learner.safetensors").read_bytes()

@@ -39,7 +39,7 @@ START_S = 60.0
 
 
 class MisbehavingUpstream:
-    """An OpenAI-compatible server. It misbehaves at `share` of the requests, in the ways of `mood` by turns; `on_request` is told the
+    """An OpenAI-compatible server. It misbehaves at `share` of the requests, in the ways of `mood` by turns; `on_request` receives the
     number of each request.
     """
 
@@ -72,9 +72,9 @@ class MisbehavingUpstream:
         text = f"answer {len(self._answered)} to {body['messages'][-1]['content']} for {key.split('|')[0]}"
         usage = self._answered.setdefault(key, (self._rng.randint(5, 40), self._rng.randint(1, body["max_tokens"])))
         self._note(key, "executed", usage, text)
-        return await self._tell(request, act, key, text, usage)
+        return await self._respond(request, act, key, text, usage)
 
-    async def _tell(self, request: web.Request, act: str, key: str, text: str, usage: tuple[int, int]) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, act: str, key: str, text: str, usage: tuple[int, int]) -> web.StreamResponse:
         if act == "hang":
             await asyncio.sleep(60.0)
         if act == "break":
@@ -84,12 +84,12 @@ class MisbehavingUpstream:
             return web.Response(body=b"{" * 50, content_type="application/json")
         if act == "error":
             return web.json_response({"error": {"message": "oh"}}, status=500)
-        told = {"overstate": (usage[0] * 50, usage[1] * 50), "understate": (1, 1)}.get(act, usage)
-        said = None if act == "no_usage" else told
-        self._note(key, "told", said)
+        reported = {"overstate": (usage[0] * 50, usage[1] * 50), "understate": (1, 1)}.get(act, usage)
+        usage_sent = None if act == "no_usage" else reported
+        self._note(key, "told", usage_sent)
         if (await request.json()).get("stream"):
-            return web.Response(body=_events(text, said), content_type="text/event-stream")
-        return web.json_response(_completion(text, said))
+            return web.Response(body=_events(text, usage_sent), content_type="text/event-stream")
+        return web.json_response(_completion(text, usage_sent))
 
     def _choose(self) -> str:
         if not self.mood or self._rng.random() >= self.share:
@@ -168,7 +168,7 @@ class Proxy:
 
 
 class Rig:
-    """A coordinator process, its upstream, its devices; and what was done to them."""
+    """A coordinator process, its upstream and its devices, with the faults injected into them."""
 
     def __init__(self, folder: Path, upstream: MisbehavingUpstream, seed: int, devices: int) -> None:
         self.upstream = upstream
@@ -215,7 +215,7 @@ class Rig:
         self.injected[f"killed {how}"] += 1
 
     async def settle_down(self) -> Verdict:
-        """All faults are over: let the devices finish, let every lease end, ask what became of all calls, stop, and check everything."""
+        """End all faults: let the devices finish, let every lease expire, look up the outcome of every call, stop, and check everything."""
         self.upstream.mood, self.upstream.on_request = (), lambda _: None
         for device in self._devices:
             device.finish()
@@ -244,7 +244,7 @@ class Rig:
         return verdict
 
     async def aclose(self) -> None:
-        """Stop whatever is left."""
+        """Stop everything that still runs."""
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)

@@ -1,5 +1,6 @@
 """`edge-coordinator serve` under load as a real process: killed at every failpoint and at random, a full disk, a locked database, a cut
-network, an upstream that lies. After healing every call is terminal, the ledger verifies, and the independent checker finds nothing.
+network, an upstream with wrong usage. After healing every call is terminal, the ledger verifies, and the independent checker finds
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EVERY_RUN = ("before_reserve", "after_reserve", "answered", "settled", "in_close
 
 
 async def _outage_is_seen(made: Rig, since: int) -> None:
-    """Wait until some device was told that the ledger cannot be written."""
+    """Wait until some device received the error that the ledger cannot be written."""
     async with asyncio.timeout(60.0):
         while not any(event.outcome == "LEDGER_UNAVAILABLE" for event in made.log[since:]):
             await asyncio.sleep(0.05)
@@ -57,16 +58,16 @@ async def _kills_at(folder: Path, names: Sequence[str], rounds: int = 1) -> None
     assert made.kills == len(names) * rounds + 1
 
 
-async def test_killed_at_failpoints_and_after_dispatch_nothing_is_lost(tmp_path) -> None:
+async def test_kill_at_failpoints_and_after_dispatch_loses_nothing(tmp_path) -> None:
     await _kills_at(tmp_path, EVERY_RUN)
 
 
 @pytest.mark.long
-async def test_killed_at_every_failpoint_five_times_over_nothing_is_lost(tmp_path) -> None:
+async def test_kill_at_every_failpoint_five_times_loses_nothing(tmp_path) -> None:
     await _kills_at(tmp_path, NAMES, rounds=5)
 
 
-async def test_a_lying_upstream_a_full_disk_and_a_locked_database_cost_nothing_wrong(tmp_path) -> None:
+async def test_faulty_upstream_full_disk_and_locked_database_cause_no_wrong_charge(tmp_path) -> None:
     async with rig(tmp_path, seed=2) as made:
         made.upstream.mood = MORE_LIES
         await made.start()
@@ -92,7 +93,7 @@ async def test_a_lying_upstream_a_full_disk_and_a_locked_database_cost_nothing_w
     assert verdict.ok, verdict.violations[:10]
 
 
-async def test_a_partition_that_stalls_and_one_that_cuts_lose_no_reply_and_charge_none_twice(tmp_path) -> None:
+async def test_stalled_and_cut_partitions_lose_no_reply_and_charge_nothing_twice(tmp_path) -> None:
     async with rig(tmp_path, seed=3) as made, proxied(made) as proxy:
         made.upstream.mood = LIES
         await made.start()
@@ -127,11 +128,11 @@ async def _random_kills(folder: Path, seed: int, kills: int) -> None:
     assert verdict.ok, verdict.violations[:10]
 
 
-async def test_killed_at_random_times_under_load_nothing_is_lost(tmp_path) -> None:
+async def test_kill_at_random_times_under_load_loses_nothing(tmp_path) -> None:
     await _random_kills(tmp_path, seed=4, kills=2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 104))
-async def test_killed_at_random_times_fifty_times_over(tmp_path, seed: int) -> None:
+async def test_kill_at_random_times_fifty_times(tmp_path, seed: int) -> None:
     await _random_kills(tmp_path, seed, kills=50)

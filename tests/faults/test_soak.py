@@ -1,4 +1,4 @@
-"""Minutes of mixed load with faults on a real coordinator: nothing grows, every call ends, and the books add up (I14)."""
+"""Minutes of mixed load with faults on a real coordinator: nothing grows, every call ends, and the ledger is consistent (I14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was learned computes the same everywhere it can be taken: `adapters export` to llama.cpp, to transformers with peft, and to mlx-lm.
+"""An exported adapter computes the same in every target: `adapters export` to llama.cpp, to transformers with peft, and to mlx-lm.
 
 The base model begins as a Hugging Face folder, as the hub has them, and is converted to the GGUF file that is trained on; the others
 read the folder. Each comparison is checked to be sharp by the same adapter under twice its scale.

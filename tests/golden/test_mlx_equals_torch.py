@@ -129,7 +129,7 @@ async def test_both_learners_make_the_same_steps_and_read_each_others_checkpoint
 
 
 @pytest.mark.parametrize("sharing", ["auto", "plain"])
-async def test_both_learners_make_the_same_of_responses_that_somebody_else_wrote(worker, tmp_path, sharing) -> None:
+async def test_both_learners_agree_on_off_policy_responses(worker, tmp_path, sharing) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", "llama")
     ours = mlx_learner(model.path, worker, prefix_sharing=sharing)
     theirs = torch_learner(model.path, worker, prefix_sharing=sharing)

@@ -54,7 +54,7 @@ async def _logprobs(score, groups: list[TrainingGroup]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
-async def test_served_equals_trained_to_the_rounding_of_the_cache(tmp_path, architecture) -> None:
+async def test_served_equals_trained_within_cache_rounding(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
     vocab, fresh = len(model.vocab), random_groups(99, len(model.vocab))
     async with _engines(model.path) as (learner, backend):

@@ -1,4 +1,4 @@
-"""What adapters are trained on, and two ways to spoil one, by which a comparison shows that it would notice."""
+"""Training data of adapters, and two ways to spoil an adapter, which prove that a comparison is sensitive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def twice_the_scale(folder: Path, _model: TinyModel) -> None:
 
 
 def other_row_order(folder: Path, model: TinyModel) -> None:
-    """What an export would hold that gets the order of the rows of q and k wrong."""
+    """The export with the wrong row order of q and k."""
     tensors = load_file(folder / "adapter_model.safetensors")
     for name, tensor in tensors.items():
         for part, heads in (("q_proj", model.heads), ("k_proj", model.kv_heads)):

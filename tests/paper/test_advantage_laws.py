@@ -39,14 +39,12 @@ def test_dual_advantages_equal_the_centred_shaped_reward(group: tuple[list[float
 
 
 @given(groups())
-def test_advantages_of_a_group_sum_to_zero(group: tuple[list[float], list[int], float]) -> None:
+def test_group_advantages_sum_to_zero(group: tuple[list[float], list[int], float]) -> None:
     assert math.fsum(dual_advantages(*group)) == pytest.approx(0.0, abs=1e-9)
 
 
 @given(groups(), st.randoms(use_true_random=False))
-def test_advantages_follow_their_responses_when_the_group_is_reordered(
-    group: tuple[list[float], list[int], float], rng: random.Random
-) -> None:
+def test_advantages_are_permutation_equivariant(group: tuple[list[float], list[int], float], rng: random.Random) -> None:
     rewards, costs, dual = group
     order = list(range(len(rewards)))
     rng.shuffle(order)
@@ -56,7 +54,7 @@ def test_advantages_follow_their_responses_when_the_group_is_reordered(
 
 
 @given(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1), st.integers(1, 16), PRICES)
-def test_a_group_without_differences_has_exactly_no_signal(reward: float, cost: int, size: int, dual: float) -> None:
+def test_uniform_group_has_exactly_zero_advantages(reward: float, cost: int, size: int, dual: float) -> None:
     assert not has_signal(dual_advantages([reward] * size, [cost] * size, dual))
 
 
@@ -118,7 +116,7 @@ def test_a_group_of_one_has_no_estimator() -> None:
         estimator_weight(1)
 
 
-def test_scaling_is_off_by_default_and_divides_by_group_or_batch_spread_when_asked() -> None:
+def test_scaling_is_off_by_default_and_divides_by_group_or_batch_deviation() -> None:
     groups_B_G = [[0.5, -0.5], [1.0, -1.0]]
     assert scale_advantages(groups_B_G) == groups_B_G
     by_group = scale_advantages(groups_B_G, AdvantageScale.GROUP, epsilon=0.0)

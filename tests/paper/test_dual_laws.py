@@ -37,9 +37,7 @@ def test_a_met_target_is_a_fixed_point(dual: float, rate: float, lr: float) -> N
 
 
 @given(PRICE, SHARE, SHARE, RATE)
-def test_the_price_rises_when_asking_exceeds_the_target_and_falls_when_below(
-    dual: float, realised: float, target: float, lr: float
-) -> None:
+def test_price_rises_above_the_target_and_falls_below_it(dual: float, realised: float, target: float, lr: float) -> None:
     change = dual_step(dual, realised, target, lr) - dual
     assert change >= 0 if realised >= target else change <= 0
 
@@ -104,7 +102,7 @@ def test_every_start_converges_to_the_price_that_meets_the_target(start: float, 
 
 
 @given(st.lists(st.tuples(SHARE, SHARE, st.floats(0.0, 0.1)), max_size=30), PRICE)
-def test_a_replay_is_the_same_chain_of_steps_bit_for_bit(steps: list[tuple[float, float, float]], start: float) -> None:
+def test_replay_is_bit_equal(steps: list[tuple[float, float, float]], start: float) -> None:
     expected, price = [], start
     for step in steps:
         price = dual_step(price, *step)
@@ -155,7 +153,7 @@ def test_the_proportional_rule_without_its_extras_is_the_integral_rule(
 
 
 @given(REPORTS, RULES)
-def test_away_from_the_bounds_the_velocity_form_is_the_positional_one(
+def test_velocity_form_equals_the_positional_form_away_from_the_bounds(
     reports: list[tuple[float, float]], rule: ProportionalIntegral
 ) -> None:
     rules = [replace(rule, ceiling=math.inf)] * len(reports)
@@ -164,7 +162,7 @@ def test_away_from_the_bounds_the_velocity_form_is_the_positional_one(
 
 
 @given(REPORTS, st.lists(st.tuples(st.floats(0.0, 2.0), st.floats(0.0, 0.1)), min_size=30, max_size=30), st.integers(1, 6))
-def test_gains_that_change_on_the_way_leave_nothing_behind(
+def test_changed_gains_leave_no_residue(
     reports: list[tuple[float, float]], gains: list[tuple[float, float]], window: int
 ) -> None:
     rules = [ProportionalIntegral(lr, gain, window) for gain, lr in gains]
@@ -193,10 +191,10 @@ def test_a_price_stays_between_nothing_and_its_ceiling(
 
 
 @given(REPORTS, RULES)
-def test_a_price_leaves_a_bound_with_the_first_report_that_points_away_from_it(
+def test_price_leaves_a_bound_with_the_first_report_in_the_other_direction(
     reports: list[tuple[float, float]], rule: ProportionalIntegral
 ) -> None:
-    """However long it was held there: what went beyond is forgotten."""
+    """Regardless of the time at the bound: the excess is forgotten."""
     rule = replace(rule, lr=0.05, window=1, ceiling=1.0)
     low = traced(0.0, [(0.0, 0.5)] * 40, [rule] * 40)[-1]
     assert low.dual == 0.0
@@ -229,13 +227,13 @@ def test_the_window_averages_the_proportional_part_only() -> None:
         ProportionalIntegral(0.02, proportional=1e308),
     ],
 )
-def test_a_rule_that_cannot_be_is_refused(rule: ProportionalIntegral) -> None:
+def test_invalid_rule_is_refused(rule: ProportionalIntegral) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         proportional_integral_step(DualState(1e308), 1.0, 0.0, rule)
 
 
 @given(st.floats(-20, 20), SHARE, st.floats(0.02, 0.98))
-def test_the_help_bias_moves_against_the_miss_and_stays_where_there_is_none(bias: float, rate: float, target: float) -> None:
+def test_help_bias_moves_against_the_error_and_rests_at_zero_error(bias: float, rate: float, target: float) -> None:
     after = help_bias_step(bias, rate, target)
     assert (after - bias) * (target - rate) >= 0
     assert abs(after - bias) <= MOST_BIAS_CHANGE + 1e-9

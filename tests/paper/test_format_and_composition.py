@@ -74,7 +74,7 @@ def test_a_malformed_help_request_is_a_format_violation_and_no_request(text: str
         thinking(1) + f'<answer>"{HELP_PHRASE}" is what it said: \\boxed{{3}}</answer>',
     ],
 )
-def test_a_quoted_mention_elsewhere_does_not_ask(text: str) -> None:
+def test_quoted_help_phrase_elsewhere_does_not_ask(text: str) -> None:
     verdict = check_format(text, 4)
     assert verdict.ok and not verdict.asks_help
     assert compose(text, "cloud") == text
@@ -99,13 +99,13 @@ def test_a_quoted_mention_elsewhere_does_not_ask(text: str) -> None:
         "Step 1: a\n</think><answer>1</answer>",
     ],
 )
-def test_structures_that_break_the_format(text: str) -> None:
+def test_broken_structures_violate_the_format(text: str) -> None:
     verdict = check_format(text, 4)
     assert not verdict.ok and not verdict.asks_help and verdict.reason
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "0" * 5000 + "2", "١", "１", "²", ""])
-def test_a_first_step_with_any_other_number_is_a_format_violation(number: str) -> None:
+def test_first_step_with_another_number_is_a_format_violation(number: str) -> None:
     verdict = check_format(f"<think>\nStep {number}: a\n</think>\n<answer>1</answer>", 4)
     assert not verdict.ok and verdict.reason
 
@@ -128,25 +128,27 @@ def test_a_step_may_span_several_lines() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.0, True, None])
-def test_an_impossible_step_limit_is_refused(limit: object) -> None:
+def test_invalid_step_limit_is_refused(limit: object) -> None:
     with pytest.raises(ValueError, match="max_steps"):
         check_format(thinking(1), limit)  # type: ignore[arg-type]
 
 
 @given(st.text())
-def test_any_text_gets_a_verdict_and_asking_implies_a_good_format(text: str) -> None:
+def test_any_text_can_be_parsed_and_asking_implies_a_valid_format(text: str) -> None:
     verdict = check_format(text, 4)
     assert verdict.ok or not verdict.asks_help
 
 
 @given(st.text(), st.text())
-def test_composition_leaves_responses_that_do_not_ask_alone(local: str, cloud: str) -> None:
+def test_composition_leaves_responses_without_a_request_unchanged(local: str, cloud: str) -> None:
     if not check_format(local, 4).asks_help and HELP_PHRASE[:-1].lower() not in local.lower():
         assert compose(local, cloud) == local
 
 
 @given(st.text(), st.booleans(), st.integers(1, 4))
-def test_composition_keeps_the_local_part_and_puts_the_cloud_in_the_triggers_place(cloud: str, wrapped: bool, steps: int) -> None:
+def test_composition_keeps_the_local_part_and_replaces_the_request_by_the_cloud_answer(
+    cloud: str, wrapped: bool, steps: int
+) -> None:
     opening, closing = ("<answer>", "</answer>") if wrapped else ("", "")
     local = thinking(steps) + opening + HELP_PHRASE + closing
     assert compose(local, cloud) == thinking(steps) + opening + cloud + closing
@@ -160,7 +162,7 @@ def test_composition_leaves_a_request_in_a_broken_structure_alone(after: str) ->
     assert compose(local, "7") == local
 
 
-def test_the_composed_responses_last_box_is_the_clouds() -> None:
+def test_last_box_of_the_composed_response_is_the_clouds() -> None:
     local = "<think>\nStep 1: maybe \\boxed{1}\n</think>\n" + HELP_PHRASE
     assert last_boxed(compose(local, "<answer>\\boxed{2}</answer>")) == "2"
 
@@ -203,7 +205,7 @@ def test_the_last_box_is_found_with_balanced_braces(text: str, expected: str | N
 
 
 @given(st.text(alphabet=st.characters(blacklist_characters="\\{}"), max_size=30))
-def test_what_is_boxed_comes_back(content: str) -> None:
+def test_boxed_content_round_trips(content: str) -> None:
     assert last_boxed(f"x \\boxed{{{content}}} y") == content.strip()
 
 
@@ -212,13 +214,13 @@ def test_extraction_never_fails(text: str) -> None:
     last_boxed(text), answer_part(text), last_python_block(text), shown_answer(text)
 
 
-def test_the_last_python_block_counts() -> None:
+def test_last_python_block_is_extracted() -> None:
     text = "```python\nold\n```\n```text\nno\n```\n```Python\nnew\n```\n"
     assert last_python_block(text) == "new\n"
     assert last_python_block("```\nplain\n```") is None
 
 
-def test_a_person_is_shown_the_box_then_the_answer_part_then_the_text() -> None:
+def test_shown_text_is_the_box_else_the_answer_part_else_the_text() -> None:
     assert shown_answer("<answer>x \\boxed{3}</answer>") == "3"
     assert shown_answer("<answer> hello </answer>") == "hello"
     assert shown_answer(" plain ") == "plain"

@@ -72,7 +72,7 @@ def test_gvpo_with_one_update_is_the_unscaled_advantage() -> None:
     assert baselines.gvpo_weights(rewards, [0.0] * 4) == dual_advantages(rewards, [0] * 4, 0.0)
 
 
-def test_gvpo_holds_back_a_response_that_already_moved() -> None:
+def test_gvpo_lowers_the_weight_of_a_response_that_already_moved() -> None:
     weights = baselines.gvpo_weights([1.0, 0.0], [2.0, 0.0], beta=0.1)
     assert weights == pytest.approx([0.5 - 0.1, -0.5 + 0.1])
 
@@ -88,13 +88,13 @@ def test_gapg_keeps_every_solved_prompt_and_its_quota_of_cloud_only_ones() -> No
         baselines.calls_per_local(1.0)
 
 
-def test_tally_separates_kept_from_joint_accuracy() -> None:
+def test_tally_separates_local_and_overall_accuracy() -> None:
     tally = metrics.tally([(False, True), (False, False), (True, True), (True, True)])
     assert (tally.coverage, tally.kept_accuracy, tally.joint_accuracy, tally.assist_rate) == (0.5, 0.5, 0.75, 0.5)
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_the_interval_holds_the_share_and_stays_within_the_unit_interval(successes: int, failures: int) -> None:
+def test_interval_contains_the_share_and_stays_within_zero_and_one(successes: int, failures: int) -> None:
     low, high = metrics.wilson_interval(successes, successes + failures)
     share = successes / (successes + failures) if successes + failures else 0.5
     assert 0.0 <= low <= share + 1e-12 and share - 1e-12 <= high <= 1.0
@@ -107,7 +107,7 @@ def test_forgetting_and_oracle_bound_follow_their_definitions() -> None:
 
 
 @pytest.mark.parametrize("twentieths", range(1, 20))
-def test_gapgs_quota_is_the_whole_number_below_the_exact_one(twentieths: int) -> None:
+def test_gapg_quota_is_rounded_down(twentieths: int) -> None:
     target = Fraction(twentieths, 20)
     for solved in range(1, 33):
         exact = target / (1 - target) * solved

@@ -1,7 +1,7 @@
 """Attacks on the sandbox and the verdict, one test each, on every backend that works here.
 
 Two kinds. A *cheat* is a program that cannot know the right answers and tries to pass all the same; it must not pass. A *probe* tries to
-reach something and says honestly what it reached; its tests pass only if that is nothing.
+reach something and reports truthfully what it reached; its tests pass only if that is nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cheat(sandbox: Sandbox, code: str, tests: str = TESTS, *, limits: Limits = L
 
 
 def probe(sandbox: Sandbox, code: str, given: object = None, *, limits: Limits = LIMITS) -> None:
-    """Judge a program whose `reached(given)` says what it got hold of."""
+    """Judge a program whose `reached(given)` returns what it could access."""
     verdict = judged(sandbox, code, f"assert reached({given!r}) == []\n", limits=limits)
     assert verdict.passed, verdict.reason
 
@@ -133,16 +133,16 @@ BRIEF_CHEATS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_program_that_does_not_know_the_answer_does_not_pass(sandbox: Sandbox, name: str) -> None:
+def test_program_without_the_answer_does_not_pass(sandbox: Sandbox, name: str) -> None:
     cheat(sandbox, *CHEATS[name])
 
 
 @pytest.mark.parametrize("name", BRIEF_CHEATS)
-def test_a_program_that_would_last_is_ended_and_does_not_pass(sandbox: Sandbox, name: str) -> None:
+def test_endless_program_is_ended_and_does_not_pass(sandbox: Sandbox, name: str) -> None:
     cheat(sandbox, *BRIEF_CHEATS[name], limits=BRIEF)
 
 
-def test_ending_is_no_pass_even_where_the_tests_catch_everything(sandbox: Sandbox) -> None:
+def test_exit_does_not_pass_even_if_the_tests_catch_everything(sandbox: Sandbox) -> None:
     tests = "try:\n    assert f(1) == 2\nexcept BaseException:\n    pass\nassert True\n"
     assert "ended" in cheat(sandbox, "import os\ndef f(x): os._exit(0)", tests).reason
 
@@ -177,13 +177,13 @@ def f(x): return Two(2) if x else Words(['a'])
     assert verdict.passed, verdict.reason
 
 
-def test_redefining_a_helper_that_the_question_gives_changes_nothing(sandbox: Sandbox) -> None:
+def test_redefining_a_given_helper_changes_nothing(sandbox: Sandbox) -> None:
     preamble = "def encode(text):\n    return text[::-1]\n"
     code = "def encode(text): return text\ndef decode(text): return text"
     cheat(sandbox, code, "assert decode(encode('abc')) == 'abc'\n", preamble=preamble)
 
 
-def test_a_file_of_the_programs_own_is_written_nowhere(sandbox: Sandbox) -> None:
+def test_program_cannot_write_its_file_anywhere(sandbox: Sandbox) -> None:
     code = """
 import os, tempfile
 def reached(folders):
@@ -266,11 +266,11 @@ answer = Yes()
         "answer(5).equals('V')",
     ],
 )
-def test_an_object_in_the_place_of_an_answer_is_asked_nothing_about_it(sandbox: Sandbox, expression: str) -> None:
+def test_object_returned_as_an_answer_cannot_fake_any_check(sandbox: Sandbox, expression: str) -> None:
     cheat(sandbox, YES, f"assert {expression}\n")
 
 
-def test_that_an_object_was_asked_about_an_answer_is_final(sandbox: Sandbox) -> None:
+def test_query_of_a_fake_object_fails_the_program_for_good(sandbox: Sandbox) -> None:
     tests = "try:\n    assert to_roman(5).startswith('V')\nexcept BaseException:\n    pass\nassert len(to_roman(5)) == 1\n"
     assert "where the tests ask about a plain value" in cheat(sandbox, YES, tests).reason
 
@@ -282,7 +282,7 @@ def test_a_context_manager_does_not_hide_a_failed_test(sandbox: Sandbox) -> None
 # ---- the protocol ----
 
 
-def test_replies_prepared_ahead_are_refused(sandbox: Sandbox) -> None:
+def test_replies_written_ahead_are_refused(sandbox: Sandbox) -> None:
     code = """
 import os, sys
 wire = sys.modules['edge.verifiers.sandbox.inside.wire']
@@ -300,7 +300,7 @@ def f(x):
 @pytest.mark.parametrize(
     "reply", ["(token, 'passed', True)", "('0', 'value', 5)", "(token, 'raised', 5)", "5", "(token,)", "[token, 'value', [], 1]"]
 )
-def test_a_reply_of_another_form_is_refused(sandbox: Sandbox, reply: str) -> None:
+def test_malformed_reply_is_refused(sandbox: Sandbox, reply: str) -> None:
     code = f"""
 import sys
 runner, wire = sys.modules['edge.verifiers.sandbox.inside.program'], sys.modules['edge.verifiers.sandbox.inside.wire']
@@ -323,7 +323,7 @@ def f(x):
     cheat(sandbox, code, limits=BRIEF)
 
 
-def test_a_reply_nested_without_end_is_refused(sandbox: Sandbox) -> None:
+def test_endlessly_nested_reply_is_refused(sandbox: Sandbox) -> None:
     code = """
 import sys
 runner = sys.modules['edge.verifiers.sandbox.inside.program']
@@ -353,7 +353,7 @@ for fd in ends:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are opened once more through procfs")
-def test_what_is_on_its_way_to_others_cannot_be_taken_back(sandbox: Sandbox) -> None:
+def test_messages_in_other_pipes_cannot_be_read_back(sandbox: Sandbox) -> None:
     code = (
         STEAL
         + """
@@ -370,7 +370,7 @@ def is_pipe(fd):
 
 
 class SlowJudge:
-    """A sandbox whose first process, the judge, comes up a second late: whatever is sent meanwhile lies in its channel."""
+    """A sandbox whose first process, the judge, starts a second late; everything sent meanwhile waits in its channel."""
 
     same_python = True
 
@@ -385,7 +385,7 @@ class SlowJudge:
         return self._sandbox.start(late + boot, streams, limits)
 
 
-def test_a_request_that_the_judge_has_not_read_yet_cannot_be_exchanged(sandbox: Sandbox) -> None:
+def test_unread_request_to_the_judge_cannot_be_replaced(sandbox: Sandbox) -> None:
     """The program would read the tests on their way, and hand the judge others with the same nonce."""
     code = (
         STEAL
@@ -404,7 +404,7 @@ for data in found:
     cheat(SlowJudge(sandbox), code)
 
 
-def test_the_programs_text_waits_for_the_judge(sandbox: Sandbox) -> None:
+def test_program_text_waits_for_the_judge(sandbox: Sandbox) -> None:
     code = "import time\nbegun = time.time()\ndef f(x): return begun"
     with subprocess.Popen([sys.executable, "-c", "import time; print(time.time())"], stdout=subprocess.PIPE, text=True) as clock:
         before = float(clock.communicate()[0])
@@ -414,7 +414,7 @@ def test_the_programs_text_waits_for_the_judge(sandbox: Sandbox) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are opened once more through procfs")
 @pytest.mark.parametrize("fd", [1, 2])
-def test_taking_back_what_was_written_does_not_hold_up_the_caller(sandbox: Sandbox, fd: int) -> None:
+def test_reading_back_written_bytes_does_not_block_the_caller(sandbox: Sandbox, fd: int) -> None:
     code = f"""
 import fcntl, os, time
 try: back = os.open('/proc/self/fd/{fd}', os.O_RDONLY | os.O_NONBLOCK)
@@ -434,13 +434,13 @@ time.sleep(1000)
     assert [verdict.reason for verdict in done] == ["time limit in case 1"]
 
 
-def test_a_program_that_reads_nothing_does_not_hold_up_the_caller(sandbox: Sandbox) -> None:
+def test_program_that_reads_nothing_does_not_block_the_caller(sandbox: Sandbox) -> None:
     large = json.dumps({"inputs": ["x" * 3_000_000], "outputs": ["9"]})
     assert judged(sandbox, "print(9)", large).passed
     assert cheat(sandbox, "while True: pass", large, limits=BRIEF).reason.startswith("time limit")
 
 
-def test_a_value_that_cannot_cross_is_no_pass(sandbox: Sandbox) -> None:
+def test_value_that_cannot_cross_does_not_pass(sandbox: Sandbox) -> None:
     code = """
 import itertools
 deep, cyclic = [], []
@@ -486,7 +486,7 @@ def f(x):
         "E = type('passed\\n' * 1000, (Exception,), {})",
     ],
 )
-def test_hostile_exceptions_are_told_in_our_words(sandbox: Sandbox, hostile: str) -> None:
+def test_hostile_exceptions_are_reported_in_fixed_words(sandbox: Sandbox, hostile: str) -> None:
     assert "passed" not in cheat(sandbox, f"{hostile}\ndef f(x): raise E()").reason
 
 
@@ -494,11 +494,11 @@ def test_hostile_exceptions_are_told_in_our_words(sandbox: Sandbox, hostile: str
 
 
 @pytest.mark.parametrize("where", ["", "def f(x):\n    "])
-def test_an_endless_loop_ends_with_the_time_limit(sandbox: Sandbox, where: str) -> None:
+def test_endless_loop_ends_at_the_time_limit(sandbox: Sandbox, where: str) -> None:
     assert cheat(sandbox, f"{where}\n    while True: pass" if where else "while True: pass", limits=BRIEF).reason == "time limit"
 
 
-def test_ignored_signals_do_not_help(sandbox: Sandbox) -> None:
+def test_ignored_signals_do_not_prevent_termination(sandbox: Sandbox) -> None:
     code = """
 import signal
 for number in range(1, 65):
@@ -512,15 +512,15 @@ while True: pass
 @pytest.mark.parametrize(
     "bomb", ["bytearray(1 << 32)", "[0] * (1 << 30)", "'x' * (1 << 31)", "__import__('mmap').mmap(-1, 1 << 31)"]
 )
-def test_a_memory_bomb_meets_the_limit(sandbox: Sandbox, bomb: str) -> None:
+def test_memory_bomb_hits_the_limit(sandbox: Sandbox, bomb: str) -> None:
     cheat(sandbox, f"def f(x): return len({bomb})")
 
 
-def test_memory_filled_bit_by_bit_meets_the_limit(sandbox: Sandbox) -> None:
+def test_slowly_filled_memory_hits_the_limit(sandbox: Sandbox) -> None:
     assert cheat(sandbox, "def f(x):\n    kept = []\n    while True: kept.append(bytearray(1 << 20))").reason == "memory limit"
 
 
-def test_memory_cannot_be_had_beside_the_limit(sandbox: Sandbox) -> None:
+def test_memory_outside_the_limit_cannot_be_allocated(sandbox: Sandbox) -> None:
     code = """
 import ctypes, os
 def reached(_):
@@ -553,7 +553,7 @@ def reached(_):
     probe(sandbox, code)
 
 
-def test_a_fork_bomb_makes_no_process(sandbox: Sandbox) -> None:
+def test_fork_bomb_creates_no_process(sandbox: Sandbox) -> None:
     code = """
 import os
 def reached(_):
@@ -610,7 +610,7 @@ def f(x):
     assert judged(sandbox, code, "assert f(1) == 2\n").passed
 
 
-def test_huge_output_is_cut_off(sandbox: Sandbox) -> None:
+def test_huge_output_is_truncated(sandbox: Sandbox) -> None:
     assert cheat(sandbox, "while True: print('x' * 100_000)", CASES).reason.startswith("output limit")
     assert judged(sandbox, "print('x' * 10_000_000)\ndef f(x): return x", "assert f(1) == 1\n").passed
 
@@ -717,7 +717,7 @@ def reached(pids):
 """
 
 
-def test_other_processes_cannot_be_seen(sandbox: Sandbox) -> None:
+def test_other_processes_are_invisible(sandbox: Sandbox) -> None:
     probe(sandbox, PROCESSES, [os.getpid(), os.getppid(), 1])
 
 
@@ -751,7 +751,7 @@ def reached(pids):
     probe(sandbox, code, [os.getpid()])
 
 
-def test_packages_of_the_project_cannot_be_imported(sandbox: Sandbox) -> None:
+def test_project_packages_cannot_be_imported(sandbox: Sandbox) -> None:
     code = """
 import glob, importlib, sys
 def reached(paths):
@@ -798,7 +798,7 @@ def reached(paths):
     )
 
 
-def test_a_symbolic_link_in_the_scratch_folder_leads_nowhere(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_symbolic_link_in_the_scratch_folder_gives_no_access(sandbox: Sandbox, tmp_path: Path) -> None:
     canary = tmp_path / "canary.txt"
     canary.write_text("whole")
     code = """
@@ -820,7 +820,7 @@ def reached(path):
     assert canary.read_text() == "whole"
 
 
-def test_what_one_program_writes_the_next_one_does_not_find(sandbox: Sandbox) -> None:
+def test_files_of_one_program_are_invisible_to_the_next(sandbox: Sandbox) -> None:
     code = """
 import os
 def reached(name):
@@ -915,7 +915,7 @@ def reached(places):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these are calls of Linux")
-def test_sockets_carry_plain_bytes_and_tell_nothing_of_their_other_end(sandbox: Sandbox) -> None:
+def test_sockets_carry_plain_bytes_and_reveal_nothing_about_the_peer(sandbox: Sandbox) -> None:
     code = """
 import array, socket
 def reached(_):
@@ -977,7 +977,7 @@ def reached(_):
     probe(sandbox, code)
 
 
-def test_nothing_outside_can_be_signalled(sandbox: Sandbox) -> None:
+def test_no_outside_process_can_be_signalled(sandbox: Sandbox) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         code = """
@@ -999,7 +999,7 @@ def f(pids):
         assert bystander.wait() in (0, 1)
 
 
-def test_killing_the_parent_and_the_judge_is_no_pass(sandbox: Sandbox) -> None:
+def test_killing_parent_and_judge_does_not_pass(sandbox: Sandbox) -> None:
     code = """
 import os, signal
 def f(x):
@@ -1030,7 +1030,7 @@ def reached(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these are system calls of Linux")
-def test_the_kernels_rare_doors_are_closed(sandbox: Sandbox) -> None:
+def test_rare_kernel_interfaces_are_blocked(sandbox: Sandbox) -> None:
     code = """
 import ctypes, os
 def reached(machine):
@@ -1065,7 +1065,7 @@ def f(x):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="terminal input is forged by an ioctl of Linux")
-def test_nothing_can_be_typed_into_a_terminal(sandbox: Sandbox) -> None:
+def test_terminal_input_cannot_be_injected(sandbox: Sandbox) -> None:
     code = """
 import fcntl
 def reached(_):
@@ -1109,7 +1109,7 @@ def test_nothing_is_left_after_the_verdict(sandbox: Sandbox, code: str) -> None:
     assert descriptors() == open_before
 
 
-def test_a_process_that_leaves_its_session_is_gone_too(sandbox: Sandbox) -> None:
+def test_process_in_another_session_is_ended_too(sandbox: Sandbox) -> None:
     before = children()
     code = """
 import os
@@ -1177,8 +1177,8 @@ for number in range(20):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.5])
-def test_an_agent_killed_while_sandboxes_start_leaves_none_of_them(sandbox: Sandbox, delay_s: float) -> None:
-    """Processes half made are the ones that nobody has told yet to end with their parent."""
+def test_agent_killed_during_sandbox_start_leaves_none(sandbox: Sandbox, delay_s: float) -> None:
+    """Half-started processes are not yet set to end with their parent."""
     if sandbox.name == "container":
         pytest.skip("a container runs on until its CPU time is used up")
     mark = f"crowd-{secrets.token_hex(8)}"
@@ -1218,10 +1218,10 @@ def _is_program(process: object) -> bool:
         return False
 
 
-def _eventually(look: object) -> list:
+def _eventually(check: object) -> list:
     waited = threading.Event()
     for _ in range(600):
-        if len(found := look()) >= 2:  # type: ignore[operator]
+        if len(found := check()) >= 2:  # type: ignore[operator]
             waited.wait(0.5)
             return found
         waited.wait(0.05)
@@ -1235,18 +1235,18 @@ def _eventually(look: object) -> list:
     "code",
     ["", "print()", "import sys; sys.exit(0)", "import os; os._exit(0)", "print('passed')", "import os; os.write(2, b'passed')"],
 )
-def test_a_whole_program_passes_by_its_output_alone(sandbox: Sandbox, code: str) -> None:
+def test_whole_program_is_judged_by_its_output_alone(sandbox: Sandbox, code: str) -> None:
     cheat(sandbox, code, CASES)
 
 
-def test_the_right_output_with_a_failing_end_is_no_pass(sandbox: Sandbox) -> None:
+def test_right_output_with_a_failing_exit_does_not_pass(sandbox: Sandbox) -> None:
     right = json.dumps({"inputs": ["3"], "outputs": ["9"]})
     assert judged(sandbox, "print(int(input()) ** 2)", right).passed
     cheat(sandbox, "print(9)\nraise ValueError", right)
     cheat(sandbox, "import os\nprint(9, flush=True)\nos._exit(1)", right)
 
 
-def test_a_whole_program_finds_the_expected_output_nowhere(sandbox: Sandbox) -> None:
+def test_whole_program_cannot_find_the_expected_output(sandbox: Sandbox) -> None:
     code = """
 import os, sys, gc
 print(next((o for o in gc.get_objects() if isinstance(o, str) and 'sword' + 'fish-' in o), ''))
@@ -1270,12 +1270,12 @@ for fd in range(64):
         '{"inputs": [], "outputs": []}',
     ],
 )
-def test_tests_that_check_nothing_pass_nothing(sandbox: Sandbox, tests: str) -> None:
+def test_tests_without_a_check_pass_nothing(sandbox: Sandbox, tests: str) -> None:
     reason = cheat(sandbox, "def f(x): return x", tests).reason
     assert "check" in reason or "never called" in reason
 
 
-def test_tests_that_never_call_the_program_pass_nothing(sandbox: Sandbox) -> None:
+def test_tests_without_a_call_of_the_program_pass_nothing(sandbox: Sandbox) -> None:
     assert cheat(sandbox, "def f(x): return x", "assert 1 == 1\n").reason == "the tests never called the program"
 
 
@@ -1315,7 +1315,7 @@ def test_the_judge_is_confined_as_well(sandbox: Sandbox, tmp_path: Path) -> None
     ],
     ids=["reading", "listing", "environment", "processes", "network"],
 )
-def test_a_probe_finds_what_it_looks_for_where_there_is_no_sandbox(code: str, given: object) -> None:
+def test_probe_succeeds_without_a_sandbox(code: str, given: object) -> None:
     if code is PROCESSES and sys.platform != "linux":
         pytest.skip("this probe looks at procfs, which is a matter of Linux")
     assert judged(usable_sandbox("none"), code, f"assert reached({given!r}) == []\n").reason == "tests failed: assertion 1"

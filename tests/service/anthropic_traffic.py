@@ -1,4 +1,4 @@
-"""A server that plays back HTTP traffic of the Messages API byte for byte, in order, with pauses and cuts where a recording has them.
+"""A server that replays HTTP traffic of the Messages API byte for byte, in order, with pauses and cuts where a recording has them.
 
 The recordings were written from the public description of the API: its events, their order and fields, its errors and their headers.
 """
@@ -25,7 +25,7 @@ Recording = Sequence[Part]
 
 @dataclass
 class Traffic:
-    """A running playback: where it is and what it was sent."""
+    """A running playback: its address and the requests it received."""
 
     base_url: str = ""
     paths: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Traffic:
 
 @asynccontextmanager
 async def playing(*recordings: Recording, choose: Callable[[dict[str, Any]], Recording] | None = None) -> AsyncIterator[Traffic]:
-    """Play one recording per request, the last one for all that follow; or what `choose` says for the request's body."""
+    """Play one recording per request, the last one for all further requests, or the one that `choose` returns for the request's body."""
     traffic, left = Traffic(), list(recordings)
     connections: set[asyncio.Task[None]] = set()
 
@@ -145,7 +145,7 @@ def text(piece: str) -> bytes:
 
 
 def ending(reason: str = "end_turn", output_tokens: int = 3, **usage: int) -> bytes:
-    """The event that tells how the message ended and what it cost in all."""
+    """The event with the stop reason of the message and its total usage."""
     return event(
         "message_delta", delta={"stop_reason": reason, "stop_sequence": None}, usage={"output_tokens": output_tokens, **usage}
     )
@@ -168,7 +168,7 @@ TOOL_STREAM = (
 
 
 def streamed(*parts: Part, ended: bool = True) -> Recording:
-    """An event stream in chunks as given; `ended` False leaves the body open."""
+    """An event stream in the given chunks; with `ended` False the body stays open."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
     chunks = [f"{len(part):x}\r\n".encode() + part + b"\r\n" if isinstance(part, bytes) else part for part in parts]
     return [head, *chunks, *([b"0\r\n\r\n"] if ended else [])]

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over its DevTools socket; nothing to install beside the browser."""
+"""A real headless Chromium, driven over its DevTools socket; only the browser itself must be installed."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class Page:
         self._a_load = asyncio.Event()
 
     async def read(self) -> None:
-        """Take in what the browser says, until it goes."""
+        """Process the browser's messages until it disconnects."""
         async for message in self._socket:
-            said = json.loads(message.data)
-            if said.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
-                self.complaints.append(json.dumps(said["params"]))
-            if said.get("method") == "Page.lifecycleEvent" and said["params"]["name"] == "load":
-                self._loads.add(said["params"]["loaderId"])
+            reply = json.loads(message.data)
+            if reply.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.complaints.append(json.dumps(reply["params"]))
+            if reply.get("method") == "Page.lifecycleEvent" and reply["params"]["name"] == "load":
+                self._loads.add(reply["params"]["loaderId"])
                 self._a_load.set()
-            if said.get("method") == "Network.requestWillBeSent":
-                self.requested.append(said["params"]["request"]["url"])
-            if (answer := self._waiting.pop(said.get("id", 0), None)) is not None:
-                answer.set_result(said)
+            if reply.get("method") == "Network.requestWillBeSent":
+                self.requested.append(reply["params"]["request"]["url"])
+            if (answer := self._waiting.pop(reply.get("id", 0), None)) is not None:
+                answer.set_result(reply)
 
     async def send(self, method: str, **parameters: Any) -> Any:
         """One DevTools command."""
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        said = await asyncio.wait_for(answer, START_TIMEOUT_S)
-        assert "error" not in said, said
-        return said["result"]
+        reply = await asyncio.wait_for(answer, START_TIMEOUT_S)
+        assert "error" not in reply, reply
+        return reply["result"]
 
     async def open(self, url: str, width: int = 1280, height: int = 900) -> None:
         """Go there, in a window of this size."""
@@ -67,24 +67,21 @@ class Page:
         await self._until_loaded(lambda: self._loads > before)
 
     async def value(self, script: str) -> Any:
-        """What an expression is worth there."""
-        said = await self._evaluate(script)
-        assert "exceptionDetails" not in said, said
-        return said["result"].get("value")
+        """The value of an expression in the page."""
+        reply = await self._evaluate(script)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet.
-
-        Raises:
-            AssertionError: it has not become true in time; says what it was last.
-        """
-        said: dict[str, Any] = {}
+        """Wait until an expression is true; one that throws, as while an element is being drawn, is not true yet. Raises AssertionError
+        with its last value."""
+        reply: dict[str, Any] = {}
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while "exceptionDetails" in (said := await self._evaluate(script)) or not said["result"].get("value"):
+                while "exceptionDetails" in (reply := await self._evaluate(script)) or not reply["result"].get("value"):
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"not true in {START_TIMEOUT_S} s: {script}; last: {said}") from None
+            raise AssertionError(f"not true in {START_TIMEOUT_S} s: {script}; last: {reply}") from None
 
     async def _until_loaded(self, is_loaded: Callable[[], bool]) -> None:
         try:
@@ -96,8 +93,8 @@ class Page:
             raise AssertionError(f"not loaded in {START_TIMEOUT_S} s; asked for: {self.requested[-5:]}") from None
 
     async def _evaluate(self, script: str) -> dict[str, Any]:
-        said: dict[str, Any] = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        return said
+        reply: dict[str, Any] = await self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return reply
 
     async def press(self, key: str, code: int) -> None:
         """One key, down and up."""
@@ -139,7 +136,7 @@ class Browser:
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """A fresh browser with a profile of its own; both are gone at the end."""
+    """A new browser with its own profile; both are removed at the end."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Programs of others that tests are run against; a test is skipped where one cannot be installed."""
+"""Third-party programs that tests run against; a test is skipped where one cannot be installed."""
 
 from __future__ import annotations
 

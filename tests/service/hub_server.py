@@ -1,4 +1,4 @@
-"""A small hub on loopback: what huggingface_hub asks for when it fetches files of a model, with faults on request.
+"""A small hub on loopback with the routes that huggingface_hub uses to fetch model files, with faults on request.
 
 `files` maps OWNER/NAME to its files. Faults by path of a file: `cut` ends the first connection after that many bytes, `spoiled` serves
 other bytes than the checksum promises. `statuses` answers for a whole model with a status and the hub's error code.
@@ -81,8 +81,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def _listing(self, repo: str) -> None:
-            told = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in hub.files[repo]]}
-            body = json.dumps(told).encode()
+            model = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in hub.files[repo]]}
+            body = json.dumps(model).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

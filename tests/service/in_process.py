@@ -1,4 +1,4 @@
-"""A coordinator inside the test's own event loop, with a provider that does what the test says."""
+"""A coordinator inside the test's own event loop, with a provider scripted by the test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProgrammedProvider:
         """Nothing to start."""
 
     def input_token_bound(self, request: ProviderRequest) -> int:
-        """Four tokens a character, never below what `answer` bills."""
+        """Four tokens per character, never below what `answer` bills."""
         return 10 + len(request.openai_json) + 4 * sum(len(message.content) for message in request.messages)
 
     def why_not_openai(self, openai_json: str) -> str:
@@ -78,7 +78,7 @@ class ProgrammedProvider:
 
 
 class Held:
-    """A behaviour that waits until the test lets it go on."""
+    """A behaviour that waits until the test releases it."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()

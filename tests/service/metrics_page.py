@@ -1,4 +1,4 @@
-"""What a scraper and a browser ask a coordinator's side ports."""
+"""Requests of a scraper and of a browser to the coordinator's side ports."""
 
 from __future__ import annotations
 

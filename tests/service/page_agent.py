@@ -1,4 +1,4 @@
-"""A scripted agent for the page behind the real endpoint and guard: its values are those of the product's own classes."""
+"""A scripted agent for the page behind the real endpoint and guard; its values have the product's own classes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "", "com
 
 @dataclass
 class PageAgent:
-    """What the scripted agent has and was told. Routes in `failing` fail; `posted` is what came, in order."""
+    """The state of the scripted agent and the requests it received. Routes in `failing` fail; `posted` holds the received bodies in
+    order."""
 
     answers: ScriptedAnswers
     control: PageControl
@@ -58,12 +59,12 @@ class PageAgent:
     failing: frozenset[str] = frozenset()
     posted: list[tuple[str, Any]] = field(default_factory=list)
 
-    def said(self, path: str) -> list[Any]:
-        """The bodies that came on a route."""
+    def bodies_of(self, path: str) -> list[Any]:
+        """The bodies that were posted to a route."""
         return [body for where, body in self.posted if where == path]
 
     def app(self) -> App:
-        """The endpoint, with a record of what is posted to it."""
+        """The endpoint, recording what is posted to it."""
         inner = build_app(self.answers, self.control, ManualClock(BEGAN), token=self.token)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +79,7 @@ class PageAgent:
     def _recorded(self, path: str, receive: Receive) -> Receive:
         body = bytearray()
 
-        async def heard() -> Any:
+        async def recorded() -> Any:
             message = await receive()
             if message["type"] == "http.request":
                 body.extend(message.get("body", b""))
@@ -86,7 +87,7 @@ class PageAgent:
                     self.posted.append((path, json.loads(body)))
             return message
 
-        return heard
+        return recorded
 
 
 class PageControl(ScriptedControl):
@@ -99,16 +100,16 @@ class PageControl(ScriptedControl):
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """The real replay of the prepared answers, with a remark."""
-        told = what_if(self.past[:last], rates, task)
+        result = what_if(self.past[:last], rates, task)
         remarks = (self.remark,) if self.remark else ()
-        return replace(told, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in told.outlooks)).to_json()
+        return replace(result, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in result.outlooks)).to_json()
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """A record of a call, with the note's fields, explained as a real one is."""
         note = await super().why(answer_id)
         known = {one.name for one in fields(AnswerRecord)}
-        told = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
-        why = await explained(told, _call)
+        record = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
+        why = await explained(record, _call)
         return {**why, "decision": self.decision or why["decision"]}
 
 
@@ -155,19 +156,18 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
 
 
 def status(steps: int, answers: int) -> dict[str, Any]:
-    """What a running agent says of itself."""
     quota = overview().tasks[0].quota if steps else None
-    told = AgentStatus(
+    current = AgentStatus(
         run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
         offline_reason="", coordinator="embedded", task="code" if steps else "math", target_rate=0.2, dual=0.5, phase=int(steps > 0),
         phases=2, steps_done=steps, steps_planned=120, last_step=None, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
         total_cloud_tokens=8_450, total_spend_uusd=3_404, uptime_s=5.0, trained_version=steps, quota=quota,
     )  # fmt: skip
-    return asdict(told)
+    return asdict(current)
 
 
 def note(source: str, reason: str = "") -> AnswerNote:
-    """What is said of a scripted answer."""
+    """The metadata of a scripted answer."""
     reasons = {
         "local": "answered on this device",
         "cloud": "the model asked for help",
@@ -203,7 +203,7 @@ def past(number: int) -> PastAnswer:
 
 
 def step(number: int, steps: int) -> StepFinished:
-    """A learning step on curves that look like the real ones."""
+    """A learning step on realistic curves."""
     half = steps // 2
     second, place = number > half, (number - 1) % half
     noise = 0.06 * math.sin(7.3 * number) + 0.03 * math.sin(2.1 * number)
@@ -312,7 +312,7 @@ class Stage:
         return self.url
 
     def app(self) -> App:
-        """Whatever agent is shown when a request comes."""
+        """The app of the agent that is shown at the time of a request."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             assert self._app is not None

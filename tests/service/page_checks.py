@@ -1,4 +1,4 @@
-"""What is looked at on every view of the page: names of controls, order of headings, contrast, overflow; not what it shows."""
+"""Checks for every view of the page: names of controls, order of headings, contrast and overflow, not content."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def skipped_headings(page: Page) -> list[int]:
 
 
 async def faint(page: Page) -> list[Any]:
-    """Texts with less than 4.5:1 against what is behind them."""
+    """Texts with a contrast below 4.5:1."""
     found: list[Any] = await page.value(_CONTRAST)
     return found
 

@@ -1,4 +1,4 @@
-"""Real processes: an `edge-coordinator serve` child, and an OpenAI-compatible upstream that does what the test says."""
+"""Real processes: an `edge-coordinator serve` child, and an OpenAI-compatible upstream scripted by the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def good_reply(request: web.Request) -> web.StreamResponse:
 
 
 class FakeUpstream:
-    """Counts what it was asked; `reply` decides what comes back."""
+    """Counts its requests; `reply` makes each response."""
 
     def __init__(self) -> None:
         self.reply: Reply = good_reply
@@ -117,7 +117,7 @@ class CoordinatorProcess:
         return line
 
     def reconfigure(self, settings: dict[str, Any] | str) -> None:
-        """Write the file anew, and tell the process to read it again."""
+        """Rewrite the configuration file and signal the process to reload it."""
         self._config.write_text(settings if isinstance(settings, str) else yaml.safe_dump(settings))
         self.process.send_signal(signal.SIGHUP)
 
@@ -127,7 +127,7 @@ class CoordinatorProcess:
         await self.process.wait()
 
     async def stop(self, number: int = signal.SIGTERM) -> str:
-        """Tell it to stop and wait; its stderr, without the two lines that every stop is worth."""
+        """Stop it and wait; returns its stderr without the two lines of every stop."""
         if self.process.returncode is None:
             self.process.send_signal(number)
         _, stderr = await asyncio.wait_for(self.process.communicate(), START_TIMEOUT_S)
@@ -138,7 +138,7 @@ class CoordinatorProcess:
 
 @asynccontextmanager
 async def coordinator_process(folder: Path, settings: dict[str, Any], *arguments: str) -> AsyncIterator[CoordinatorProcess]:
-    """A started child that is gone at the end, whatever happened."""
+    """A running child process that is always ended at the end."""
     child = CoordinatorProcess(folder, settings, *arguments)
     await child.start()
     try:

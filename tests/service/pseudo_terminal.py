@@ -1,4 +1,4 @@
-"""A program at a terminal of its own: what a person types, and what stands on the screen."""
+"""A program at a pseudo-terminal: typed keys, and the resulting screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_=>])")
 
 
 def pasted(text: str) -> str:
-    """As a terminal sends what is pasted: Enter's code at the end of each line, between marks."""
+    """Encode pasted text as a terminal does: Enter's code at the end of each line, between paste marks."""
     return "\x1b[200~" + text.replace("\n", "\r") + "\x1b[201~"
 
 
@@ -36,7 +36,7 @@ class PseudoTerminal:
 
     @property
     def screen(self) -> str:
-        """All that was written, without what only moves or colours."""
+        """All output without cursor movement and colours."""
         return _CONTROL.sub("", self._raw.decode("utf-8", "replace")).replace("\r", "")
 
     @property
@@ -49,7 +49,7 @@ class PseudoTerminal:
         os.write(self._descriptor, text.encode())
 
     async def sees(self, text: str) -> None:
-        """Wait until it is written after what was seen before. Raises AssertionError with the screen when it is not."""
+        """Wait until new output contains the text. Raises AssertionError with the screen otherwise."""
         try:
             async with asyncio.timeout(WAIT_S):
                 while text not in self.screen[self._from :]:
@@ -71,14 +71,14 @@ class PseudoTerminal:
         self._changed.set()
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Close the terminal."""
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
 
 
 @asynccontextmanager
 async def at_a_terminal(*words: str, environment: Mapping[str, str] | None = None) -> AsyncIterator[PseudoTerminal]:
-    """`edge-agent WORDS` at a terminal of 30 lines and 100 columns; ended with the block."""
+    """`edge-agent WORDS` in a terminal of 30 lines and 100 columns; ended with the block."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     settings = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **(environment or {})}

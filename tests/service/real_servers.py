@@ -1,4 +1,4 @@
-"""Servers of others as real processes: llama-cpp-python's own, and LiteLLM's proxy in front of it.
+"""Third-party servers as real processes: llama-cpp-python's server, and LiteLLM's proxy in front of it.
 
 LiteLLM lives in a virtual environment of its own in the user's cache folder, because its pins are not ours; it is installed at the first
 use (about a minute) and kept until its requirements change.
@@ -51,7 +51,7 @@ def llama_server(folder: Path) -> Iterator[RealServer]:
 
 @contextmanager
 def litellm_proxy(folder: Path, upstream: RealServer) -> Iterator[RealServer]:
-    """LiteLLM's proxy: `nano-cloud` goes to the upstream, `dead` to a port nobody listens at, `busy` is always rate limited."""
+    """LiteLLM's proxy: `nano-cloud` goes to the upstream, `dead` to a closed port, `busy` is always rate limited."""
     port, dead = _free_port(), _free_port()
     settings = {
         "model_list": [

@@ -1,4 +1,5 @@
-"""A fleet with certificates and tokens: an authority in a folder, a coordinator on a TLS port, and devices that show what the test says."""
+"""A fleet with certificates and tokens: an authority in a folder, a coordinator on a TLS port, and devices with credentials chosen by the
+test."""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ from tools.batch_client import BatchingClient
 
 
 class NoticedTokens(Tokens):
-    """Those of another process than the coordinator's, which looks at their files every CHECK_FILES_S."""
+    """Tokens changed in another process than the coordinator's, which checks the files every CHECK_FILES_S."""
 
     def revoke(self, role: str, name: str) -> HolderRow:
-        """Revoke, and let it be noticed."""
+        """Revoke, and wait until it is noticed."""
         row = super().revoke(role, name)
         threading.Event().wait(CHECK_FILES_S)
         return row
 
     def rotate(self, *, at_once: bool = False) -> SigningKey:
-        """Rotate, and let it be noticed."""
+        """Rotate, and wait until it is noticed."""
         key = super().rotate(at_once=at_once)
         threading.Event().wait(CHECK_FILES_S)
         return key

@@ -1,4 +1,4 @@
-"""A server with its own thread and event loop, for clients that block."""
+"""A server with its own thread and event loop, for blocking clients."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 
 @contextmanager
 def in_a_thread(open_server: Callable[[], AbstractAsyncContextManager[str]]) -> Iterator[str]:
-    """Open the server in a thread of its own while the block runs; gives its URL. What it fails with at the start is raised here."""
-    said: queue.Queue[str | BaseException] = queue.Queue()
+    """Run the server in its own thread while the block runs; yields its URL. Raises the server's start-up error here."""
+    started: queue.Queue[str | BaseException] = queue.Queue()
     stop: list[Callable[[], None]] = []
 
     async def serve() -> None:
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         stop.append(lambda: loop.call_soon_threadsafe(over.set))
         async with open_server() as url:
-            said.put(url)
+            started.put(url)
             await over.wait()
 
     def run() -> None:
         try:
             asyncio.run(serve())
         except BaseException as error:
-            said.put(error)
+            started.put(error)
 
     thread = threading.Thread(target=run, name="served")
     thread.start()
     try:
-        first = said.get(timeout=60)
+        first = started.get(timeout=60)
         if isinstance(first, BaseException):
             raise first
         yield first

@@ -1,4 +1,4 @@
-"""The AdminService over real gRPC, and the commands that ask it."""
+"""The AdminService over real gRPC, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def paged(method, request, field: str, size: int):
         request.page_token = reply.next_page_token
 
 
-async def test_calls_of_all_devices_are_listed_in_pages_each_once_and_without_texts(tmp_path, store) -> None:
+async def test_calls_of_all_devices_are_paged_without_repeats_or_texts(tmp_path, store) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), administrator(tmp_path) as admin:
         for device in ("b", "a"):
             async with connected(tmp_path, device) as client:
@@ -70,7 +70,7 @@ async def test_calls_of_all_devices_are_listed_in_pages_each_once_and_without_te
     assert b"secret" not in b"".join(each.SerializeToString() for each in listed).lower()
 
 
-async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store, monkeypatch) -> None:
+async def test_pages_are_limited_by_bytes_and_return_everything_once(tmp_path, store, monkeypatch) -> None:
     monkeypatch.setattr("coordinator.service.admin_api.MAX_PAGE_BYTES", 200)
     shared = {"tasks": {"*": {"dual_scope": "global"}}}
     await store.register_device("old", "A" * 5_000_000, (), 0.0)
@@ -95,7 +95,7 @@ async def test_pages_end_by_bytes_too_and_bring_everything_once(tmp_path, store,
     assert all(len(row.agent_version) <= 100 for row in devices)
 
 
-async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -> None:
+async def test_new_limit_applies_immediately_and_after_a_restart(tmp_path) -> None:
     store, one_call = MemoryLedgerStore(), admin_pb2.LimitChange(value=1)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_coordinator(tmp_path, ProgrammedProvider(), store=store))
@@ -130,7 +130,7 @@ async def test_a_limit_that_is_set_holds_at_once_and_after_a_restart(tmp_path) -
     ],
     ids=str,
 )
-async def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(tmp_path, change) -> None:
+async def test_invalid_limit_is_refused_and_changes_nothing(tmp_path, change) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()), administrator(tmp_path) as admin:
         before = await admin.ListBudgets(admin_pb2.ListBudgetsRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -140,7 +140,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_changes_nothing(tmp_path, c
         assert not any(scope.set for scope in before.scopes)
 
 
-async def test_the_journal_is_read_whole_and_followed_and_its_chain_holds(tmp_path, store) -> None:
+async def test_journal_is_read_and_followed_with_an_intact_chain(tmp_path, store) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), administrator(tmp_path) as admin:
         async with connected(tmp_path) as client:
             await client.complete(call("k1", "one"), 5.0)
@@ -158,7 +158,7 @@ async def test_the_journal_is_read_whole_and_followed_and_its_chain_holds(tmp_pa
     assert [entry.kind for entry in fresh] == ["reserve", "completed"]
 
 
-async def test_the_ledger_verifies_while_it_is_in_use_and_damage_is_told(tmp_path, store) -> None:
+async def test_ledger_is_verified_while_in_use_and_damage_is_reported(tmp_path, store) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store), administrator(tmp_path) as admin:
         async with connected(tmp_path) as client:
             await client.complete(call(), 5.0)
@@ -174,7 +174,7 @@ async def test_the_ledger_verifies_while_it_is_in_use_and_damage_is_told(tmp_pat
     assert not bad.ok and bad.difference_count >= 1 and "fleet" in bad.differences[0]
 
 
-async def test_a_drain_settles_what_runs_tells_a_follower_and_stops_listening(tmp_path) -> None:
+async def test_drain_settles_running_calls_notifies_a_follower_and_stops_listening(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store) as coordinator:
         async with administrator(tmp_path) as admin, connected(tmp_path) as client:
@@ -205,7 +205,7 @@ async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_
     assert not await is_serving(f"unix:{tmp_path}/c.sock", 0.2)
 
 
-async def test_administration_works_on_loopback_and_can_be_left_out(tmp_path) -> None:
+async def test_admin_works_on_loopback_and_can_be_disabled(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), admin_listen=("127.0.0.1:0",)) as coordinator:
         address, _ = coordinator.serving.admin_addresses
         token = Tokens(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
@@ -219,13 +219,13 @@ async def test_administration_works_on_loopback_and_can_be_left_out(tmp_path) ->
         assert coordinator.serving.admin_addresses == () and not (tmp_path / "admin.sock").exists()
 
 
-async def test_the_admin_socket_is_its_owners_alone_and_goes_away_with_the_coordinator(tmp_path) -> None:
+async def test_admin_socket_is_private_and_removed_with_the_coordinator(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()):
         assert (tmp_path / "admin.sock").stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "admin.sock").exists()
 
 
-async def test_commands_ask_a_running_coordinator_and_read_the_file_when_none_runs(tmp_path, capsys) -> None:
+async def test_commands_ask_a_running_coordinator_or_read_the_file(tmp_path, capsys) -> None:
     async def run(*arguments: str) -> tuple[int, str, str]:
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path)])
         return (code, *capsys.readouterr())

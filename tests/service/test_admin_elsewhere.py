@@ -1,4 +1,4 @@
-"""Commands that administer a coordinator on another machine: over mTLS with an administrator's certificate, or with a token."""
+"""Commands that administer a coordinator on another machine, over mTLS with an administrator's certificate or with a token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fleet(tmp_path) -> SecureFleet:
 
 @pytest.fixture
 def run(tmp_path, capsys) -> Run:
-    """Run a command that could read no ledger of its own; exit code, stdout, stderr."""
+    """Run a command that cannot read a local ledger; returns exit code, stdout, stderr."""
 
     async def run(*arguments: str) -> tuple[int, str, str]:
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path / "empty")])
@@ -54,7 +54,7 @@ def shown(fleet: SecureFleet, written: Written | None, **settings: str) -> list[
     return [part for name, path in files.items() for part in ("--set", f"admin.{name}={path}")]
 
 
-async def test_every_command_works_with_an_administrators_certificate(fleet, run, tmp_path) -> None:
+async def test_every_command_works_with_an_administrator_certificate(fleet, run, tmp_path) -> None:
     async with administered(fleet) as (address, admins), device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
         there = ["--coordinator", admins, *shown(fleet, fleet.client_certificate("eve", role="admin"))]
         await lamp.register("9.1", ["math"])
@@ -76,16 +76,16 @@ async def test_every_command_works_with_an_administrators_certificate(fleet, run
 
         code, token, _ = await run("token", "issue", "oven", *there)
         assert code == 0 and fleet.tokens.check(token.strip()).name == "oven"
-        code, told, stderr = await run("token", "revoke", "lamp", *there)
-        assert (code, stderr) == (0, "") and "its epoch is 1\n" in told
-        code, told, stderr = await run("token", "rotate", "--coordinator", admins)
-        assert (code, told) == (2, "") and "keys are not rotated from another machine" in stderr
+        code, out, stderr = await run("token", "revoke", "lamp", *there)
+        assert (code, stderr) == (0, "") and "its epoch is 1\n" in out
+        code, out, stderr = await run("token", "rotate", "--coordinator", admins)
+        assert (code, out) == (2, "") and "keys are not rotated from another machine" in stderr
         with pytest.raises(Unauthenticated):
             await lamp.get_budget("math")
     assert not (tmp_path / "empty").exists()
 
 
-async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fleet, run) -> None:
+async def test_admin_token_is_enough_where_no_certificate_is_required(fleet, run) -> None:
     async with administered(fleet, client_cert=False) as (_, admins):
         for role, code in (("admin", 0), ("device", 1)):
             fleet.token_file(fleet.tokens.issue(role, "eve"))
@@ -93,11 +93,11 @@ async def test_a_token_of_role_admin_serves_where_no_certificate_is_asked_for(fl
                 "devices", "--coordinator", admins, *shown(fleet, None, token_file=f"{fleet.folder}/token")
             )
             assert ended == code and ("role device may not use AdminService" in stderr) == (code == 1)
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-    assert code == 1 and "takes only tokens of administrators" in told and "admin.token_file" in told
+        code, _, err = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+    assert code == 1 and "takes only tokens of administrators" in err and "admin.token_file" in err
 
 
-async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_path) -> None:
+async def test_missing_admin_credential_is_one_line(fleet, run, tmp_path) -> None:
     other = SecureFleet(tmp_path / "other")
     eve = fleet.client_certificate("eve", role="admin")
     cases = {
@@ -118,7 +118,7 @@ async def test_what_no_administrator_shows_is_told_in_one_line(fleet, run, tmp_p
         assert "speaks no TLS; remove admin.tls" in (await run("devices", "--coordinator", plain, *shown(fleet, eve)))[2]
 
 
-async def test_an_address_that_was_given_must_answer_and_is_never_spoken_to_in_the_clear(fleet, run) -> None:
+async def test_given_address_must_answer_and_is_never_contacted_in_plaintext(fleet, run) -> None:
     with socket.socket() as closed:  # bound, and nobody listens
         closed.bind(("127.0.0.1", 0))
         await _all_refused(run, f"127.0.0.1:{closed.getsockname()[1]}")
@@ -132,7 +132,7 @@ async def _all_refused(run: Run, gone: str) -> None:
         assert (code, stdout) == (1, "") and stderr.startswith(f"error: no coordinator answers at {gone}"), stderr
 
 
-async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run, tmp_path) -> None:
+async def test_address_and_credential_files_can_be_configured(fleet, run, tmp_path) -> None:
     eve = fleet.client_certificate("eve", role="admin")
     async with administered(fleet) as (_, admins):
         tls = {"ca": str(fleet.ca), "cert": str(eve.certificate), "key": str(eve.key)}
@@ -141,7 +141,7 @@ async def test_the_address_and_the_files_may_stand_in_a_configuration(fleet, run
         assert (await run("upstreams", "--config", str(file)))[1].startswith("default: m")
 
 
-async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_without_a_credential(fleet, tmp_path, capsys) -> None:
+async def test_admin_port_keeps_local_commands_free_of_credentials(fleet, tmp_path, capsys) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps({"admin_listen": ["127.0.0.1:1"], "state_dir": str(tmp_path), "tls": fleet.tls_settings()}))
     async with administered(fleet):
@@ -150,15 +150,15 @@ async def test_a_port_for_administrators_leaves_commands_on_its_own_machine_with
         assert "SERVING on unix:" in capsys.readouterr().out
 
 
-async def test_where_devices_show_tokens_administrators_still_show_certificates(fleet, run, caplog) -> None:
+async def test_administrators_need_certificates_where_devices_use_tokens(fleet, run, caplog) -> None:
     settings = {**fleet.tls_settings(), "require_client_cert": False}
     eve = fleet.client_certificate("eve", role="admin")
     async with fleet.running(tls=settings, admin_listen=("127.0.0.1:0",)) as (coordinator, address):
         assert "tls.require_client_cert is false: devices show tokens" in caplog.text
         admins = coordinator.serving.admin_addresses[0]
         assert (await run("upstreams", "--coordinator", admins, *shown(fleet, eve)))[0] == 0
-        code, _, told = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
-        assert code == 1 and "wants a certificate of this administrator" in told
+        code, _, err = await run("upstreams", "--coordinator", admins, *shown(fleet, None))
+        assert code == 1 and "wants a certificate of this administrator" in err
         token = fleet.token_file(fleet.tokens.issue("device", "lamp"))
         async with device(address, fleet.tls(), token) as lamp:
             assert (await lamp.register("1", ["math"])).device_id == "lamp"

@@ -1,4 +1,4 @@
-"""An agent that follows its budget: what it shows without asking, and that nothing changes for it where nobody can be followed."""
+"""An agent that watches its budget: it shows limits and spending without polling, and works unchanged where no watch is available."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown(watch: BudgetWatch, is_it: Callable[[BudgetSnapshot | None], bool], task: str = "math") -> BudgetSnapshot | None:
-    """What the watch has, once it is that."""
+    """The watched budget, once it has the expected value."""
     async with asyncio.timeout(30.0):
         while not is_it(newest := watch.newest(task)):
             await asyncio.sleep(0.005)
     return newest
 
 
-async def test_limits_and_spending_are_followed_without_asking_and_over_a_restart(tmp_path) -> None:
+async def test_limits_and_spending_are_watched_without_polling_and_across_a_restart(tmp_path) -> None:
     async with connected(tmp_path, connect_timeout_s=0.2, max_retries=1) as client:
         watch = BudgetWatch(client, random.Random(1))
         async with running_coordinator(tmp_path, ProgrammedProvider()), raw_channel(tmp_path, "admin.sock") as admins:
@@ -58,7 +58,7 @@ async def test_limits_and_spending_are_followed_without_asking_and_over_a_restar
     "error",
     [CoordinatorUnavailable("nobody there"), PermissionDenied("not your task"), CoordinatorUnavailable("x", reason="DRAINING")],
 )
-async def test_a_refusal_is_tried_again_until_the_budget_can_be_followed(error) -> None:
+async def test_refused_watch_is_retried_until_it_works(error) -> None:
     client = ScriptedCoordinatorClient(lambda asked: "A")
     client.fail_next("watch_budget", error, times=3)
     watch = BudgetWatch(client, random.Random(1))
@@ -67,7 +67,7 @@ async def test_a_refusal_is_tried_again_until_the_budget_can_be_followed(error) 
     await watch.aclose()
 
 
-async def test_a_coordinator_that_knows_no_watching_is_asked_once(monkeypatch) -> None:
+async def test_coordinator_without_watch_support_is_asked_once(monkeypatch) -> None:
     client, asked = ScriptedCoordinatorClient(lambda asked: "A"), []
 
     def refuse(task: str):
@@ -82,7 +82,7 @@ async def test_a_coordinator_that_knows_no_watching_is_asked_once(monkeypatch) -
     await watch.aclose()
 
 
-async def test_a_running_agent_shows_the_budget_it_follows_and_asks_only_while_it_cannot(tmp_path) -> None:
+async def test_running_agent_shows_the_watched_budget_and_polls_only_without_a_watch(tmp_path) -> None:
     world = World(tmp_path)
     async with world.agent() as agent:
         async with asyncio.timeout(30.0):
@@ -94,7 +94,7 @@ async def test_a_running_agent_shows_the_budget_it_follows_and_asks_only_while_i
         assert (await RunningAgent(agent).status())["budget"] is None
 
 
-async def test_the_task_that_is_learned_is_the_one_that_is_followed(tmp_path) -> None:
+async def test_watched_task_is_the_one_being_learned(tmp_path) -> None:
     phases = (PhaseConfig(source="sums", task="first", steps=1), PhaseConfig(source="sums", task="second", steps=1))
     world = World(tmp_path, phases=phases)
     async with world.agent() as agent:

@@ -1,4 +1,4 @@
-"""kill -9 with real processes: agent, embedded coordinator, ledger, bundled models. Nothing is lost, nothing is paid twice."""
+"""kill -9 with real processes (agent, embedded coordinator, ledger, bundled models): nothing is lost and nothing is paid twice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def agent_process(state: Path, failpoint: str = "") -> AsyncIterator[Learn
 
 
 async def no_coordinator_left(state: Path) -> None:
-    """An orphaned coordinator notices that its parent is gone and ends."""
+    """An orphaned coordinator detects the end of its parent and stops."""
     async with asyncio.timeout(LIMIT_S):
         while any(str(state) in " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])):
             await asyncio.sleep(0.1)
@@ -72,7 +72,7 @@ async def run_to_the_end(state: Path) -> list[dict[str, Any]]:
 
 
 def committed(state: Path) -> list[dict[str, Any]]:
-    """What the state folder says of each step, without times."""
+    """The steps in the state folder, without times."""
     with StateFolder(state) as folder:
         steps = [step.to_json() for step in folder.steps()]
     return [
@@ -82,7 +82,7 @@ def committed(state: Path) -> list[dict[str, Any]]:
 
 
 def ledger(state: Path) -> dict[str, int]:
-    """Verify the ledger; then count its calls and attempts by looking at the file."""
+    """Verify the ledger, then count its calls and attempts in the file."""
     file = state / "coordinator" / "ledger.sqlite3"
     report = verify_file(file)
     assert report.ok, report.differences
@@ -94,8 +94,8 @@ def ledger(state: Path) -> dict[str, int]:
     return one
 
 
-async def test_an_agent_killed_at_every_place_of_a_step_goes_on_and_no_call_is_paid_twice_or_lost(tmp_path: Path) -> None:
-    """One life for each place; the last one finishes what an agent that met no accident finishes."""
+async def test_agent_killed_anywhere_in_a_step_resumes_without_lost_or_double_paid_calls(tmp_path: Path) -> None:
+    """One process per kill point; the last one finishes with the result of an agent without accidents."""
     calm, state = tmp_path / "calm" / "state", tmp_path / "killed" / "state"
     for place in ("collected:1", "checkpointed:1", "updated:1", "closed:1"):
         async with agent_process(state, place) as process:
@@ -110,7 +110,7 @@ async def test_an_agent_killed_at_every_place_of_a_step_goes_on_and_no_call_is_p
     assert (counts["charged_uusd"], counts["steps"]) == (expected[-1]["total_spend_uusd"], STEPS)
 
 
-async def test_a_coordinator_killed_in_the_middle_of_a_cloud_call_comes_back_and_the_ledger_agrees(tmp_path: Path) -> None:
+async def test_coordinator_killed_during_a_cloud_call_recovers_with_a_consistent_ledger(tmp_path: Path) -> None:
     state, killed = tmp_path / "state", 0
     async with agent_process(state) as process, asyncio.timeout(LIMIT_S):
         while killed < 2 and process.returncode is None:

@@ -1,5 +1,5 @@
-"""kill -9 of a real agent after a step was reported and before the coordinator's reply came, on a real coordinator: what was committed is
-what was reported, whatever number of replies were late before."""
+"""kill -9 of a real agent between a step's report and the coordinator's reply: the committed steps are the reported ones, however many
+replies were late before."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def relay(folder: Path, target: str, on_reply: Callable[[str], Awaitable[N
 
 
 class Killer:
-    """Kills the agent at some reports of steps and keeps back the reply to others; lets all pass once it has killed often enough."""
+    """Kills the agent at some step reports and holds back the reply to others; lets all pass after the last kill."""
 
     def __init__(self, kills: int) -> None:
         self.kills = 0
@@ -137,7 +137,7 @@ def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-async def test_what_an_agent_committed_is_what_it_reported_wherever_it_is_killed(tmp_path: Path, kills: int) -> None:
+async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(tmp_path: Path, kills: int) -> None:
     killer = Killer(kills)
     async with fake_upstream() as upstream:
         upstream.reply = wrong

@@ -1,4 +1,4 @@
-"""/metrics of an agent, read by Prometheus's own parser, and OpenAI's routes that are not served."""
+"""/metrics of an agent, read by Prometheus's own parser, and OpenAI routes that are not served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import TOKEN, Served, ask, client_of, says
+from tests.service.test_openai_client import TOKEN, Served, ask, client_of, scripted
 from tests.unit.agent_world import World
 
 SECRET = "the-colour-of-my-house"
@@ -50,7 +50,7 @@ async def learned(world: World) -> None:
 def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: Path) -> None:
     world = World(tmp_path / "state", terms=ScriptedTerms(calls_limit=50))
     asyncio.run(learned(world))
-    world.script, world.client = says, world.client
+    world.script, world.client = scripted, world.client
     served = Served(world)
     with in_a_thread(served.open) as url, client_of(url) as client:
         cloud, local = ask(client, metadata={"task": "math"}), ask(client, model="edge-local")
@@ -59,7 +59,7 @@ def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: 
         with pytest.raises(openai.NotFoundError):
             ask(client, model=SECRET)
         assert get(f"{url}/{SECRET}")[0] == 404
-        with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):  # it says what is served
+        with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):  # it lists the served routes
             client.embeddings.create(model="edge", input=SECRET)
         seen, again = scraped(url), scraped(url)
     chat = {"method": "POST", "route": "/v1/chat/completions"}
@@ -81,7 +81,7 @@ def test_requests_answers_tokens_learning_and_the_budget_are_reported(tmp_path: 
 
 
 def test_metrics_want_the_token_and_name_no_caller(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says), TOKEN)
+    served = Served(World(tmp_path / "state", script=scripted), TOKEN)
     with in_a_thread(served.open) as url:
         assert get(f"{url}/metrics")[0] == 401
         assert get(f"{url}/metrics", SECRET)[0] == 401
@@ -89,8 +89,8 @@ def test_metrics_want_the_token_and_name_no_caller(tmp_path: Path) -> None:
     assert value(seen, "http_requests_total", method="GET", route="other", status="401") == 2
 
 
-def test_a_request_that_nobody_waits_for_is_counted_as_that(tmp_path: Path) -> None:
-    served = Served(World(tmp_path / "state", script=says, seconds_per_token=0.2))
+def test_abandoned_request_is_counted_as_abandoned(tmp_path: Path) -> None:
+    served = Served(World(tmp_path / "state", script=scripted, seconds_per_token=0.2))
     with in_a_thread(served.open) as url:
         with client_of(url, timeout=0.3) as client, pytest.raises(openai.APITimeoutError):
             ask(client, model="edge-local")

@@ -66,7 +66,7 @@ async def refusal(recording: Recording, request: ProviderRequest | None = None, 
         return failed.value, len(traffic.bodies)
 
 
-async def test_a_message_comes_back_with_its_usage_and_the_system_prompt_goes_apart() -> None:
+async def test_message_is_returned_with_usage_and_the_system_prompt_is_sent_separately() -> None:
     turns = (Message("system", "Be short."), Message("user", "6*7?"), Message("assistant", "41"), Message("user", "Sure?"))
     async with provider_for(OK) as (provider, traffic):
         result = await provider.complete(replace(provider_request(), messages=turns, temperature=1.7))
@@ -91,7 +91,7 @@ async def test_a_message_comes_back_with_its_usage_and_the_system_prompt_goes_ap
     ]
 
 
-async def test_a_conversation_of_the_system_alone_is_refused_without_asking() -> None:
+async def test_conversation_of_system_messages_alone_is_refused_without_a_request() -> None:
     alone = replace(provider_request(), messages=(Message("system", "Be short."),))
     error, requests = await refusal(OK, alone)
     assert (error.kind, error.executed, requests) == ("bad_request", False, 0)
@@ -106,7 +106,7 @@ async def test_a_conversation_of_the_system_alone_is_refused_without_asking() ->
         ("refusal", "refusal"),
     ],
 )
-async def test_stop_reasons_are_told_in_the_common_words(reason: str, finish: str) -> None:
+async def test_stop_reasons_are_mapped_to_the_common_words(reason: str, finish: str) -> None:
     async with provider_for(response("200 OK", message(stop_reason=reason))) as (provider, _):
         assert (await provider.complete(provider_request())).finish == finish
     async with provider_for(streamed(START, BLOCK, text("x"), ending(reason), STOP)) as (provider, _):
@@ -130,7 +130,7 @@ async def test_cached_tokens_are_never_charged_below_the_bill(usage: Any, billed
         assert (await provider.complete(provider_request())).usage == billed
 
 
-async def test_only_text_blocks_are_the_answer_and_an_empty_one_is_an_answer() -> None:
+async def test_answer_is_the_text_blocks_only_and_may_be_empty() -> None:
     blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     async with provider_for(response("200 OK", message(content=blocks)), response("200 OK", message(content=[]))) as (
         provider,
@@ -140,7 +140,7 @@ async def test_only_text_blocks_are_the_answer_and_an_empty_one_is_an_answer() -
         assert (await provider.complete(provider_request())).text == ""
 
 
-async def test_a_stream_brings_pieces_pings_are_skipped_and_the_last_usage_counts() -> None:
+async def test_stream_brings_pieces_skips_pings_and_the_last_usage_counts() -> None:
     async with provider_for(streamed(*WHOLE_STREAM)) as (provider, traffic):
         pieces = await pieces_of(provider, provider_request())
     assert [piece.text for piece in pieces] == ["forty", "-two", ""]
@@ -150,7 +150,7 @@ async def test_a_stream_brings_pieces_pings_are_skipped_and_the_last_usage_count
     assert traffic.bodies[0]["stream"] is True
 
 
-async def test_a_stream_may_come_in_any_pieces() -> None:
+async def test_stream_may_be_cut_anywhere() -> None:
     whole = b"".join(WHOLE_STREAM)
     for size in (1, 7, 100):
         chunks = [whole[start : start + size] for start in range(0, len(whole), size)]
@@ -158,7 +158,7 @@ async def test_a_stream_may_come_in_any_pieces() -> None:
             assert "".join(piece.text for piece in await pieces_of(provider, provider_request())) == "forty-two"
 
 
-async def test_input_tokens_told_at_the_end_replace_those_told_at_the_start() -> None:
+async def test_final_input_tokens_replace_those_of_the_start() -> None:
     end = ending(output_tokens=9, input_tokens=20, cache_read_input_tokens=4)
     async with provider_for(streamed(START, BLOCK, text("x"), end, STOP)) as (provider, _):
         result = (await pieces_of(provider, provider_request()))[-1].result
@@ -183,14 +183,14 @@ async def test_unknown_events_and_other_deltas_are_skipped() -> None:
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_refusal_says_whether_it_was_executed_and_is_not_repeated(status, word, executed, streams) -> None:
+async def test_refusal_reports_whether_it_was_executed_and_is_not_retried(status, word, executed, streams) -> None:
     recording = response(status, failure(word, SECRET_PROMPT), "retry-after: 7")
     error, requests = await refusal(recording, streams=streams)
     assert (error.kind, error.executed, error.retry_after_s, requests) == (f"http_{status[:3]}", executed, 7.0, 1)
     assert word in str(error) and SECRET_PROMPT not in str(error)
 
 
-async def test_overloaded_is_a_refusal_where_the_operator_says_so() -> None:
+async def test_overloaded_is_a_refusal_where_configured() -> None:
     recording = response("529 Overloaded", failure("overloaded_error"))
     error, _ = await refusal(recording, overloaded_is_refusal=True)
     assert (error.kind, error.executed) == ("http_529", False)
@@ -199,12 +199,12 @@ async def test_overloaded_is_a_refusal_where_the_operator_says_so() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}'])
-async def test_an_error_body_that_says_nothing_known_is_left_out(body: bytes) -> None:
+async def test_unknown_error_body_is_left_out(body: bytes) -> None:
     error, _ = await refusal(response("503 Busy", body))
     assert str(error) == "the upstream answered with HTTP status 503"
 
 
-async def test_an_error_body_that_never_ends_does_not_hold_up_the_refusal_beyond_the_deadline() -> None:
+async def test_endless_error_body_does_not_delay_the_refusal_beyond_the_deadline() -> None:
     endless = [b"HTTP/1.1 429 Busy\r\ncontent-length: 1000\r\n\r\n{", HANG]
     error, _ = await refusal(endless, provider_request(deadline_s=1.0))
     assert (error.kind, error.executed) == ("http_429", False)
@@ -220,13 +220,13 @@ async def test_an_error_body_that_never_ends_does_not_hold_up_the_refusal_beyond
         ((START, BLOCK, b'data: {"type": 7}\n\n'), "garbage", True),
     ],
 )
-async def test_a_stream_that_breaks_off_is_a_failure(parts, kind, executed) -> None:
+async def test_broken_stream_is_a_failure(parts, kind, executed) -> None:
     error, _ = await refusal(streamed(*parts, ended=CUT not in parts), streams=True)
     assert (error.kind, error.executed) == (kind, executed)
     assert SECRET_PROMPT not in str(error)
 
 
-async def test_a_stream_that_is_cut_behind_its_end_is_whole() -> None:
+async def test_stream_cut_after_its_end_is_complete() -> None:
     async with provider_for(streamed(*WHOLE_STREAM, CUT, ended=False)) as (provider, _):
         assert (await pieces_of(provider, provider_request()))[-1].result is not None
 
@@ -239,7 +239,7 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("recording", [[HANG], streamed(START, *[PING, 0.02] * 200, ended=False)])
-async def test_the_total_deadline_holds_against_silence_and_pings(recording: Recording, streams: bool) -> None:
+async def test_total_deadline_applies_to_silence_and_pings(recording: Recording, streams: bool) -> None:
     error, requests = await refusal(recording, provider_request(deadline_s=0.4), streams=streams)
     assert (error.kind, error.executed, requests) == ("deadline", None, 1)
 
@@ -265,7 +265,7 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(caplog: pytest.L
     assert SECRET_PROMPT not in caplog.text and API_KEY not in caplog.text
 
 
-async def test_a_missing_key_is_told_at_the_start() -> None:
+async def test_missing_key_is_reported_at_the_start() -> None:
     provider = AnthropicProvider(UpstreamConfig(provider="anthropic", api_key_env="NO_KEY"), "test", environ={})
     with pytest.raises(ConfigError, match="NO_KEY is not set"):
         await provider.start()

@@ -79,7 +79,7 @@ async def test_a_batch_answers_every_call_once_and_a_bad_one_ends_nothing(make_c
     assert isinstance(outcomes["bad"], InvalidRequest) and (await client.get_budget("math")).calls == 20
 
 
-async def test_a_batch_whose_budget_runs_out_answers_the_rest_with_the_refusal(make_client) -> None:
+async def test_batch_without_budget_left_answers_the_rest_with_the_refusal(make_client) -> None:
     client = await make_client(calls_limit=3)
     calls = [call(f"k{number}", f"question {number}") for number in range(5)]
     outcomes = [reply.outcome async for reply in client.complete_batch(of(calls), 5.0)]
@@ -95,7 +95,7 @@ async def test_a_batch_can_be_left_early(make_client) -> None:
     assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
 
 
-async def test_replies_come_in_the_order_of_the_answers(tmp_path) -> None:
+async def test_replies_arrive_in_the_order_of_the_answers(tmp_path) -> None:
     first_may_end = asyncio.Event()
 
     async def behave(request):
@@ -112,7 +112,7 @@ async def test_replies_come_in_the_order_of_the_answers(tmp_path) -> None:
     assert early == {"k1", "k2"} and last.call_key == "k0"
 
 
-async def test_no_more_items_run_than_a_batch_may_have_under_way(tmp_path) -> None:
+async def test_batch_runs_no_more_items_than_allowed(tmp_path) -> None:
     held = Held()
     provider = ProgrammedProvider(held)
     service = {"batch_items": 3}
@@ -126,7 +126,7 @@ async def test_no_more_items_run_than_a_batch_may_have_under_way(tmp_path) -> No
         assert len(await asking) == 10
 
 
-async def test_a_hundred_keys_of_one_batch_asked_twice_are_charged_once(tmp_path) -> None:
+async def test_a_hundred_keys_sent_twice_in_one_batch_are_charged_once(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         replies = [reply async for reply in client.complete_batch(of([*numbered(100), *numbered(100)]), 20.0)]
@@ -134,17 +134,17 @@ async def test_a_hundred_keys_of_one_batch_asked_twice_are_charged_once(tmp_path
     assert len(replies) == 200 and len(provider.requests) == 100
 
 
-async def test_the_deadline_of_an_item_reaches_the_upstream_less_a_margin(tmp_path) -> None:
+async def test_item_deadline_reaches_the_upstream_minus_a_margin(tmp_path) -> None:
     provider = ProgrammedProvider()
     async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
         await replies_of(client, [call("k1", "batch")], 6.0)
         _ = [delta async for delta in client.stream_complete(call("k2", "stream"), 11.0)]
         await client.complete(call("k3", "unary"), 16.0)
-    told = {request.messages[-1].content: request.deadline_s for request in provider.requests}
-    assert 1.0 < told["batch"] < 6.0 and 6.0 < told["stream"] < 11.0 and 11.0 < told["unary"] < 16.0
+    deadlines = {request.messages[-1].content: request.deadline_s for request in provider.requests}
+    assert 1.0 < deadlines["batch"] < 6.0 and 6.0 < deadlines["stream"] < 11.0 and 11.0 < deadlines["unary"] < 16.0
 
 
-async def test_an_item_whose_time_is_over_is_told_so_and_the_others_are_answered(tmp_path) -> None:
+async def test_expired_item_is_reported_and_the_others_are_answered(tmp_path) -> None:
     async def behave(request):
         if request.messages[-1].content == "slow":
             await asyncio.sleep(0.2)
@@ -162,7 +162,7 @@ async def test_an_item_whose_time_is_over_is_told_so_and_the_others_are_answered
     assert (replies["slow"].text, replies["fine"].text) == ("SLOW", "FINE")
 
 
-async def test_items_that_cannot_be_read_are_answered_and_end_nothing(tmp_path) -> None:
+async def test_unreadable_items_get_an_error_and_end_nothing(tmp_path) -> None:
     async def items():
         yield b"\xff\xff"
         yield b""
@@ -188,7 +188,7 @@ async def test_a_call_too_large_to_send_is_refused_by_the_client_and_ends_nothin
     assert (outcomes["k1"].text, outcomes["k4"].text) == ("WHAT IS 2+2?", "OTHER")
 
 
-async def test_a_call_larger_than_the_coordinator_takes_is_refused_and_the_others_are_answered(tmp_path) -> None:
+async def test_call_too_large_for_the_coordinator_is_refused_and_the_others_are_answered(tmp_path) -> None:
     store = MemoryLedgerStore()
     service = {"max_message_bytes": 2048}
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, service=service), connected(tmp_path) as client:
@@ -235,7 +235,7 @@ class OlderService:
 
 
 class CuttingService(OlderService):
-    """A coordinator that reads items and ends the stream after the first reply; knows no call by GetCall."""
+    """A coordinator that reads items and ends the stream after the first reply; GetCall finds nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ async def served(folder, service):
         await server.stop(None)
 
 
-async def test_a_coordinator_that_knows_no_batches_is_asked_call_by_call(tmp_path) -> None:
+async def test_coordinator_without_batches_is_asked_call_by_call(tmp_path) -> None:
     service = OlderService()
     async with served(tmp_path, service), connected(tmp_path, first_backoff_s=0.001) as client:
         for again in range(2):
@@ -287,7 +287,7 @@ async def test_a_coordinator_that_knows_no_batches_is_asked_call_by_call(tmp_pat
     assert len(service.asked) == 10
 
 
-async def test_a_batch_whose_stream_breaks_recovers_each_call_by_its_key(tmp_path) -> None:
+async def test_broken_batch_stream_recovers_each_call_by_its_key(tmp_path) -> None:
     service = CuttingService()
     async with served(tmp_path, service), connected(tmp_path, first_backoff_s=0.001, max_backoff_s=0.002) as client:
         outcomes = await replies_of(client, numbered(5))
@@ -295,13 +295,13 @@ async def test_a_batch_whose_stream_breaks_recovers_each_call_by_its_key(tmp_pat
     assert len(service.asked) == len(set(service.asked)) == 4 and set(service.recovered) <= set(service.asked)
 
 
-async def test_a_coordinator_that_cannot_be_reached_fails_every_call_of_a_batch_soon(tmp_path) -> None:
+async def test_unreachable_coordinator_fails_every_call_of_a_batch_soon(tmp_path) -> None:
     async with connected(tmp_path, connect_timeout_s=0.05) as client:
         outcomes = await replies_of(client, numbered(8), 30.0)
     assert len(outcomes) == 8 and {outcome.reason for outcome in outcomes.values()} == {"UNREACHABLE"}
 
 
-async def test_cancelling_a_call_that_waits_for_its_turn_drops_it_uncharged(tmp_path) -> None:
+async def test_cancelling_a_queued_call_drops_it_without_charge(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     gate = Gate("default", 1, 10)
     provider = ProgrammedProvider(held)
@@ -321,7 +321,7 @@ async def test_cancelling_a_call_that_waits_for_its_turn_drops_it_uncharged(tmp_
     assert (cancelled.progress, cancelled.charged_uusd) == (CallProgress.DROPPED, 0) and len(provider.requests) == 1
 
 
-async def test_cancelling_a_running_call_frees_who_waits_and_it_is_still_charged_what_it_cost(tmp_path) -> None:
+async def test_cancelling_a_running_call_releases_the_caller_and_charges_its_cost(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
         alone = asyncio.create_task(client.complete(call("k1"), 20.0))
@@ -342,7 +342,7 @@ async def test_cancelling_a_running_call_frees_who_waits_and_it_is_still_charged
         await asyncio.gather(in_batch, return_exceptions=True)
 
 
-async def test_a_watch_sends_heartbeats_that_the_client_keeps_to_itself(tmp_path) -> None:
+async def test_watch_heartbeats_stay_inside_the_client(tmp_path) -> None:
     service = {"watch_heartbeat_s": 0.02}
     async with running_coordinator(tmp_path, ProgrammedProvider(), service=service), connected(tmp_path) as client:
         async with raw_channel(tmp_path) as channel:
@@ -357,7 +357,7 @@ async def test_a_watch_sends_heartbeats_that_the_client_keeps_to_itself(tmp_path
     assert kinds == ["budget", "heartbeat", "heartbeat"]
 
 
-async def test_connections_end_politely_when_they_are_old_and_the_client_notices_nothing(tmp_path) -> None:
+async def test_old_connections_end_politely_without_effect_on_the_client(tmp_path) -> None:
     service = {"connection_age_s": 1.0, "connection_grace_s": 1.0}
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), service=service),
@@ -379,7 +379,7 @@ async def until_calls(budgets, wanted: int) -> None:
         pass
 
 
-async def test_an_unforeseen_failure_of_an_item_tells_nothing_to_the_outside_and_ends_nothing(tmp_path, caplog) -> None:
+async def test_unexpected_item_failure_reveals_nothing_and_ends_nothing(tmp_path, caplog) -> None:
     async def behave(request):
         if request.messages[-1].content == "bug":
             return ProviderResult("x", TokenUsage(10, -5), "u", "stop")
@@ -391,7 +391,7 @@ async def test_an_unforeseen_failure_of_an_item_tells_nothing_to_the_outside_and
 
 
 @pytest.mark.parametrize("most", [1, 4])
-async def test_a_reply_that_cannot_be_written_is_an_internal_error_and_ends_nothing(tmp_path, most) -> None:
+async def test_unencodable_reply_is_an_internal_error_and_ends_nothing(tmp_path, most) -> None:
     async def behave(request):
         if request.messages[-1].content == "bug":
             raise CoordinatorError("the provider's bug", metadata={"attempts": 5})  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""The life of a call over real gRPC, with an upstream that behaves as told: one call per group, faults, draining, lost replies."""
+"""The life of a call over real gRPC with a scripted upstream: one call per group, faults, draining, lost replies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def usage(store: MemoryLedgerStore):
     return (row.committed.calls, row.committed.uusd), (row.reserved.calls, row.reserved.uusd)
 
 
-async def test_a_call_is_charged_what_it_used_and_nothing_stays_held(tmp_path) -> None:
+async def test_call_is_charged_what_it_used_and_no_hold_stays(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         completion = await client.complete(call(), 5.0)
@@ -59,7 +59,7 @@ async def test_a_call_is_charged_what_it_used_and_nothing_stays_held(tmp_path) -
         assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_an_upstream_that_tells_no_usage_is_charged_at_the_hold(tmp_path) -> None:
+async def test_upstream_without_usage_is_charged_at_the_hold(tmp_path) -> None:
     async def silent(request):
         return ProviderResult("x", None, "u", "stop")
 
@@ -104,7 +104,7 @@ async def test_concurrent_calls_never_exceed_a_limit(tmp_path) -> None:
     assert {each.metadata["budget"] for each in refused} == {"fleet"}
 
 
-async def test_a_step_whose_calls_were_all_refused_is_no_discrepancy_and_the_refusal_names_the_budget(tmp_path) -> None:
+async def test_step_with_only_refused_calls_is_no_discrepancy_and_the_refusal_names_the_budget(tmp_path) -> None:
     budgets = {"device": {"calls_limit": 0}}
     async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets), connected(tmp_path) as client:
         await client.open_step("math", 0, 16, 8, 0.5)
@@ -116,7 +116,7 @@ async def test_a_step_whose_calls_were_all_refused_is_no_discrepancy_and_the_ref
         assert len((await client.close_step("math", 1, StepUnits(128, 5))).discrepancies) == 1
 
 
-async def test_a_client_that_goes_away_does_not_kill_settlement(tmp_path) -> None:
+async def test_disconnecting_client_does_not_stop_settlement(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
         asking = asyncio.create_task(client.complete(call(), 10.0))
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
     assert len(provider.requests) == 1
 
 
-async def test_an_upstream_that_never_took_the_call_costs_nothing_and_the_key_can_be_used_again(tmp_path) -> None:
+async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         with pytest.raises(CoordinatorUnavailable) as caught:
@@ -161,7 +161,7 @@ async def test_an_upstream_that_never_took_the_call_costs_nothing_and_the_key_ca
 
 
 @pytest.mark.parametrize(("executed", "state"), [(None, CallState.IN_DOUBT), (True, CallState.FAILED)])
-async def test_an_upstream_that_may_have_worked_is_charged_at_the_hold_and_the_key_is_spent(tmp_path, executed, state) -> None:
+async def test_possibly_executed_call_is_charged_at_the_hold_and_its_key_is_spent(tmp_path, executed, state) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="http_500", executed=executed))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         errors = []
@@ -176,7 +176,7 @@ async def test_an_upstream_that_may_have_worked_is_charged_at_the_hold_and_the_k
         assert (await client.complete(call("k2"), 5.0)).text == "WHAT IS 2+2?"
 
 
-async def test_an_upstream_that_hangs_beyond_every_promise_is_cut_and_charged_in_doubt(tmp_path) -> None:
+async def test_hanging_upstream_is_cut_and_charged_in_doubt(tmp_path) -> None:
     store, held = MemoryLedgerStore(), Held()
     settings = {"deadline_s": 0.05}
     async with (
@@ -188,7 +188,7 @@ async def test_an_upstream_that_hangs_beyond_every_promise_is_cut_and_charged_in
         assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
 
 
-async def test_a_bug_in_a_provider_is_charged_in_doubt_and_tells_nothing_to_the_outside(tmp_path) -> None:
+async def test_provider_bug_is_charged_in_doubt_and_reveals_nothing(tmp_path) -> None:
     async def broken(request):
         raise ZeroDivisionError("secret detail")
 
@@ -200,7 +200,7 @@ async def test_a_bug_in_a_provider_is_charged_in_doubt_and_tells_nothing_to_the_
         assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
 
 
-async def test_no_upstream_byte_is_sent_while_the_ledger_cannot_be_written(tmp_path) -> None:
+async def test_nothing_is_sent_upstream_while_the_ledger_cannot_be_written(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         store.break_down()
@@ -211,7 +211,7 @@ async def test_no_upstream_byte_is_sent_while_the_ledger_cannot_be_written(tmp_p
         assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
 
 
-async def test_a_settlement_waits_for_a_ledger_that_heals(tmp_path) -> None:
+async def test_settlement_waits_until_the_ledger_recovers(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), store=store), connected(tmp_path) as client:
         asking = asyncio.create_task(client.complete(call(), 10.0))
@@ -265,7 +265,7 @@ async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path, ask) -> None
         assert len(provider.requests) == 1 and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_draining_settles_what_runs_and_refuses_what_is_new(tmp_path) -> None:
+async def test_drain_settles_running_calls_and_refuses_new_ones(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     provider = ProgrammedProvider(held)
     async with (
@@ -292,7 +292,7 @@ async def test_draining_settles_what_runs_and_refuses_what_is_new(tmp_path) -> N
     assert not (tmp_path / "c.sock").exists() and len(provider.requests) == 1
 
 
-async def test_what_outlives_the_grace_of_a_drain_is_charged_in_doubt(tmp_path) -> None:
+async def test_calls_beyond_the_drain_grace_are_charged_in_doubt(tmp_path) -> None:
     held, store = Held(), MemoryLedgerStore()
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(held), store=store) as coordinator,
@@ -306,7 +306,7 @@ async def test_what_outlives_the_grace_of_a_drain_is_charged_in_doubt(tmp_path) 
     assert (await store.get_call("local", "k1")).state is CallState.IN_DOUBT
 
 
-async def test_health_is_told_of_the_service_that_is_there_and_of_no_other(tmp_path) -> None:
+async def test_health_is_reported_for_existing_services_only(tmp_path) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider()),
         grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
@@ -320,7 +320,7 @@ async def test_health_is_told_of_the_service_that_is_there_and_of_no_other(tmp_p
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tcp_on_loopback_works_and_tells_the_port_it_took(tmp_path) -> None:
+async def test_tcp_on_loopback_works_and_reports_its_port(tmp_path) -> None:
     provider = ProgrammedProvider()
     async with running_coordinator(tmp_path, provider, listen=("127.0.0.1:0", f"unix:{tmp_path}/c.sock")) as coordinator:
         address = coordinator.serving.addresses[0]
@@ -345,7 +345,7 @@ async def test_an_address_in_use_is_a_config_error(tmp_path) -> None:
                 pass
 
 
-async def test_a_socket_that_another_coordinator_answers_is_not_stolen(tmp_path) -> None:
+async def test_socket_of_a_running_coordinator_is_not_taken_over(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
         with pytest.raises(ConfigError, match="another process"):
             async with running_coordinator(tmp_path, ProgrammedProvider()):
@@ -353,7 +353,7 @@ async def test_a_socket_that_another_coordinator_answers_is_not_stolen(tmp_path)
         assert (await client.get_budget("math")).calls == 0
 
 
-async def test_a_left_over_socket_is_replaced_and_only_its_owner_may_connect(tmp_path) -> None:
+async def test_stale_socket_is_replaced_and_only_its_owner_may_connect(tmp_path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "c.sock"))
     async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path) as client:
@@ -361,7 +361,7 @@ async def test_a_left_over_socket_is_replaced_and_only_its_owner_may_connect(tmp
         assert (tmp_path / "c.sock").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_file_in_the_sockets_place_is_kept(tmp_path) -> None:
+async def test_regular_file_at_the_socket_path_is_kept(tmp_path) -> None:
     (tmp_path / "c.sock").write_text("precious")
     with pytest.raises(ConfigError, match="no socket"):
         async with running_coordinator(tmp_path, ProgrammedProvider()):
@@ -370,7 +370,7 @@ async def test_a_file_in_the_sockets_place_is_kept(tmp_path) -> None:
 
 
 class CuttingForwarder:
-    """Forwards connections on its own socket to the coordinator's, until told to cut those that are open."""
+    """Forwards connections on its own socket to the coordinator's until it is switched to cutting the open ones."""
 
     def __init__(self, folder) -> None:
         self.path = folder / "f.sock"

@@ -1,4 +1,4 @@
-"""`edge-agent budget limit`: on an agent with its own coordinator, at rest, and where another coordinator rules."""
+"""`edge-agent budget limit` on an agent with its own coordinator, on an idle folder, and with another coordinator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def question(number: int) -> AnswerRequest:
     return AnswerRequest((Message("user", f"What is {number} + 5?"),), mode="cloud-only")
 
 
-async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Path) -> None:
+async def test_limit_applies_immediately_and_across_restarts_and_can_be_removed(tmp_path: Path) -> None:
     config = config_of(tmp_path / "state")
     async with build_agent(config, MemorySink()) as agent:
         control = RunningAgent(agent)
@@ -50,7 +50,7 @@ async def test_a_limit_holds_at_once_over_restarts_and_is_taken_off(tmp_path: Pa
         assert (await agent.answerer.answer(question(4))).source == "cloud"
 
 
-async def test_every_view_shows_the_same_used_and_left_of_the_limit_whichever_task_used_it(tmp_path: Path) -> None:
+async def test_every_view_shows_the_same_used_and_left_of_a_limit(tmp_path: Path) -> None:
     async with build_agent(config_of(tmp_path / "state"), MemorySink()) as agent:
         control, used = RunningAgent(agent), []
         await control.set_limits({"spend_limit_uusd": 100_000, "period": "month"})
@@ -64,7 +64,7 @@ async def test_every_view_shows_the_same_used_and_left_of_the_limit_whichever_ta
         assert used == sorted(set(used)) and budgets["device"]["spend_left_uusd"] == 100_000 - used[-1]
 
 
-async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no_child(tmp_path: Path) -> None:
+async def test_limits_set_during_a_coordinator_restart_apply_and_end_no_child(tmp_path: Path) -> None:
     sink, setting = MemorySink(), list[asyncio.Task[object]]()
     async with build_agent(config_of(tmp_path / "state"), sink) as agent:
         control, child = RunningAgent(agent), agent.components.coordinator
@@ -82,7 +82,7 @@ async def test_limits_set_while_the_coordinator_is_started_again_hold_and_end_no
     assert len(ended) == 1 and "SIGKILL" in ended[0]
 
 
-def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limit_set_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "state")]
     assert main(["budget", "limit", "--spend", "5", "--calls", "100", "--per", "month", *place]) == 0
     assert capsys.readouterr().out.startswith("limit: 5.00 USD and 100 calls a month")
@@ -99,12 +99,12 @@ def test_a_limit_at_rest_is_kept_for_the_next_agent(tmp_path: Path, capsys: pyte
     [[], ["--spend", "-5"], ["--spend", "much"], ["--per", "fortnight"], ["--off", "--spend", "5"], ["--calls", "1.5"]],
     ids=str,
 )
-def test_what_is_no_limit_is_wrong_usage_and_changes_nothing(tmp_path: Path, words: list[str]) -> None:
+def test_invalid_limit_is_wrong_usage_and_changes_nothing(tmp_path: Path, words: list[str]) -> None:
     assert main(["budget", "limit", *words, "--state", str(tmp_path / "typo")]) == 2
     assert not (tmp_path / "typo").exists()
 
 
-def test_where_another_coordinator_rules_its_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_another_coordinator_its_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--state", str(tmp_path / "state"), "--coordinator", "127.0.0.1:9"]
     assert main(["budget", "limit", "--spend", "5", *options]) == 2
-    assert "127.0.0.1:9" in (told := capsys.readouterr().err) and "edge-coordinator budget set" in told
+    assert "127.0.0.1:9" in (err := capsys.readouterr().err) and "edge-coordinator budget set" in err

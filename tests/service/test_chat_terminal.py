@@ -1,4 +1,4 @@
-"""`edge-agent chat` at a real terminal: keys, paste, history and Ctrl-C, with an agent that runs elsewhere. Scripted answers."""
+"""`edge-agent chat` at a real terminal: keys, paste, history and Ctrl-C, with a separately running agent and scripted answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.service.pseudo_terminal import (
     pasted,
 )
 
-SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote("", "local", "answered on this device", adapter_version=6, latency_s=0.4, final="4")
 BUDGET = {"version": 1, "dual": 0.5, "target_rate": 0.3, "calls": 7, "calls_limit": 20, "tokens": 90, "tokens_limit": None}
 READY = "\n>"
@@ -36,7 +36,7 @@ READY = "\n>"
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=NOTE)
+    return ScriptedAnswers(PIECES, note=NOTE)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ async def chat(state: Path) -> AsyncIterator[PseudoTerminal]:
         yield terminal
 
 
-async def say(chat: PseudoTerminal, keys: str, sees: str = "answered locally") -> None:
-    """Type, and wait for what comes and for the next prompt."""
+async def type_keys(chat: PseudoTerminal, keys: str, sees: str = "answered locally") -> None:
+    """Type keys, and wait for the expected output and the next prompt."""
     chat.type(keys)
     await chat.sees(sees)
     await chat.sees(READY)
@@ -66,34 +66,34 @@ async def test_a_question_is_answered_and_explained_and_its_answer_cannot_steer_
     chat: PseudoTerminal, answers: ScriptedAnswers
 ) -> None:
     answers.pieces = ["<think>\n\x1b]0;owned\x07\x1b[2J\n</think>\n<answer>\\boxed{4}</answer>"]
-    await say(chat, f"2+2?{ENTER}", "answered locally (answered on this device)")
+    await type_keys(chat, f"2+2?{ENTER}", "answered locally (answered on this device)")
     assert "\\x1b]0;owned\\x07\\x1b[2J" in chat.screen and "\x1b]0;owned" not in chat.raw
-    await say(chat, f"/why{ENTER}", "source:         answered locally")
-    await say(chat, f"/budget{ENTER}", "calls 7 of 20")
-    await say(chat, f"/nonsense{ENTER}", "error: unknown command /nonsense")
+    await type_keys(chat, f"/why{ENTER}", "source:         answered locally")
+    await type_keys(chat, f"/budget{ENTER}", "calls 7 of 20")
+    await type_keys(chat, f"/nonsense{ENTER}", "error: unknown command /nonsense")
     chat.type(CTRL_D)
     assert await chat.ends() == 0
     assert [question.messages[-1].content for question in answers.asked] == ["2+2?"]
 
 
-async def test_ctrl_c_stops_the_answer_alone_keeps_what_was_shown_and_leaves_nothing_in_the_conversation(
+async def test_ctrl_c_stops_only_the_answer_keeps_the_shown_text_and_records_no_turn(
     chat: PseudoTerminal, answers: ScriptedAnswers
 ) -> None:
-    await say(chat, f"first{ENTER}")
+    await type_keys(chat, f"first{ENTER}")
     held = asyncio.Event()
     answers.wait_before = {1: held}
     chat.type(f"/local second{ENTER}")
     await chat.sees("Step 1: 2+2=4")
-    await say(chat, CTRL_C, "(stopped)")
+    await type_keys(chat, CTRL_C, "(stopped)")
     assert chat.raw.rindex("\x1b[0m") > chat.raw.rindex("\x1b[2m")  # the dim colour of reasoning does not stay
     async with asyncio.timeout(60):
         while answers.closed < 2:  # the agent stops making it, too
             await asyncio.sleep(0.01)
     held.set()
     for _ in range(2):  # a stopped question is asked again as it was, an answered one is sampled anew
-        await say(chat, f"/retry{ENTER}")
-    told = [(question.mode, question.temperature, question.seed) for question in answers.asked[1:]]
-    assert told == [("local-only", None, None), ("local-only", None, None), ("local-only", 0.7, 1)]
+        await type_keys(chat, f"/retry{ENTER}")
+    asked = [(question.mode, question.temperature, question.seed) for question in answers.asked[1:]]
+    assert asked == [("local-only", None, None), ("local-only", None, None), ("local-only", 0.7, 1)]
     assert [message.content for message in answers.asked[2].messages] == ["first", "\\boxed{4}", "second"]
 
 
@@ -105,10 +105,10 @@ async def test_keys_edit_complete_and_send_lines(chat: PseudoTerminal, answers: 
     chat.type(pasted("one\ntwo\n\nfour"))
     await chat.sees("four")
     assert answers.asked == []
-    await say(chat, ENTER)
-    await say(chat, f"one{ALT_ENTER}two\\{ENTER}three{ENTER}")
-    await say(chat, f"/loc{TAB}2+2?{ENTER}")
-    await say(chat, f"//etc/hosts?{ENTER}")
+    await type_keys(chat, ENTER)
+    await type_keys(chat, f"one{ALT_ENTER}two\\{ENTER}three{ENTER}")
+    await type_keys(chat, f"/loc{TAB}2+2?{ENTER}")
+    await type_keys(chat, f"//etc/hosts?{ENTER}")
     assert [(question.mode, question.messages[-1].content) for question in answers.asked] == [
         (None, "one\ntwo\n\nfour"),
         (None, "one\ntwo\nthree"),
@@ -117,27 +117,27 @@ async def test_keys_edit_complete_and_send_lines(chat: PseudoTerminal, answers: 
     ]
 
 
-async def test_what_was_asked_is_found_again_in_a_later_conversation(state: Path, answers: ScriptedAnswers) -> None:
+async def test_input_history_is_available_in_a_later_conversation(state: Path, answers: ScriptedAnswers) -> None:
     async with at_a_terminal("chat", "--state", str(state)) as chat:
         await chat.sees(READY)
         for keys in (f"the red car{ENTER}", f"the blue car{ENTER}"):
-            await say(chat, keys)
+            await type_keys(chat, keys)
         chat.type(CTRL_D)
         assert await chat.ends() == 0
     assert stat.S_IMODE((state / "chat-history").stat().st_mode) == 0o600
     async with at_a_terminal("chat", "--state", str(state)) as chat:
         await chat.sees(READY)
-        await say(chat, UP + ENTER)
+        await type_keys(chat, UP + ENTER)
         chat.type(f"{CTRL_R}red")
         await chat.sees("the red car")
-        await say(chat, ENTER + ENTER)
+        await type_keys(chat, ENTER + ENTER)
     assert [question.messages[-1].content for question in answers.asked[2:]] == ["the blue car", "the red car"]
 
 
-async def test_nothing_is_remembered_where_that_is_switched_off(state: Path, answers: ScriptedAnswers) -> None:
+async def test_disabled_history_remembers_nothing(state: Path, answers: ScriptedAnswers) -> None:
     async with at_a_terminal("chat", "--state", str(state), "--no-history") as chat:
         await chat.sees(READY)
-        await say(chat, f"a secret{ENTER}")
-        await say(chat, UP + ENTER)  # within this conversation it is
+        await type_keys(chat, f"a secret{ENTER}")
+        await type_keys(chat, UP + ENTER)  # within this conversation it is
     assert [question.messages[-1].content for question in answers.asked] == ["a secret", "a secret"]
     assert not (state / "chat-history").exists()

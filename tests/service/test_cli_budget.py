@@ -1,4 +1,4 @@
-"""`budget`, `why` and `whatif` on a state folder without an agent, beside one that cannot be spoken to, and through one's HTTP."""
+"""`budget`, `why` and `whatif` on an idle state folder, beside an unreachable agent, and through an agent's HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def running(world: World, used: Path) -> AsyncIterator[str]:
                 yield url
 
 
-def test_an_idle_folder_tells_its_budget_without_a_model_or_a_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_folder_shows_its_budget_without_model_or_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "show", "--state", str(used)]) == 0
     out = capsys.readouterr().out
     for part in (
@@ -72,9 +72,7 @@ async def is_steered(world: World) -> None:
         assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
 
 
-def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
-    world: World, used: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_an_idle_folder_apply_to_the_next_agent(world: World, used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
     assert main(["budget", "set", "15%", *place]) == 0
     assert main(["budget", "set", "0.4", "--task", "code", *place]) == 0
@@ -88,7 +86,7 @@ def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
     assert (budgets["paused"], budgets["origin"]) == (True, "stored")
     asyncio.run(is_steered(world))
     with StateFolder(used):
-        assert main(["budget", "show", *place]) == 0, "a folder that an agent holds can be looked at"
+        assert main(["budget", "show", *place]) == 0, "a folder locked by an agent can be read"
         assert main(["budget", "set", "15%", *place]) == 1
     assert "another agent is using this state folder" in capsys.readouterr().err
     assert main(["budget", "resume", "--json", *place]) == 0
@@ -97,7 +95,7 @@ def test_what_is_set_in_an_idle_folder_holds_for_the_next_agent(
     assert main(["budget", "set", "15", *place]) == 2
 
 
-def test_a_folder_in_which_nothing_happened_says_so_and_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_folder_is_reported_and_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(tmp_path / "none")]
     assert main(["budget", "show", *place]) == 0
     assert "nothing was asked or learned here yet" in capsys.readouterr().out
@@ -123,7 +121,7 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)
 
 
-async def test_a_coordinator_that_is_there_tells_the_budget_though_no_agent_runs(used: Path, tmp_path: Path) -> None:
+async def test_reachable_coordinator_reports_the_budget_without_a_running_agent(used: Path, tmp_path: Path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), budgets={"device": {"calls_limit": 50}}):
         code, out, _ = await edge_agent(
             "budget", "show", "--json", "--state", str(used), "--coordinator", f"unix:{tmp_path}/c.sock"
@@ -164,7 +162,7 @@ BAD: list[tuple[str, Any, str | None]] = [
 ]
 
 
-async def test_only_so_many_tasks_have_a_dial_of_their_own(running: str) -> None:
+async def test_number_of_tasks_with_their_own_dial_is_limited(running: str) -> None:
     async with aiohttp.ClientSession() as session:
         for number in range(MOST_OWN_DIALS + 1):
             async with session.post(f"{running}/api/budget", json={"target_rate": 0.1, "task": f"t{number}"}) as reply:
@@ -175,7 +173,7 @@ async def test_only_so_many_tasks_have_a_dial_of_their_own(running: str) -> None
             assert reply.status == 200
 
 
-async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
+async def test_endpoint_error_names_the_invalid_field(running: str) -> None:
     async with aiohttp.ClientSession() as session:
         for path, body, param in BAD:
             async with session.post(running + path, json=body) as reply:
@@ -190,7 +188,7 @@ async def test_the_endpoint_names_the_field_at_fault(running: str) -> None:
             assert (await reply.json())["quota"]["task"] == "chat"
 
 
-def test_a_label_that_nobody_knows_is_obeyed_told_and_forgotten_again(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_label_is_accepted_with_a_warning_and_can_be_forgotten(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--state", str(used)]
     assert main(["budget", "set", "10%", "--task", "typo", *place]) == 0
     assert "no task of the label typo is known yet (known: chat, math)" in capsys.readouterr().err
@@ -202,7 +200,7 @@ def test_a_label_that_nobody_knows_is_obeyed_told_and_forgotten_again(used: Path
     assert main(["budget", "forget", "no label", *place]) == 2
 
 
-async def test_a_running_agent_forgets_a_label_and_marks_answers_of_labels_nobody_stands_behind(running: str) -> None:
+async def test_running_agent_forgets_a_label_and_marks_answers_of_unknown_labels(running: str) -> None:
     async with aiohttp.ClientSession() as session:
 
         async def known(label: str) -> bool:

@@ -1,4 +1,4 @@
-"""`eval` as a researcher runs it, with the bundled models: recorded, replayed, killed, and with damaged adapters."""
+"""`eval` on the bundled models: recorded, replayed, killed, and with damaged adapters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report_of(*words: str) -> dict[str, Any]:
 
 
 def measured(report: dict[str, Any]) -> dict[str, Any]:
-    """The report without what a repetition may change."""
+    """The report without the fields that may differ between repetitions."""
     return {key: value for key, value in report.items() if key not in ("cloud", "seconds")}
 
 
@@ -63,7 +63,7 @@ def test_a_replay_without_coordinator_or_state_gives_exactly_the_scores_of_the_r
 LONG = ["--limit", "20", "--no-cloud", "--adapter", "none", "--set", "engine.max_rows=2"]
 
 
-def test_a_killed_evaluation_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_killed_evaluation_resumes_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     partial = tmp_path / "report.json.partial.jsonl"
     killed = [sys.executable, "-m", "edge.cli", "eval", *SMALL, *LONG, "--json-out", str(out)]
@@ -84,7 +84,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(tmp_path: Path) -> None:
     assert measured(json.loads(out.read_text(encoding="utf-8"))) == measured(report_of(*LONG))
 
 
-def test_a_damaged_latest_adapter_gives_way_to_the_one_before_and_says_so(tmp_path: Path) -> None:
+def test_damaged_latest_adapter_is_replaced_by_the_previous_one_with_a_notice(tmp_path: Path) -> None:
     good, bad = (tmp_path / f"state/checkpoints/step-00000{step}/adapter" for step in (1, 2))
     model = write_tiny_model(tmp_path / "tiny.gguf")
     write_adapter(good, model, 1)
@@ -103,7 +103,7 @@ def test_a_damaged_latest_adapter_gives_way_to_the_one_before_and_says_so(tmp_pa
     assert code == 1 and "--adapter none" in err
 
 
-def test_wanting_every_answer_of_a_cloud_that_cannot_be_asked_fails_and_says_why(tmp_path: Path) -> None:
+def test_cloud_all_without_a_usable_cloud_fails_with_the_reason(tmp_path: Path) -> None:
     words = ["--limit", "2", "--adapter", "none", "--coordinator", "127.0.0.1:1", "--state", str(tmp_path / "state")]
     code, out, err = evaluated(*words, "--cloud-all", "--plot", str(tmp_path / "curve.png"))
     assert code == 1 and "2 items of practice:arith" in out

@@ -1,4 +1,4 @@
-"""`learn` and `eval` as a person runs them, very small: a folder is left, a run goes on in it, its adapter is found."""
+"""Very small runs of `learn` and `eval`: a run folder is written, a run resumes in it, and its adapter is found."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ THREADS = ["--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
 
 
 def edge_agent(*words: str) -> str:
-    """What it prints; `learn` would start itself anew for the sake of its memory, and is told not to."""
+    """Returns the output; `learn` normally restarts itself for its allocator settings, which is disabled here."""
     code, out, err = run_command("edge.cli", *words, environment={**os.environ, "EDGE_AGENT_ALLOCATOR": "tuned"})
     assert code == 0 and "Traceback" not in err, err
     return out
 
 
-def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
+def test_learn_writes_a_run_folder_resumes_in_it_and_eval_finds_its_adapter(tmp_path: Path) -> None:
     run = tmp_path / "run"
     learn = ["learn", "--tasks", "practice:arith", "--out", str(run), "--seed", "3", "--target-rate", "0.2", *SMALL, *THREADS]
 
@@ -29,8 +29,8 @@ def test_learn_leaves_a_run_folder_goes_on_in_it_and_eval_finds_its_adapter(tmp_
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [2]
     assert events[-1]["kind"] == "run_finished"
 
-    looks = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(look["step"], look["adapter_version"], look["items"]) for look in looks] == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
+    scores = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(score["step"], score["adapter_version"], score["items"]) for score in scores] == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
 
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert (summary["steps"], summary["reason"]) == (2, "done")

@@ -1,4 +1,4 @@
-"""`edge-agent models` as a person meets it, against a hub on loopback. Each run is a process: huggingface_hub reads its settings once."""
+"""`edge-agent models` against a hub on loopback. Each run is a process: huggingface_hub reads its settings once."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def hub(tiny: bytes):
 
 @pytest.fixture
 def agent(tmp_path: Path, hub: Hub):
-    """Runs `edge-agent models ...` with caches of its own; gives (exit code, stdout, the error lines)."""
+    """Runs `edge-agent models ...` with separate caches; returns (exit code, stdout, error lines)."""
     caches = {"HF_HOME": str(tmp_path / "hf"), "EDGE_AGENT_MODELS": str(tmp_path / "models"), "HF_ENDPOINT": hub.address}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_ETAG_TIMEOUT": "5", "NO_PROXY": "127.0.0.1"}
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "EDGE_AGENT_"))}
 
     def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        code, out, told = run_command("edge.cli", "models", *arguments, environment=outside | caches | quiet | environment)
-        errors = [line for line in told.splitlines() if line.startswith("error: ")]
-        assert len(errors) == (code != 0), told
-        assert "Traceback" not in told
-        return code, out, "".join(errors) or told
+        code, out, err = run_command("edge.cli", "models", *arguments, environment=outside | caches | quiet | environment)
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == (code != 0), err
+        assert "Traceback" not in err
+        return code, out, "".join(errors) or err
 
     return run
 
@@ -52,9 +52,9 @@ def blobs(tmp_path: Path) -> list[str]:
 
 
 def test_a_pulled_model_is_listed_shown_and_found_again_without_a_network(agent, hub: Hub, tiny: bytes) -> None:
-    code, out, told = agent("pull", REPO)
+    code, out, err = agent("pull", REPO)
     assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
-    assert f"--model {REPO}" in told and "without a checksum" not in told
+    assert f"--model {REPO}" in err and "without a checksum" not in err
     code, out, _ = agent("pull", REPO, HF_HUB_OFFLINE="1")
     assert (code, Path(out.strip()).read_bytes()) == (0, tiny)
     assert hub.gets == [f"{REPO}/tiny-q8_0.gguf"]
@@ -66,7 +66,7 @@ def test_a_pulled_model_is_listed_shown_and_found_again_without_a_network(agent,
     assert shown["memory"]["tokens"] == 512
 
 
-def test_a_download_that_is_cut_goes_on_where_it_stopped(agent, hub: Hub, tiny: bytes) -> None:
+def test_interrupted_download_resumes(agent, hub: Hub, tiny: bytes) -> None:
     large = hub.files[REPO]["tiny-q8_0.gguf"] = tiny + bytes(24 << 20)  # the library keeps what it has in pieces of 10 MiB
     hub.cut[f"{REPO}/tiny-q8_0.gguf"] = 15 << 20
     code, out, _ = agent("pull", REPO)
@@ -74,7 +74,7 @@ def test_a_download_that_is_cut_goes_on_where_it_stopped(agent, hub: Hub, tiny: 
     assert hub.ranges == [f"bytes={10 << 20}-"]
 
 
-def test_a_wrong_checksum_is_told_and_leaves_nothing(agent, hub: Hub, tmp_path: Path) -> None:
+def test_wrong_checksum_is_reported_and_leaves_nothing(agent, hub: Hub, tmp_path: Path) -> None:
     hub.spoiled.add(f"{REPO}/tiny-q8_0.gguf")
     code, _, error = agent("pull", REPO)
     assert code == 1 and "does not have the checksum" in error and "pull it again" in error
@@ -95,21 +95,21 @@ def test_a_wrong_checksum_is_told_and_leaves_nothing(agent, hub: Hub, tmp_path: 
         (("show", "maker/nothing"), "fetch it first: edge-agent models pull maker/nothing"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line_with_a_way_on(agent, hub: Hub, tmp_path: Path, arguments, words: str) -> None:
+def test_hub_refusal_is_one_line_with_advice(agent, hub: Hub, tmp_path: Path, arguments, words: str) -> None:
     hub.statuses |= {"maker/gated": (403, "GatedRepo"), "maker/broken": (500, "")}
     code, out, error = agent(*arguments)
     assert code in (1, 2) and out == "" and words in error
     assert blobs(tmp_path) == []
 
 
-def test_offline_the_way_on_is_a_local_file(agent) -> None:
+def test_in_offline_mode_the_advice_is_a_local_file(agent) -> None:
     for arguments in (("pull", REPO), ("pull", REPO, "--file", "tiny-q8_0.gguf")):
         code, _, error = agent(*arguments, HF_HUB_OFFLINE="1")
         assert code == 1 and "HF_HUB_OFFLINE" in error and "edge-agent models pull PATH" in error
 
 
 @pytest.mark.parametrize("arguments", [(REPO,), (REPO, "--file", "tiny-q8_0.gguf")], ids=["chosen", "named"])
-def test_without_a_network_the_way_on_is_a_local_file(monkeypatch, capsys, tmp_path: Path, arguments) -> None:
+def test_without_a_network_the_advice_is_a_local_file(monkeypatch, capsys, tmp_path: Path, arguments) -> None:
     """In this process, since the library itself tries for many seconds."""
 
     def unreachable(*_: object, **__: object) -> None:
@@ -124,7 +124,7 @@ def test_without_a_network_the_way_on_is_a_local_file(monkeypatch, capsys, tmp_p
     assert "cannot be reached" in error and "edge-agent models pull PATH" in error
 
 
-def test_one_of_several_files_is_chosen_or_asked_for(agent, hub: Hub, tiny: bytes) -> None:
+def test_one_of_several_files_is_chosen_or_requested(agent, hub: Hub, tiny: bytes) -> None:
     hub.files["maker/many"] = {"a-q2_k.gguf": tiny, "a-q4_k_m.gguf": tiny, "a-f16.gguf": tiny}
     hub.files["maker/vague"] = {"a-q2_k.gguf": tiny, "a-q3_k.gguf": tiny}
     assert Path(agent("pull", "maker/many")[1].strip()).name == "a-q4_k_m.gguf"
@@ -133,11 +133,11 @@ def test_one_of_several_files_is_chosen_or_asked_for(agent, hub: Hub, tiny: byte
     assert Path(agent("pull", "maker/vague", "--file", "a-q3_k.gguf")[1].strip()).name == "a-q3_k.gguf"
 
 
-def test_safetensors_from_the_hub_become_a_model_of_the_folder(agent, hub: Hub, tmp_path: Path) -> None:
+def test_safetensors_from_the_hub_are_converted_into_the_models_folder(agent, hub: Hub, tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "source", "llama", shards=2)
     hub.files["maker/tiny"] = {path.name: path.read_bytes() for path in folder.path.iterdir()} | {"pytorch_model.bin": b"no"}
-    code, out, told = agent("pull", "maker/tiny")
-    assert code == 0 and "models convert" in told
+    code, out, err = agent("pull", "maker/tiny")
+    assert code == 0 and "models convert" in err
     assert "maker/tiny/pytorch_model.bin" not in hub.gets
     (tmp_path / "models").mkdir()
     wide, narrow = tmp_path / "models" / "wide.gguf", tmp_path / "models" / "narrow.gguf"
@@ -151,10 +151,10 @@ def test_safetensors_from_the_hub_become_a_model_of_the_folder(agent, hub: Hub, 
     assert json.loads(agent("show", "narrow", "--json")[1])["quantisation"] == "Q8_0"
 
 
-def test_a_local_file_is_taken_into_the_models_folder_once(agent, tiny: bytes, tmp_path: Path) -> None:
+def test_local_file_is_imported_once(agent, tiny: bytes, tmp_path: Path) -> None:
     (tmp_path / "mine.gguf").write_bytes(tiny)
-    code, out, told = agent("pull", str(tmp_path / "mine.gguf"))
-    assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in told
+    code, out, err = agent("pull", str(tmp_path / "mine.gguf"))
+    assert (code, Path(out.strip())) == (0, tmp_path / "models" / "mine.gguf") and "--model mine" in err
     (tmp_path / "mine.gguf").write_bytes(tiny + b"\0")
     code, _, error = agent("pull", str(tmp_path / "mine.gguf"))
     assert code == 2 and "--force" in error
@@ -162,7 +162,7 @@ def test_a_local_file_is_taken_into_the_models_folder_once(agent, tiny: bytes, t
     assert (tmp_path / "models" / "mine.gguf").read_bytes() == tiny + b"\0"
 
 
-def test_quantising_refuses_what_is_narrow_already_taken_or_damaged(agent, tiny: bytes, tmp_path: Path) -> None:
+def test_quantising_refuses_narrow_existing_or_damaged_files(agent, tiny: bytes, tmp_path: Path) -> None:
     source, out = tmp_path / "tiny.gguf", tmp_path / "out.gguf"
     source.write_bytes(tiny)
     code, _, error = agent("quantize", str(source), str(out), "--type", "Q4_K_M")

@@ -1,4 +1,4 @@
-"""`edge-agent router train` with the bundled model, and an evaluation in which the router decides."""
+"""`edge-agent router train` with the bundled model, and an evaluation with the router."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def as_json(*words: str) -> dict[str, Any]:
     done = command(*words, "--json")
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_a_trained_router_decides_in_an_evaluation(tmp_path: Path) -> None:
     out, state = tmp_path / "router.onnx", str(tmp_path / "state")
-    told = as_json("router", "train", str(out), "--tasks", "practice:arith", "--limit", "48", "--rate", "0.5", "--state", state)
-    assert told["fitted"] + told["held_out"] <= 48
-    assert 0 < told["failed"] < 1
-    assert told["asked"] <= 0.5
+    result = as_json("router", "train", str(out), "--tasks", "practice:arith", "--limit", "48", "--rate", "0.5", "--state", state)
+    assert result["fitted"] + result["held_out"] <= 48
+    assert 0 < result["failed"] < 1
+    assert result["asked"] <= 0.5
     assert [path.name for path in tmp_path.iterdir()] == ["router.onnx"]  # no state folder is made
 
     router = ["--set", "routing.policy=router", "--set", f"routing.router={out}"]

@@ -1,4 +1,4 @@
-"""`edge-agent status`: one screen about a running agent, a folder at rest, and a folder that is not there."""
+"""`edge-agent status` for a running agent, an idle folder and a missing folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def screen(out: str) -> dict[str, str]:
     return {line[:12].strip(): line[12:].strip() for line in out.splitlines()}
 
 
-def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_folder_reports_that_nothing_runs_and_its_content(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(world.folder):  # a process without an endpoint, such as edge-agent learn, may hold it
         assert main(["status", "--state", str(world.folder)]) == 0
     shown = screen(capsys.readouterr().out)
@@ -49,7 +49,7 @@ def test_a_folder_at_rest_says_that_nothing_runs_and_what_it_holds(world: World,
     assert " of 60 · tokens " in shown["budget"]
 
 
-async def test_a_running_agent_tells_address_process_rates_and_spend(world: World) -> None:
+async def test_running_agent_reports_address_process_rates_and_spend(world: World) -> None:
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
         async with serving(app, "127.0.0.1", 0) as url:
@@ -69,7 +69,7 @@ async def test_a_running_agent_tells_address_process_rates_and_spend(world: Worl
     assert set(found["used_today"]) == {"answers", "serving", "learning"}
 
 
-async def test_the_assist_rate_of_the_last_step_stands_beside_the_target_of_that_step(tmp_path: Path) -> None:
+async def test_status_shows_the_last_steps_assist_rate_with_that_steps_target(tmp_path: Path) -> None:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=1), PhaseConfig(source="other", target_rate=0.1, steps=1))
     world = World(tmp_path / "state", phases=phases)
     async with world.agent() as agent:
@@ -83,17 +83,15 @@ async def test_the_assist_rate_of_the_last_step_stands_beside_the_target_of_that
     assert (learning["assist_rate"], learning["target_rate"]) == (step.to_json()["assist_rate"], 0.3)
 
 
-def test_a_folder_that_is_not_there_is_told_in_one_line_and_is_not_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_folder_is_one_line_and_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--state", str(tmp_path / "none")]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and "name it with --state" in err
     assert not (tmp_path / "none").exists()
 
 
-async def test_another_agent_at_the_address_is_not_taken_for_the_one_of_the_folder(world: World, tmp_path: Path) -> None:
-    """The folder's agent runs in a container, say, and another one has the same port here."""
+async def test_another_agent_at_the_address_is_not_taken_for_this_folders(world: World, tmp_path: Path) -> None:
+    """For example, the folder's agent runs in a container and another agent has the same port here."""
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
         async with serving(app, "127.0.0.1", 0) as url:

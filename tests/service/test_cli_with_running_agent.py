@@ -1,5 +1,5 @@
-"""`ask`, `chat`, `feedback` and others use the agent that already runs on the state folder: what they ask, what they print, how they end in
-scripts and pipes. Processes of their own, scripted answers."""
+"""`ask`, `chat`, `feedback` and other commands use the running agent of the state folder: requests, output and exit codes in scripts and
+pipes. Separate processes, scripted answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.warm_commands import Ended, edge_agent
 
-SAID = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
     "", "local", "answered on this device", help_log_odds=-1.5, dual=0.5, adapter_version=6, latency_s=0.4, final="4"
 )
@@ -33,11 +33,11 @@ NOTE = AnswerNote(
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=NOTE)
+    return ScriptedAnswers(PIECES, note=NOTE)
 
 
 class Judged(ScriptedControl):
-    """Keeps every verdict, in order."""
+    """Records all feedback in order."""
 
     def __init__(self, answers: ScriptedAnswers) -> None:
         super().__init__(answers)
@@ -79,7 +79,7 @@ async def test_the_answer_alone_is_on_stdout_and_its_source_on_stderr_or_all_in_
     assert (answers.asked[-1].messages[0].content, answers.asked[-1].mode) == ("3+3?", "local-only")
 
 
-async def test_files_what_is_piped_in_and_options_reach_the_agent(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_files_piped_input_and_options_reach_the_agent(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("alpha\n")
     (tmp_path / "b.md").write_text("beta")
     files = ("--file", str(tmp_path / "a.txt"), "--file", str(tmp_path / "b.md"))
@@ -94,7 +94,7 @@ async def test_files_what_is_piped_in_and_options_reach_the_agent(state: Path, a
     assert question.task == "arith:easy"
 
 
-async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: Path, answers: ScriptedAnswers) -> None:
+async def test_exit_code_reports_a_fallback_only_on_request(state: Path, answers: ScriptedAnswers) -> None:
     answers.note = replace(NOTE, source="local-fallback", reason="the model asked for help, but the budget is gone")
     assert (await ask(state))[:2] == (0, "4\n")
     code, out, err = await ask(state, "--fail-on-fallback")
@@ -105,7 +105,7 @@ async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: P
 
 
 @pytest.mark.parametrize(
-    ("failure", "after", "told"),
+    ("failure", "after", "message"),
     [
         (BudgetExhausted("no calls left"), 0, "no calls left"),
         (CloudOff("the cloud is paused"), 0, "mode cloud-only is not possible: the cloud is paused"),
@@ -113,13 +113,13 @@ async def test_the_exit_code_tells_a_fallback_only_where_that_is_wanted(state: P
     ],
     ids=["budget", "switch", "in the stream"],
 )
-async def test_a_demanded_cloud_that_fails_is_one_line(
-    state: Path, answers: ScriptedAnswers, failure: Exception, after: int, told: str
+async def test_failed_cloud_only_request_is_one_line(
+    state: Path, answers: ScriptedAnswers, failure: Exception, after: int, message: str
 ) -> None:
     answers.failure, answers.fail_after = failure, after
     code, _, err = await ask(state, "--cloud")
     assert (code, err.count("\n")) == (1, 1)
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_demanded_cloud_that_fails_is_one_line(
     ],
     ids=["binary", "latin", "large"],
 )
-def test_a_file_that_cannot_be_read_as_text_is_refused_before_anything_is_asked(
+def test_non_text_file_is_refused_before_anything_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str
 ) -> None:
     (tmp_path / "data").write_bytes(content)
@@ -140,8 +140,8 @@ def test_a_file_that_cannot_be_read_as_text_is_refused_before_anything_is_asked(
     assert (out, err.count("\n")) == ("", 1) and words in err
 
 
-async def test_what_the_running_agent_cannot_do_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
-    for words, told in (
+async def test_unsupported_option_for_a_running_agent_is_wrong_usage(state: Path, answers: ScriptedAnswers) -> None:
+    for words, message in (
         (("--file", str(state)), "Is a directory"),
         (("--cloud", "--local-only"), "local-only and cloud-only are two modes"),
         (("--task", "my task"), "--task 'my task': not a label"),
@@ -150,10 +150,10 @@ async def test_what_the_running_agent_cannot_do_is_wrong_usage(state: Path, answ
     ):
         code, out, err = await ask(state, *words)
         assert (code, out, answers.asked) == (2, "", []), err
-        assert told in err
+        assert message in err
 
 
-async def test_commands_show_the_token_that_the_agent_asks_for(answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_commands_send_the_token_that_the_agent_requires(answers: ScriptedAnswers, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     app = build_app(answers, ScriptedControl(answers), ManualClock(), token=make_token(token_file))
     async with serving(app, "127.0.0.1", 0) as url:
@@ -176,7 +176,7 @@ async def test_the_callers_kill_switch_binds_a_running_agent_and_is_the_reason(s
         "the cloud is switched off by EDGE_AGENT_NO_CLOUD",
     )
     code, _, err = await ask(state, "--mode", "cloud-only", **off)
-    assert (code, len(answers.asked)) == (1, 1), "as the help says: the demanded cloud might not answer"
+    assert (code, len(answers.asked)) == (1, 1), "as in the help: the demanded cloud might not answer"
     assert "switched off by EDGE_AGENT_NO_CLOUD" in err
     code, _, _ = await edge_agent("chat", "--state", str(state), stdin="one\n/cloud two\n", **off)
     assert (code, answers.asked[-1].mode, len(answers.asked)) == (1, "local-only", 2)
@@ -186,7 +186,7 @@ async def test_the_callers_kill_switch_binds_a_running_agent_and_is_the_reason(s
     assert (code, "--never-send forbids it" in err) == (1, True)
 
 
-async def test_the_callers_mode_travels_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_callers_mode_is_sent_wherever_it_was_set(state: Path, answers: ScriptedAnswers, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mode: local-only\n", encoding="utf-8")
     for words in (("--config", str(file)), ("--mode", "prefer-local"), ()):
@@ -207,7 +207,7 @@ async def test_chat_keeps_the_conversation_and_forgets_it_on_request(state: Path
     ]
 
 
-async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(state: Path, answers: ScriptedAnswers) -> None:
+async def test_chat_prints_one_json_object_a_line_and_continues_after_failures(state: Path, answers: ScriptedAnswers) -> None:
     code, out, err = await edge_agent("chat", "--json", "--state", str(state), stdin="one\n/nonsense\n/budget\n/why\n")
     assert (code, err) == (0, "")
     one, nonsense, budget, why = map(json.loads, out.splitlines())
@@ -220,7 +220,7 @@ async def test_chat_gives_one_json_object_a_line_and_goes_on_after_failures(stat
     assert (code, [json.loads(line)["error"] for line in out.splitlines()]) == (0, ["too long"] * 2)
 
 
-async def test_chat_reads_lines_as_they_come_and_a_signal_while_it_waits_ends_it(state: Path) -> None:
+async def test_chat_reads_lines_as_they_arrive_and_a_signal_while_waiting_ends_it(state: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edge.cli", "chat", "--json", "--state", str(state), stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -250,7 +250,7 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
     ]
 
 
-async def test_a_file_left_by_a_killed_agent_is_not_believed(tmp_path: Path) -> None:
+async def test_endpoint_file_of_a_killed_agent_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}', encoding="utf-8")
     async with running_agent(tmp_path) as remote:
         assert remote is None
@@ -264,7 +264,7 @@ def version(number: int, *, serving: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-async def test_adapters_learning_and_the_report_are_those_of_the_running_agent(state: Path, control: Judged) -> None:
+async def test_adapters_learning_and_report_come_from_the_running_agent(state: Path, control: Judged) -> None:
     place = ("--state", str(state))
     control.versions = [version(3, serving=False), version(4, serving=True)]
     code, out, _ = await edge_agent("adapters", "list", *place)

@@ -1,4 +1,4 @@
-"""Plain completions, several answers and log-probabilities over real sockets, with the official client and a scripted model behind it."""
+"""Plain completions, several answers and log-probabilities over real sockets, with the official client and a scripted model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
-SAID = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
+TEXTS = ("One two three. Four five.", "Six seven eight.", "naïve ☕ nine")
 
 
 class TokenAnswers(ScriptedAnswers):
@@ -33,12 +33,12 @@ class TokenAnswers(ScriptedAnswers):
             chance = TokenChance(7, piece.text.encode(), -0.25)
             token = ScoredToken(7, piece.text.encode(), -0.25, True, (chance,), start, start + len(piece.text))
             start += len(piece.text)
-            told = question.wishes.top_logprobs is not None and piece.note is None
-            yield AnswerPiece(piece.text, piece.note, (token,) if told else ())
+            scored = question.wishes.top_logprobs is not None and piece.note is None
+            yield AnswerPiece(piece.text, piece.note, (token,) if scored else ())
 
 
 class CountingBackend(ScriptedBackend):
-    """Knows how many texts it continued at once."""
+    """Counts the texts that are continued concurrently."""
 
     running = most = 0
 
@@ -68,7 +68,7 @@ def precedence() -> ServingPrecedence:
 
 @pytest.fixture
 def backend() -> CountingBackend:
-    return CountingBackend(SAID)
+    return CountingBackend(TEXTS)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     done = raw.parse()
     assert (done.object, done.model, done.created, done.id[:5]) == ("text_completion", "edge", 1000, "cmpl-")
     assert [(choice.text, choice.index, choice.finish_reason, choice.logprobs) for choice in done.choices] == [
-        (SAID[0], 0, "stop", None)
+        (TEXTS[0], 0, "stop", None)
     ]
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (1, 6, 7)
@@ -98,9 +98,7 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     assert not precedence.busy
 
 
-async def test_many_prompts_of_one_request_are_continued_a_few_at_a_time(
-    client: openai.AsyncOpenAI, backend: CountingBackend
-) -> None:
+async def test_many_prompts_of_one_request_run_a_few_at_a_time(client: openai.AsyncOpenAI, backend: CountingBackend) -> None:
     prompts = [f"prompt {number}" for number in range(30)]
     stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
     assert {choice.index async for chunk in stream for choice in chunk.choices} == set(range(30))
@@ -111,15 +109,15 @@ async def test_a_prompt_is_echoed_and_scored_without_a_continuation(client: open
     done = await client.completions.create(model="nano-edge", prompt="to be or", max_tokens=0, echo=True, logprobs=2)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason) == ("to be or", "length")
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens == ["to", " be", " or"]
-    assert told.text_offset == [0, 2, 5]
-    assert told.token_logprobs is not None
-    assert told.token_logprobs[0] is None
-    assert told.top_logprobs is not None
-    assert told.top_logprobs[0] is None
-    assert told.top_logprobs[1][" be"] == told.token_logprobs[1]  # type: ignore[index]
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["to", " be", " or"]
+    assert logprobs.text_offset == [0, 2, 5]
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] is None
+    assert logprobs.top_logprobs[1][" be"] == logprobs.token_logprobs[1]  # type: ignore[index]
 
 
 async def test_echo_with_a_continuation_scores_both_in_one_list(client: openai.AsyncOpenAI) -> None:
@@ -131,7 +129,7 @@ async def test_echo_with_a_continuation_scores_both_in_one_list(client: openai.A
     assert choice.logprobs.text_offset == [0, 2, 5, 8]
 
 
-async def test_token_ids_are_prompts_too(client: openai.AsyncOpenAI, url: str) -> None:
+async def test_token_ids_are_accepted_as_prompts(client: openai.AsyncOpenAI, url: str) -> None:
     async with aiohttp.ClientSession() as http:
         async with http.post(f"{url}/tokenize", json={"prompt": "to be", "add_special_tokens": False}) as reply:
             found = await reply.json()
@@ -177,20 +175,20 @@ async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(client: opena
         ({"n": 9}, "n"),
     ],
 )
-async def test_what_cannot_be_completed_is_refused_with_its_name(url: str, fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_completion_is_refused_by_name(url: str, fields: dict[str, Any], param: str) -> None:
     body = {"model": "edge", "prompt": "x", **fields}
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status in (400, 404)
         assert (await reply.json())["error"]["param"] == param
 
 
-async def test_unknown_ids_are_refused_before_anything_is_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_unknown_token_ids_are_refused_before_streaming(client: openai.AsyncOpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
-async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
+async def test_closing_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
     stream = await client.completions.create(model="edge", prompt="x", stream=True)
     async for _ in stream:
         break
@@ -198,7 +196,7 @@ async def test_leaving_a_streamed_completion_ends_it(client: openai.AsyncOpenAI,
     await precedence.idle()
 
 
-async def test_several_chat_answers_each_say_where_they_came_from(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_each_of_several_chat_answers_reports_its_source(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3, seed=5)
     assert [choice.index for choice in done.choices] == [0, 1, 2]
     assert {choice.message.content for choice in done.choices} == {"The answer."}
@@ -209,7 +207,7 @@ async def test_several_chat_answers_each_say_where_they_came_from(client: openai
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 21)
 
 
-async def test_several_streamed_chat_answers_are_told_apart(client: openai.AsyncOpenAI) -> None:
+async def test_several_streamed_chat_answers_have_distinct_indices(client: openai.AsyncOpenAI) -> None:
     texts, finishes, usages = ["", ""], [], []
     stream = await client.chat.completions.create(
         model="edge", messages=[{"role": "user", "content": "?"}], n=2, stream=True, stream_options={"include_usage": True}
@@ -225,26 +223,26 @@ async def test_several_streamed_chat_answers_are_told_apart(client: openai.Async
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_chat_log_probabilities_are_those_of_the_content(client: openai.AsyncOpenAI, streamed: bool) -> None:
+async def test_chat_log_probabilities_cover_the_content(client: openai.AsyncOpenAI, streamed: bool) -> None:
     ask: dict[str, Any] = {"model": "edge", "messages": [{"role": "user", "content": "?"}], "logprobs": True, "top_logprobs": 1}
     if streamed:
         chunks = [chunk async for chunk in await client.chat.completions.create(**ask, stream=True)]
-        told = [entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
+        entries = [entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
         assert all(choice.logprobs is None for chunk in chunks for choice in chunk.choices if not choice.delta.content)
     else:
-        told = (await client.chat.completions.create(**ask)).choices[0].logprobs.content
-    assert [entry.token for entry in told] == ["The", " answer", "."]
-    assert [bytes(entry.bytes) for entry in told] == [b"The", b" answer", b"."]
-    assert {entry.top_logprobs[0].logprob for entry in told} == {-0.25}
+        entries = (await client.chat.completions.create(**ask)).choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["The", " answer", "."]
+    assert [bytes(entry.bytes) for entry in entries] == [b"The", b" answer", b"."]
+    assert {entry.top_logprobs[0].logprob for entry in entries} == {-0.25}
 
 
-async def test_text_of_the_cloud_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_cloud_text_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     answers.note = AnswerNote("", "cloud")
     done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], logprobs=True)
     assert done.choices[0].logprobs is None
 
 
-async def test_one_of_several_answers_that_fails_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
+async def test_failure_of_one_of_several_answers_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
     answers.failure, answers.fail_after = RuntimeError("broken"), 2
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], n=3)

@@ -1,5 +1,5 @@
-"""A real coordinator process is killed while people are served and while the agent learns. Afterwards nothing is lost and nothing is
-counted twice: every question has its answer, the ledger's calls are the ones of the agent's records, and every step is reported once."""
+"""A real coordinator process is killed during serving and learning. Nothing is lost or counted twice: every question has its answer, the
+ledger's calls match the agent's records, and every step is reported once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def verified(coordinator: CoordinatorProcess) -> None:
 
 
 async def reached_again(agent: Agent) -> None:
-    """Until the connection is back: gRPC tries again after a pause of its own, and a person waits 2 s where the coordinator was away."""
+    """Wait until the connection is back: gRPC pauses between its tries, and requests wait 2 s after a lost coordinator."""
     while True:
         with suppress(CoordinatorError):
             await agent.link.budget("math")
@@ -121,7 +121,7 @@ async def reached_again(agent: Agent) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_counted_twice(tmp_path: Path) -> None:
+async def test_coordinator_killed_while_serving_and_learning_loses_and_double_counts_nothing(tmp_path: Path) -> None:
     async with upstream_and_coordinator(tmp_path) as (upstream, coordinator), world_over(tmp_path, coordinator) as world:
         async with world.agent() as agent:
             first = [await ask(agent, number) for number in range(3)]
@@ -160,7 +160,7 @@ async def test_killed_while_it_serves_and_learns_nothing_is_lost_and_nothing_cou
         await verified(coordinator)
 
 
-async def test_a_reply_lost_on_the_way_is_found_again_under_its_key_and_paid_once(tmp_path: Path) -> None:
+async def test_lost_reply_is_found_by_its_key_and_paid_once(tmp_path: Path) -> None:
     async with upstream_and_coordinator(tmp_path) as (upstream, coordinator), world_over(tmp_path, coordinator) as world:
         async with world.agent() as agent:
             honest = world.client.stream_complete

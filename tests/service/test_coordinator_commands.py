@@ -1,4 +1,4 @@
-"""The `edge-coordinator` command: one-line errors, exit codes, JSON. Run in this process; serving is tested with real processes."""
+"""The `edge-coordinator` command: one-line errors, exit codes, JSON. Runs in this process; serving is tested with real processes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.ledger_requests import close_request, open_request, reserve_requ
 def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
     code = main(list(map(str, arguments)))
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("budgets:\n  device:\n    call_limit: 3\n", ":3: unknown key budgets.device.call_limit; did you mean calls_limit?"),
         ("tasks:\n  math:\n    target_rate: 1.5\n", ":3: tasks.math.target_rate must lie in [0, 1]"),
@@ -73,28 +73,28 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
         ("a: [\n", ":2: "),
     ],
 )
-def test_a_configuration_that_cannot_be_served_is_one_line_with_file_and_line(capsys, tmp_path, text, told) -> None:
+def test_invalid_configuration_is_one_line_with_file_and_line(capsys, tmp_path, text, message) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     code, out, err = outcome(capsys, "config", "check", "--config", file)
-    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and told in err and "secret" not in err
+    assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and message in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("budgets.devise.calls_limit=3", "unknown key budgets.devise; did you mean device?"),
         ("budgets.device.calls_limit=many", "must be a whole number, not 'many'"),
         ("listen=[0.0.0.0:7443]", "refusing to listen unencrypted"),
     ],
 )
-def test_a_set_that_cannot_be_used_is_wrong_usage(capsys, given, told) -> None:
+def test_invalid_set_option_is_wrong_usage(capsys, given, message) -> None:
     code, out, err = outcome(capsys, "config", "check", "--set", given)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"error: --set {given.partition('=')[0]}") and told in err
+    assert err.startswith(f"error: --set {given.partition('=')[0]}") and message in err
 
 
-def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path) -> None:
+def test_valid_configuration_passes_with_a_note_on_missing_prices(capsys, tmp_path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "upstreams:\n  big:\n    provider: openai_compatible\n    base_url: https://api.example.org/v1\n    model: m\n"
@@ -108,7 +108,7 @@ def test_a_good_configuration_is_ok_and_notes_what_has_no_price(capsys, tmp_path
 @pytest.mark.parametrize(
     "arguments", [("budget", "show"), ("ledger", "verify"), ("ledger", "export"), ("ledger", "backup", "/no/f")]
 )
-def test_a_missing_ledger_is_said_in_one_line(capsys, tmp_path, arguments) -> None:
+def test_missing_ledger_is_one_line(capsys, tmp_path, arguments) -> None:
     code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
     assert (code, out) == (1, "") and "no ledger" in err and err.count("\n") == 1
 
@@ -138,7 +138,7 @@ def test_a_backup_is_a_new_private_file_or_nothing(capsys, state, tmp_path) -> N
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("copy", kept)]
 
 
-def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, tmp_path) -> None:
+def test_export_continues_after_an_entry_and_can_be_compressed(capsys, state, tmp_path) -> None:
     _, whole, _ = outcome(capsys, "ledger", "export", "--state", state)
     first, rest = tmp_path / "first.jsonl.gz", tmp_path / "rest.jsonl.gz"
     code, out, _ = outcome(capsys, "ledger", "export", "--state", state, "--output", first)
@@ -148,7 +148,7 @@ def test_an_export_goes_on_behind_an_entry_and_can_be_compressed(capsys, state, 
     assert gzip.decompress(rest.read_bytes()).decode() == "".join(whole.splitlines(keepends=True)[2:])
 
 
-def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(capsys, state, tmp_path) -> None:
+def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, state, tmp_path) -> None:
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
     for target in (there, tmp_path / "no folder" / "x.jsonl"):
@@ -157,7 +157,7 @@ def test_an_export_never_replaces_a_file_and_leaves_none_behind_when_it_fails(ca
     assert there.read_text() == "mine" and not list(tmp_path.rglob("*.part"))
 
 
-def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
+def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
     async def spend() -> None:
         store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
         await store.reserve(reserve_request(budgets=[BudgetTerms("device[device:d]@2026-10", Limits(calls=12))]))
@@ -172,7 +172,7 @@ def test_limits_are_what_the_ledger_knows_where_no_configuration_is_given(capsys
     assert "limit of fleet: 3 calls (total)" in out and "limit of device: no limit" in out
 
 
-def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(capsys, tmp_path) -> None:
+def test_spending_is_shown_beside_the_limit_of_the_next_call(capsys, tmp_path) -> None:
     now = SystemClock().now()
     month = f"device[device:d]@{window_label('month', now)}"
     budgets = [BudgetTerms(key, Limits(calls=12)) for key in ("fleet", month, "device[device:d]@2020-01")]
@@ -194,14 +194,14 @@ def test_what_was_spent_is_shown_beside_the_limit_that_the_next_call_is_held_to(
         assert "used by device[device:d]@2020-01: calls 1 of 12" in out
 
 
-def test_a_damaged_ledger_is_told_with_what_to_do(capsys, tmp_path) -> None:
+def test_damaged_ledger_is_reported_with_advice(capsys, tmp_path) -> None:
     (tmp_path / "ledger.sqlite3").write_bytes(b"not a database" * 500)
     for arguments in (("ledger", "verify"), ("budget", "set", "fleet", "--calls", "1")):
         code, out, err = outcome(capsys, *arguments, "--state", tmp_path)
         assert (code, out, err.count("\n")) == (1, "", 1) and "restore a copy" in err
 
 
-def test_serving_can_be_made_to_depend_on_a_ledger_that_verifies(capsys, state) -> None:
+def test_serving_can_require_a_verified_ledger(capsys, state) -> None:
     connection = sqlite3.connect(state / "ledger.sqlite3")
     connection.execute("UPDATE task_state SET next_step = next_step + 1")
     connection.commit()
@@ -214,7 +214,7 @@ def test_the_ledger_and_its_lock_are_private(state) -> None:
     assert {file.stat().st_mode & 0o777 for file in state.glob("ledger.sqlite3*")} == {0o600}
 
 
-def test_set_limits_add_up_and_override_the_file_until_they_are_set_back(capsys, tmp_path) -> None:
+def test_set_limits_accumulate_and_override_the_file_until_reset(capsys, tmp_path) -> None:
     outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
     code, out, _ = outcome(capsys, "budget", "set", "device", "--spend-uusd", "900", "--window", "day", "--state", tmp_path)
     assert (code, out) == (0, "device: 5 calls, 0.0009 USD (day)\n")
@@ -228,12 +228,12 @@ def test_set_limits_add_up_and_override_the_file_until_they_are_set_back(capsys,
     assert json.loads(out)["device"]["calls_limit"] is None
     code, out, _ = outcome(capsys, "budget", "set", "device", "--calls", "config", "--window", "config", *here)
     assert (code, out) == (0, "device: 9 calls, 7 tokens, 0.0009 USD (total)\n")
-    told = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
-    assert told["set"] == {"device": ["spend_limit_uusd"]}
+    shown = json.loads(outcome(capsys, "budget", "show", *here, "--json")[1])
+    assert shown["set"] == {"device": ["spend_limit_uusd"]}
     assert outcome(capsys, "ledger", "verify", *here)[0] == 0
 
 
-def test_limits_of_a_ledger_in_use_by_another_or_in_memory_are_not_set_in_passing(capsys, tmp_path) -> None:
+def test_limits_are_not_set_on_a_ledger_in_use_or_in_memory(capsys, tmp_path) -> None:
     with exclusive_lock(tmp_path / "ledger.sqlite3"):
         code, _, err = outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path)
     assert code == 1 and "in use by another process" in err and err.count("\n") == 1
@@ -250,7 +250,7 @@ def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, 
         limits_of_file(tmp_path)
 
 
-def test_a_limits_file_of_an_earlier_version_is_taken_into_the_ledger_once(capsys, tmp_path) -> None:
+def test_limits_file_of_an_earlier_version_is_imported_once(capsys, tmp_path) -> None:
     (tmp_path / "limits.json").write_text('{"device": {"calls_limit": 5, "window": "day"}, "fleet": {"calls_limit": null}}')
     code, out, _ = outcome(capsys, "budget", "set", "device", "--tokens", "7", "--state", tmp_path)
     assert (code, out) == (0, "device: 5 calls, 7 tokens (day)\n")
@@ -259,7 +259,7 @@ def test_a_limits_file_of_an_earlier_version_is_taken_into_the_ledger_once(capsy
     assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
 
 
-def test_windows_are_calendar_ones_in_utc() -> None:
+def test_windows_are_calendar_periods_in_utc() -> None:
     end_of_year = 1_704_067_199.0
     assert [window_label(name, end_of_year) for name in ("total", "month", "week", "day", "hour")] == [
         "",
@@ -273,14 +273,14 @@ def test_windows_are_calendar_ones_in_utc() -> None:
 
 
 @pytest.mark.parametrize("window", ["total", "month", "week", "day", "hour"])
-def test_the_limits_in_a_ledger_tell_their_window(window) -> None:
+def test_limits_in_a_ledger_show_their_window(window) -> None:
     limits = BudgetsConfig.model_validate({scope: {"window": window, "calls_limit": 2} for scope in SCOPES})
     rows = [BudgetRow(each.key, each.limits, each.limits) for each in BudgetBook(limits).terms("d", "math", 1_700_000_000.0)]
     shares = [BudgetRow(share_key(rows[-1].key, "d"), Limits(), Limits())]
     assert limits_in_ledger(rows + shares) == limits
 
 
-def test_shared_prices_are_shown_with_the_tasks_that_follow_them(tmp_path, capsys) -> None:
+def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     async def write() -> None:
         store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", 1_700_000_000.0)
         for device in ("d1", "d2"):
@@ -294,25 +294,25 @@ def test_shared_prices_are_shown_with_the_tasks_that_follow_them(tmp_path, capsy
     assert "shared price fleet[task:math]: λ 0.5070 after 1 step" in out
     assert "d1 math: λ 0.5070" in out
     assert main(["budget", "show", "--state", str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(price["key"], price["updates"]) for price in told["prices"]] == [("fleet[task:math]", 1)]
-    assert told["tasks"][0]["dual"] == told["prices"][0]["dual"]
+    shown = json.loads(capsys.readouterr().out)
+    assert [(price["key"], price["updates"]) for price in shown["prices"]] == [("fleet[task:math]", 1)]
+    assert shown["tasks"][0]["dual"] == shown["prices"][0]["dual"]
 
 
 @pytest.mark.parametrize("role", ["device", "admin"])
-def test_revoking_ends_with_the_command_that_makes_a_valid_certificate_again(capsys, tmp_path, role) -> None:
+def test_revoke_prints_the_command_for_a_new_valid_certificate(capsys, tmp_path, role) -> None:
     pki, state = tmp_path / "pki", ("--state", tmp_path)
     outcome(capsys, "pki", "init", pki)
     outcome(capsys, "pki", role, "eve", "--dir", pki, *state)
-    code, told, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
-    again = told.splitlines()[-1].partition("edge-coordinator ")[2]
+    code, out, _ = outcome(capsys, "token", "revoke", "eve", "--role", role, *state)
+    again = out.splitlines()[-1].partition("edge-coordinator ")[2]
     assert (code, again) == (0, f"pki {role} eve --epoch 1 --dir DIR --force")
     assert outcome(capsys, *again.replace("DIR", str(pki)).split())[0] == 0 and epoch_in(pki / f"{role}-eve.crt") == 1
     row = json.loads(outcome(capsys, "token", "revoke", "eve", "--role", role, "--json", *state)[1])
     assert (row["epoch"], row["certificate_anew"]) == (2, f"edge-coordinator pki {role} eve --epoch 2 --dir DIR --force")
 
 
-def test_a_certificate_tells_its_epoch_and_whether_that_is_a_guess(capsys, tmp_path, monkeypatch) -> None:
+def test_certificate_shows_its_epoch_and_whether_it_is_a_guess(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "platform"))
     monkeypatch.setenv("HOME", str(tmp_path / "platform"))
     pki, state = tmp_path / "pki", tmp_path / "state"

@@ -1,4 +1,4 @@
-"""The web console in a real browser: what it shows, what it asks for, that it stays useful when the coordinator goes, and by keyboard."""
+"""The web console in a real browser: its content, the token prompt, behaviour without a coordinator, and keyboard use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def work(folder, device: str, calls: int, steps: int = 2) -> None:
             await client.complete(call(f"k{number}", f"q{number}"), 10.0)
 
 
-async def test_a_new_coordinator_says_what_is_missing(tmp_path, page) -> None:
+async def test_new_coordinator_shows_what_is_missing(tmp_path, page) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), **CONSOLE) as it:
         await page.open(it.serving.console_url)
         await page.until(SHOWN)
@@ -96,7 +96,7 @@ async def test_a_busy_coordinator_shows_devices_budgets_curves_and_refusals_live
         assert page.complaints == []
 
 
-async def test_nothing_a_device_calls_itself_becomes_markup(tmp_path, page) -> None:
+async def test_device_names_never_become_markup(tmp_path, page) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), **CONSOLE) as it, connected(tmp_path, max_retries=0) as client:
         await client.register("<img src=x onerror=alert(1)>", ("math",))
         with pytest.raises(CoordinatorError):
@@ -106,7 +106,7 @@ async def test_nothing_a_device_calls_itself_becomes_markup(tmp_path, page) -> N
         assert await page.value("document.querySelectorAll('main img, main b').length") == 0
 
 
-async def test_when_the_coordinator_goes_the_page_says_so_and_keeps_what_it_knew(tmp_path, page) -> None:
+async def test_page_reports_a_lost_coordinator_and_keeps_its_data(tmp_path, page) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), **CONSOLE) as it:
         await work(tmp_path, "anna", 1)
         await page.open(it.serving.console_url)
@@ -116,7 +116,7 @@ async def test_when_the_coordinator_goes_the_page_says_so_and_keeps_what_it_knew
     assert "anna" in await text_of(page, "devices")
 
 
-async def test_behind_tls_the_page_asks_for_a_token_and_takes_it_by_keyboard(tmp_path, page) -> None:
+async def test_behind_tls_the_page_asks_for_a_token_and_accepts_it_by_keyboard(tmp_path, page) -> None:
     fleet = SecureFleet(tmp_path)
     await page.send("Security.setIgnoreCertificateErrors", ignore=True)
     async with fleet.running(console_listen="0.0.0.0:0") as (it, _):

@@ -1,4 +1,4 @@
-"""`edge-coordinator serve` as a real process with a real SQLite ledger: backups, crashes, the death of its parent."""
+"""`edge-coordinator serve` as a real process with a real SQLite ledger: backups, crashes, and the end of its parent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def verify(child: CoordinatorProcess) -> None:
     assert code == 0, stdout + stderr
 
 
-async def test_a_backup_made_while_serving_takes_the_ledgers_place(tmp_path, upstream) -> None:
+async def test_backup_made_while_serving_can_replace_the_ledger(tmp_path, upstream) -> None:
     first, second, copy = tmp_path / "first", tmp_path / "second", tmp_path / "backup.sqlite3"
     first.mkdir()
     (second / "state").mkdir(parents=True)
@@ -62,7 +62,7 @@ async def test_a_backup_made_while_serving_takes_the_ledgers_place(tmp_path, ups
     assert len(upstream.keys) == asked
 
 
-async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothing(tmp_path, upstream) -> None:
+async def test_kill_9_during_a_cloud_call_charges_once_and_loses_nothing(tmp_path, upstream) -> None:
     """The hold becomes IN_DOUBT and is charged; the same key gets OUTCOME_UNKNOWN for ever; a new key works; the books add up."""
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = client_of(child, max_retries=2)
@@ -103,7 +103,7 @@ async def test_kill_9_in_the_middle_of_a_cloud_call_charges_once_and_loses_nothi
         await verify(child)
 
 
-async def test_a_client_rides_out_a_restart_with_the_same_key(tmp_path, upstream) -> None:
+async def test_client_survives_a_restart_with_the_same_key(tmp_path, upstream) -> None:
     """Killed before anything was asked upstream: the client waits for the new process and is answered once."""
     async with coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = client_of(child, connect_timeout_s=20.0)
@@ -116,7 +116,7 @@ async def test_a_client_rides_out_a_restart_with_the_same_key(tmp_path, upstream
     assert upstream.keys == ["local|k1|1"]
 
 
-async def test_kill_9_during_many_calls_leaves_books_that_add_up(tmp_path, upstream) -> None:
+async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, upstream) -> None:
     settings = settings_for(upstream, budgets={"device": {"calls_limit": 12}})
     async with coordinator_process(tmp_path, settings) as child:
         client = client_of(child, max_retries=0)
@@ -141,10 +141,10 @@ async def test_kill_9_during_many_calls_leaves_books_that_add_up(tmp_path, upstr
         outcomes = await asyncio.gather(*(client.complete(each, 30.0) for each in calls), return_exceptions=True)
         await client.aclose()
         answered = [each for each in outcomes if not isinstance(each, Exception)]
-        doubtful = [each for each in outcomes if isinstance(each, OutcomeUnknown)]
+        unconfirmed = [each for each in outcomes if isinstance(each, OutcomeUnknown)]
         refused = [each for each in outcomes if isinstance(each, BudgetExhausted)]
-        assert (len(answered) + len(doubtful), len(refused)) == (12, 8)
-        spent = sum(each.charged_uusd for each in answered) + sum(int(each.metadata["charged_uusd"]) for each in doubtful)
+        assert (len(answered) + len(unconfirmed), len(refused)) == (12, 8)
+        spent = sum(each.charged_uusd for each in answered) + sum(int(each.metadata["charged_uusd"]) for each in unconfirmed)
         device = (await balances(child.state))["device[device:local]"]
         assert device["calls"] == {"committed": 12, "reserved": 0, "limits": 12}
         assert device["uusd"]["committed"] == spent
@@ -154,7 +154,7 @@ async def test_kill_9_during_many_calls_leaves_books_that_add_up(tmp_path, upstr
 
 
 async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
-    """The parent is killed with -9 while a call runs; the child settles what it can and goes, and frees the ledger."""
+    """The parent is killed with -9 during a call; the child settles what it can, stops, and releases the ledger."""
     child = CoordinatorProcess(tmp_path, settings_for(upstream), "--exit-with-parent")
     starter = (
         "import subprocess, sys\n"
@@ -182,7 +182,7 @@ async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
     await verify(child)
 
 
-async def test_without_a_configuration_the_bundled_model_answers_and_spend_moves(tmp_path) -> None:
+async def test_without_configuration_the_bundled_model_answers_and_spend_is_counted(tmp_path) -> None:
     async with coordinator_process(tmp_path, {}) as child:
         client = client_of(child)
         completion = await client.complete(call(prompt="What is 2 + 3?"), 60.0)

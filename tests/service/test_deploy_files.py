@@ -1,4 +1,4 @@
-"""The files for operators: they name only metrics that a running coordinator really shows, and settings that it really reads."""
+"""The files for operators name only metrics that a running coordinator exports, and settings that it reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compose() -> dict:
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
-async def test_every_metric_of_the_files_is_shown_by_a_coordinator_whose_health_check_follows_it(tmp_path) -> None:
+async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check_works(tmp_path) -> None:
     health = (
         "healthcheck",
         "--config",
@@ -64,8 +64,8 @@ async def test_every_metric_of_the_files_is_shown_by_a_coordinator_whose_health_
             shown = {name for name, _ in await scraped(json.loads(child.serving_line)["metrics_url"])}
             assert (await command(*health))[:2] == (0, f"SERVING on unix:{tmp_path}/state/admin.sock\n")
             await child.stop()
-    code, said, problem = await command(*health)
-    assert (code, said) == (1, "") and "NOT_SERVING" in problem
+    code, out, problem = await command(*health)
+    assert (code, out) == (1, "") and "NOT_SERVING" in problem
     panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     named = {name for expression in (*panels, *(rule["expr"] for rule in rules())) for name in NAME.findall(expression)}
     assert len(named) > 25
@@ -77,38 +77,38 @@ async def test_every_metric_of_the_files_is_shown_by_a_coordinator_whose_health_
 @pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool here: apt-get install prometheus to evaluate the alerts"
 )
-def test_every_alert_fires_for_a_fleet_in_trouble() -> None:
+def test_every_alert_fires_on_its_example() -> None:
     example = Path(__file__).parent / "alerts_firing.yaml"
     done = subprocess.run(["promtool", "test", "rules", str(example)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_containers_run_without_root_on_a_read_only_root_with_secrets_as_files() -> None:
-    said = compose()
-    for name, service in said["services"].items():
+    config = compose()
+    for name, service in config["services"].items():
         assert service["user"].split(":")[0] not in ("0", "root"), name
         assert service["read_only"] is True and service["cap_drop"] == ["ALL"], name
         assert "no-new-privileges:true" in service["security_opt"], name
         for secret in service.get("secrets", ()):
-            assert said["secrets"][secret]["file"].startswith("./secrets/")
+            assert config["secrets"][secret]["file"].startswith("./secrets/")
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
-            assert source in said["volumes"] or (DEPLOY / source).exists(), volume
+            assert source in config["volumes"] or (DEPLOY / source).exists(), volume
         for key, value in service.get("environment", {}).items():
             assert not ("PASSWORD" in key and not key.endswith("FILE")), (name, key, value)
-    assert "healthcheck" in said["services"]["coordinator"] and "healthcheck" in said["services"]["postgres"]
-    published = [port for service in said["services"].values() for port in service.get("ports", ())]
+    assert "healthcheck" in config["services"]["coordinator"] and "healthcheck" in config["services"]["postgres"]
+    published = [port for service in config["services"].values() for port in service.get("ports", ())]
     assert published == ["8443:8443", "127.0.0.1:3000:3000"]
 
 
-def test_the_container_file_ends_as_an_ordinary_user_with_a_health_check() -> None:
+def test_container_runs_as_an_ordinary_user_with_a_health_check() -> None:
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     last_stage = lines[max(index for index, line in enumerate(lines) if line.startswith("FROM")) :]
     assert "USER 10001:10001" in last_stage and "STOPSIGNAL SIGTERM" in last_stage
     assert any("healthcheck" in line for line in last_stage)
 
 
-def test_the_configuration_of_the_container_is_one_the_coordinator_reads() -> None:
+def test_container_configuration_is_valid() -> None:
     config = resolve_coordinator_config(DEPLOY / "coordinator.yaml").config
     assert config.tls is not None and config.metrics_listen == "127.0.0.1:9464"
     secrets = {f"/run/secrets/{name}" for name in compose()["services"]["coordinator"]["secrets"]}
@@ -118,7 +118,7 @@ def test_the_configuration_of_the_container_is_one_the_coordinator_reads() -> No
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here to check the unit with")
-def test_systemd_can_read_the_unit_and_finds_it_well_confined(tmp_path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_well_confined(tmp_path) -> None:
     unit = tmp_path / "edge-coordinator.service"
     unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/edge/bin/edge-coordinator", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A device is shut out and let in again: by an administrator's call, by the command, and with no coordinator running."""
+"""A device is disabled and enabled by an administrator's call, by the command, and without a running coordinator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def opened(folder: Path) -> SqliteLedgerStore:
 
 
 async def console_devices(url: str) -> dict[str, Any]:
-    """What the console's page is told of the devices."""
+    """The devices as the console's page receives them."""
     import aiohttp
 
     async with aiohttp.ClientSession() as session, session.get(f"{url}/api/state") as response:
@@ -49,8 +49,8 @@ async def test_a_disabled_device_is_refused_with_a_reason_while_its_open_call_is
         await lamp.register("1.0", ["math"])
         running = asyncio.create_task(lamp.complete(call("open", "one"), 10.0))
         await held.reached.wait()
-        told = (await admin.SetDeviceDisabled(shut_out())).device
-        assert (told.device, told.disabled, told.agent_version) == ("lamp", True, "1.0")
+        record = (await admin.SetDeviceDisabled(shut_out())).device
+        assert (record.device, record.disabled, record.agent_version) == ("lamp", True, "1.0")
         for refused in (lamp.complete(call("k2", "two"), 5.0), lamp.get_budget("math"), lamp.open_step("math", 0, 4, 4, 0.3)):
             with pytest.raises(PermissionDenied, match="'lamp' is disabled") as caught:
                 await refused
@@ -80,7 +80,7 @@ async def test_a_disabled_device_is_refused_with_a_reason_while_its_open_call_is
     assert verify_file(tmp_path / "ledger.sqlite3").ok
 
 
-async def test_who_watches_is_told_at_once_that_it_was_disabled(tmp_path) -> None:
+async def test_watcher_is_notified_immediately_when_its_device_is_disabled(tmp_path) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)),
         administrator(tmp_path) as admin,
@@ -98,33 +98,33 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
         code = await asyncio.to_thread(main, [*arguments, "--state", str(tmp_path)])
         return (code, *capsys.readouterr())
 
-    code, told, err = await run("devices", "disable", "lamp", "--json")
-    assert (code, err) == (0, "") and json.loads(told)["disabled"] is True
-    told = (await run("devices", "disable", "lamp"))[1]
-    assert "lamp: agent unknown, no task, never seen, disabled" in told and "note: no device called 'lamp' is known" in told
+    code, out, err = await run("devices", "disable", "lamp", "--json")
+    assert (code, err) == (0, "") and json.loads(out)["disabled"] is True
+    out = (await run("devices", "disable", "lamp"))[1]
+    assert "lamp: agent unknown, no task, never seen, disabled" in out and "note: no device called 'lamp' is known" in out
     listed = (await run("devices", "disable", "lamp", "--set", "auth.devices.lamp.tasks=[math]"))[1]
     assert listed == "lamp: agent unknown, no task, never seen, disabled\n"
-    code, told, err = await run("devices", "enable", "ghost")
-    assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
+    code, out, err = await run("devices", "enable", "ghost")
+    assert (code, out, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), store=await opened(tmp_path)),
         connected(tmp_path, "lamp", max_retries=0) as lamp,
     ):
         with pytest.raises(PermissionDenied):
             await lamp.register("1.0", ["math"])
-        code, told, err = await run("devices")
-        assert code == 0 and told.startswith("lamp: ") and told.endswith(", disabled\n"), err
-        code, told, err = await run("devices", "enable", "lamp")
-        assert code == 0 and "disabled" not in told, err
+        code, out, err = await run("devices")
+        assert code == 0 and out.startswith("lamp: ") and out.endswith(", disabled\n"), err
+        code, out, err = await run("devices", "enable", "lamp")
+        assert code == 0 and "disabled" not in out, err
         await lamp.register("1.0", ["math"])
         assert "never seen" not in (await run("devices"))[1]
         assert "note:" not in (await run("devices", "disable", "lamp"))[1]
         assert (await run("devices", "enable", "lamp"))[0] == 0
-        code, told, err = await run("devices", "enable", "ghost")
-        assert (code, told, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
+        code, out, err = await run("devices", "enable", "ghost")
+        assert (code, out, err.count("\n")) == (1, "", 1) and "no device is called 'ghost'" in err
         assert "ghost" not in (await run("devices"))[1]
-        code, told, err = await run("devices", "disable", "no device")
-        assert (code, told) == (1, "") and err.count("\n") == 1
+        code, out, err = await run("devices", "disable", "no device")
+        assert (code, out) == (1, "") and err.count("\n") == 1
     code, _, err = await run("devices", "disable", "lamp", "--config", str(tmp_path / "none.yaml"))
     assert code == 1 and "none.yaml" in err
     assert main(["devices", "--json", "disable", "lamp"]) == 2

@@ -1,4 +1,4 @@
-"""A real process that is told to stop while many devices work: the order of the drain, seen from outside, and what is left behind."""
+"""A real process is stopped under the load of many devices: the order of the drain seen from outside, and the resulting state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verif
 DEVICES = 12
 
 
-async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order(tmp_path) -> None:
+async def test_drain_announces_refuses_settles_checkpoints_and_stops_in_this_order(tmp_path) -> None:
     release = asyncio.Event()
 
     async def held(request):
@@ -31,7 +31,7 @@ async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order
         upstream.reply = held
         settings = settings_for(upstream, metrics_listen="127.0.0.1:0")
         async with coordinator_process(tmp_path, settings, "--json") as child:
-            told = json.loads(child.serving_line)
+            serving = json.loads(child.serving_line)
             client = client_of(child, max_retries=0)
             asking = [
                 asyncio.create_task(client.complete(call(f"k{n}", f"q{n}", prompt_id=f"p{n}"), 60.0)) for n in range(DEVICES)
@@ -40,11 +40,11 @@ async def test_a_drain_tells_refuses_settles_checkpoints_and_stops_in_this_order
             child.process.send_signal(signal.SIGTERM)
             await not_serving(child.address)
             assert await refusal(client) == "DRAINING"
-            seen = await scraped(told["metrics_url"])
+            seen = await scraped(serving["metrics_url"])
             assert value(seen, "admitting") == 0 and value(seen, "holds_open") == value(seen, "calls_in_flight") == DEVICES
-            admin = told["admin_addresses"][0]
+            admin = serving["admin_addresses"][0]
             assert await is_serving(admin), "administrators are served until the end"
-            assert not await is_serving(admin, service="edge.rpc.v1.DeviceService"), "and told that devices are not"
+            assert not await is_serving(admin, service="edge.rpc.v1.DeviceService"), "and reports that devices are not"
             assert child.process.returncode is None and not any(task.done() for task in asking)
             release.set()
             answers = await asyncio.gather(*asking)
@@ -65,8 +65,8 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
             client = client_of(child, max_retries=0)
             asking = asyncio.create_task(client.complete(call(), 60.0))
             await until(lambda: len(upstream.keys) == 1)
-            code, told, _ = await command("drain", "--json", "--grace-s", "1", "--state", str(child.state))
-            lines = [json.loads(line) for line in told.splitlines()]
+            code, out, _ = await command("drain", "--json", "--grace-s", "1", "--state", str(child.state))
+            lines = [json.loads(line) for line in out.splitlines()]
             assert code == 0 and lines[0] == {"kind": "draining", "in_flight": 1}
             assert lines[-1] == {"kind": "stopped", "in_flight": 0}
             with pytest.raises(CoordinatorError):
@@ -76,7 +76,7 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
         await verify(child)
 
 
-async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_add_up(tmp_path) -> None:
+async def test_second_signal_speeds_up_the_drain_and_the_ledger_stays_consistent(tmp_path) -> None:
     async with fake_upstream() as upstream:
         upstream.reply = upstream.hang
         settings = settings_for(upstream, service={"drain_grace_s": 600.0})
@@ -99,21 +99,21 @@ async def test_a_second_signal_hurries_a_loaded_coordinator_and_the_books_still_
         await verify(child)
 
 
-async def test_a_service_manager_is_told_ready_alive_and_stopping_and_an_interrupt_ends_it(tmp_path, monkeypatch) -> None:
+async def test_service_manager_is_notified_of_ready_alive_and_stopping(tmp_path, monkeypatch) -> None:
     path = tmp_path / "n.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(path))
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
-            said = [await received(manager)]
-            while not said[-1].startswith("READY=1"):
-                said.append(await received(manager))
-            assert child.address in said[-1]
-            while said[-1] != "WATCHDOG=1":
-                said.append(await received(manager))
+            messages = [await received(manager)]
+            while not messages[-1].startswith("READY=1"):
+                messages.append(await received(manager))
+            assert child.address in messages[-1]
+            while messages[-1] != "WATCHDOG=1":
+                messages.append(await received(manager))
             child.process.send_signal(signal.SIGINT)
-            while not said[-1].startswith("STOPPING=1"):
-                said.append(await received(manager))
+            while not messages[-1].startswith("STOPPING=1"):
+                messages.append(await received(manager))
             assert await child.stop() == "" and child.process.returncode == 0
             assert_checkpointed(child.state)
 

@@ -1,4 +1,4 @@
-"""The endpoint over raw sockets: what no client library would send, clients that dawdle, foreign pages, tokens, and a Unix socket."""
+"""The endpoint over raw sockets: malformed requests, slow clients, foreign pages, tokens, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = Limits(body_s=0.2)
 
 
 class Hasty(TimedProtocol):
-    """Cuts off at once what the real one waits for."""
+    """Uses very short timeouts."""
 
     request_s = 0.4
     read_s = 0.2
@@ -45,8 +45,8 @@ async def served(answers: ScriptedAnswers, **options: Any) -> AsyncIterator[int]
         yield int(url.rpartition(":")[2])
 
 
-async def said_to(port: int, *parts: bytes) -> bytes:
-    """All that comes back for these bytes until the server hangs up, or has answered and waits for more."""
+async def reply_to(port: int, *parts: bytes) -> bytes:
+    """All bytes of the response until the server closes the connection, or has answered and waits for more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writer.write(part)
@@ -95,12 +95,12 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("sent", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
-async def test_what_two_readers_could_understand_differently_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
+async def test_ambiguous_http_framing_is_refused(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
-        came = await said_to(port, sent)
+        came = await reply_to(port, sent)
         assert came.count(b"HTTP/1.1 ") <= 1
         assert came == b"" or came.startswith(b"HTTP/1.1 4")
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
     assert len(answers.asked) == 1
 
 
@@ -121,7 +121,7 @@ async def test_what_two_readers_could_understand_differently_is_refused(answers:
 )
 async def test_bodies_that_break_parsers_are_refused(answers: ScriptedAnswers, body: bytes, code: bytes) -> None:
     async with served(answers) as port:
-        came = await said_to(port, post(body))
+        came = await reply_to(port, post(body))
     assert came.startswith(b"HTTP/1.1 400 ")
     assert code in came
     assert answers.asked == []
@@ -129,23 +129,23 @@ async def test_bodies_that_break_parsers_are_refused(answers: ScriptedAnswers, b
 
 async def test_too_many_and_too_long_headers_are_refused(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        many = await said_to(port, post(ASK, *(f"x-{number}: a" for number in range(80))))
-        long = await said_to(port, post(ASK, "x-a: " + "a" * 20_000))
+        many = await reply_to(port, post(ASK, *(f"x-{number}: a" for number in range(80))))
+        long = await reply_to(port, post(ASK, "x-a: " + "a" * 20_000))
     assert (many[:13], long[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) == (b"HTTP/1.1 431 ", True)
     assert answers.asked == []
 
 
-async def test_a_body_that_does_not_come_is_given_up(answers: ScriptedAnswers) -> None:
+async def test_body_that_does_not_arrive_is_abandoned(answers: ScriptedAnswers) -> None:
     async with served(answers, limits=LIMITS) as port:
-        came = await said_to(port, post(ASK[:9], length=500))
+        came = await reply_to(port, post(ASK[:9], length=500))
         assert came.startswith(b"HTTP/1.1 408 ")
         assert b"request_timeout" in came
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", post(ASK[:9], length=500)])
-async def test_a_connection_on_which_nothing_is_finished_is_cut(answers: ScriptedAnswers, sent: bytes) -> None:
+async def test_connection_without_progress_is_closed(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Hasty) as port:
-        assert await said_to(port, sent) == b""
+        assert await reply_to(port, sent) == b""
 
 
 class Crowded(TimedProtocol):
@@ -155,26 +155,26 @@ class Crowded(TimedProtocol):
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
+    "sent", [b"", b"GET /health HTTP/1.1\r\nhost: local", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"]
 )
-async def test_connections_that_only_wait_make_room_for_a_person(answers: ScriptedAnswers, said: bytes) -> None:
+async def test_idle_connections_are_closed_to_accept_new_ones(answers: ScriptedAnswers, sent: bytes) -> None:
     async with served(answers, protocol=Crowded) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * Crowded.most_connections)]
         for _, writer in idle:
-            writer.write(said)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+            writer.write(sent)
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
         for _, writer in idle:
             writer.close()
 
 
-async def test_where_every_connection_has_work_the_refusal_is_an_error_like_others(answers: ScriptedAnswers) -> None:
+async def test_refusal_with_all_connections_busy_is_an_ordinary_error(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
     async with served(answers, protocol=Crowded) as port, asyncio.TaskGroup() as group:
-        busy = [group.create_task(said_to(port, post())) for _ in range(Crowded.most_connections)]
+        busy = [group.create_task(reply_to(port, post())) for _ in range(Crowded.most_connections)]
         while len(answers.asked) < len(busy):
             await asyncio.sleep(0.01)
-        refused = await said_to(port, post())
+        refused = await reply_to(port, post())
         free.set()
     head, _, body = refused.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -183,51 +183,49 @@ async def test_where_every_connection_has_work_the_refusal_is_an_error_like_othe
     assert all(task.result().startswith(b"HTTP/1.1 200 ") for task in busy)
 
 
-async def test_what_is_no_http_is_told_so_in_the_form_of_every_error(answers: ScriptedAnswers) -> None:
+async def test_non_http_bytes_get_the_common_error_form(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        head, _, body = (await said_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
+        head, _, body = (await reply_to(port, b"hello\r\n\r\n")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
-async def test_bodies_that_are_still_to_come_take_nobodys_place(answers: ScriptedAnswers) -> None:
+async def test_incomplete_bodies_do_not_occupy_request_places(answers: ScriptedAnswers) -> None:
     async with served(answers, limits=Limits(posts=2)) as port:
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         for _, writer in slow:
             writer.write(post(ASK[:9], length=500))
         await asyncio.sleep(0.1)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 200 ")
         for _, writer in slow:
             writer.close()
 
 
-async def test_the_switch_that_stops_the_spending_works_while_everybody_asks(answers: ScriptedAnswers) -> None:
+async def test_kill_switch_works_under_full_load(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
     async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
         for _ in range(2):
-            group.create_task(said_to(port, post()))
+            group.create_task(reply_to(port, post()))
         while len(answers.asked) < 2:
             await asyncio.sleep(0.01)
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 429 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 429 ")
         pause = post(b'{"paused": true}').replace(b"/v1/chat/completions", b"/api/budget/pause")
-        assert (await said_to(port, pause)).startswith(b"HTTP/1.1 200 ")
+        assert (await reply_to(port, pause)).startswith(b"HTTP/1.1 200 ")
         free.set()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_client_that_sends_all_of_a_body_too_large_reads_why_it_is_refused(
-    answers: ScriptedAnswers, chunked: bool
-) -> None:
+async def test_client_that_sends_a_whole_oversized_body_reads_the_refusal(answers: ScriptedAnswers, chunked: bool) -> None:
     large = b"x" * (8 << 20)
     sent = post(b"%x\r\n%s\r\n0\r\n\r\n" % (len(large), large), CHUNKED, length=-1) if chunked else post(large)
     async with served(answers) as port:
-        came = await said_to(port, sent)
+        came = await reply_to(port, sent)
     assert came.startswith(b"HTTP/1.1 413 ")
     assert b"request_too_large" in came
 
 
-async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnswers) -> None:
+async def test_client_that_does_not_read_blocks_nobody(answers: ScriptedAnswers) -> None:
     answers.pieces = ["word " * 20_000] * 400
     async with served(answers, protocol=Hasty) as port:
         body = ASK[:-1] + b', "stream": true}'
@@ -240,9 +238,9 @@ async def test_a_client_that_does_not_read_holds_nobody_up(answers: ScriptedAnsw
         assert len(answers.asked) == 1
 
 
-async def test_pipelined_requests_are_answered_one_after_the_other(answers: ScriptedAnswers) -> None:
+async def test_pipelined_requests_are_answered_in_order(answers: ScriptedAnswers) -> None:
     async with served(answers) as port:
-        came = await said_to(port, post().replace(b"connection: close\r\n", b"") + post())
+        came = await reply_to(port, post().replace(b"connection: close\r\n", b"") + post())
     assert came.count(b"HTTP/1.1 200 ") == 2
     assert len(answers.asked) == 2
 
@@ -259,7 +257,7 @@ def opened_to(reply: aiohttp.ClientResponse) -> str | None:
     return reply.headers.get("access-control-allow-origin")
 
 
-async def test_only_named_origins_are_let_in_and_never_with_credentials(answers: ScriptedAnswers) -> None:
+async def test_only_named_origins_are_allowed_and_never_with_credentials(answers: ScriptedAnswers) -> None:
     preflight = {
         "access_control_request_method": "POST",
         "access_control_request_headers": "authorization, content-type, x\n"[:-1],
@@ -288,7 +286,7 @@ async def test_a_named_origin_still_needs_the_token_and_can_read_the_refusal(ans
         assert allowed.status == 200
 
 
-async def test_without_the_token_there_is_only_liveness_and_the_page(answers: ScriptedAnswers) -> None:
+async def test_without_the_token_only_liveness_and_the_page_are_served(answers: ScriptedAnswers) -> None:
     async with served(answers, token="a-token-of-enough-letters") as port:
         got = {
             path: (await asked_by(port, "GET", path)).status
@@ -311,7 +309,7 @@ async def test_a_unix_socket_is_served_too_for_this_user_alone(answers: Scripted
         assert not path.exists()
 
 
-async def test_a_unix_socket_that_somebody_else_uses_is_left_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
+async def test_unix_socket_in_use_is_left_alone(answers: ScriptedAnswers, tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     async with served(answers, socket_path=path):
         with pytest.raises(EdgeError, match=r"agent\.sock"):
@@ -323,6 +321,6 @@ async def test_a_unix_socket_that_somebody_else_uses_is_left_alone(answers: Scri
 async def test_a_failure_leaves_no_text_in_the_log(answers: ScriptedAnswers, caplog: pytest.LogCaptureFixture) -> None:
     answers.failure = RuntimeError("secret prompt text")
     async with served(answers) as port:
-        assert (await said_to(port, post())).startswith(b"HTTP/1.1 500 ")
+        assert (await reply_to(port, post())).startswith(b"HTTP/1.1 500 ")
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text

@@ -1,4 +1,4 @@
-"""A real cell: the agent learns, is killed, is stopped, goes on, and leaves the result that an undisturbed run leaves."""
+"""A real cell of an experiment is killed, stopped and resumed, and gives the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPEC = {
 
 @asynccontextmanager
 async def _started(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`run` of the tiny experiment with a work folder of its own."""
+    """`run` of the tiny experiment with its own work folder."""
     folder.mkdir(exist_ok=True)
     spec = folder / "tiny.yaml"
     spec.write_text(yaml.safe_dump(_SPEC), encoding="utf-8")
@@ -50,7 +50,7 @@ async def _started(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
             await process.wait()
 
 
-async def _said(process: asyncio.subprocess.Process) -> str:
+async def _output_of(process: asyncio.subprocess.Process) -> str:
     output, _ = await asyncio.wait_for(process.communicate(), _STARTS_S)
     return output.decode()
 
@@ -72,35 +72,35 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 async def _killed_in_the_middle(folder: Path) -> None:
-    """The cell's process is killed; the runner says so and leaves no process behind."""
+    """The cell's process is killed; the runner reports it and leaves no process behind."""
     async with _started(folder) as runner:
         await _steps_reached(folder, 1)
         cell = next(child for child in psutil.Process(runner.pid).children() if "cell" in child.cmdline())
         below = cell.children(recursive=True)
         cell.send_signal(signal.SIGKILL)
-        said = await _said(runner)
-        assert runner.returncode == 1, said
-        assert "failed (-9)" in said
+        output = await _output_of(runner)
+        assert runner.returncode == 1, output
+        assert "failed (-9)" in output
     await asyncio.to_thread(psutil.wait_procs, below, timeout=30)
     assert not any(process.is_running() for process in below)
 
 
 async def _stopped_in_the_middle(folder: Path) -> None:
-    """The runner hears a signal; the cell ends at a safe point and counts as stopped."""
+    """The runner receives a signal; the cell ends at a safe point and counts as stopped."""
     async with _started(folder) as runner:
         await _steps_reached(folder, 2)
         runner.send_signal(signal.SIGTERM)
-        said = await _said(runner)
-        assert runner.returncode == 130, said
-        assert "the same command goes on from here" in said
-        assert ": stopped" in said
+        output = await _output_of(runner)
+        assert runner.returncode == 130, output
+        assert "the same command goes on from here" in output
+        assert ": stopped" in output
     assert not list((folder / "results").glob("*"))
 
 
 async def _finished(folder: Path) -> dict[str, Any]:
     async with _started(folder) as runner:
-        said = await _said(runner)
-        assert runner.returncode == 0, said
+        output = await _output_of(runner)
+        assert runner.returncode == 0, output
     return _result(folder)
 
 
@@ -110,13 +110,13 @@ async def _disturbed(folder: Path) -> dict[str, Any]:
     return await _finished(folder)
 
 
-async def test_a_cell_that_was_killed_and_stopped_leaves_what_an_undisturbed_one_leaves(tmp_path: Path) -> None:
+async def test_killed_and_stopped_cell_gives_the_result_of_an_undisturbed_one(tmp_path: Path) -> None:
     smooth, rough = await asyncio.gather(_finished(tmp_path / "smooth"), _disturbed(tmp_path / "rough"))
     assert smooth["key"] == rough["key"]
     assert smooth["series"] == rough["series"]
     assert smooth["held_out"] == rough["held_out"]
     assert [len(values) for values in smooth["series"].values()] == [4] * len(smooth["series"])
-    assert [(look["step"], look["phase"], len(look["asked"]), len(look["router"])) for look in smooth["held_out"]] == [
+    assert [(scored["step"], scored["phase"], len(scored["asked"]), len(scored["router"])) for scored in smooth["held_out"]] == [
         (2, 1, 4, 4),
         (4, 2, 4, 4),
     ]
@@ -129,5 +129,5 @@ async def test_a_cell_that_was_killed_and_stopped_leaves_what_an_undisturbed_one
     assert str(tmp_path) not in json.dumps(rough)
 
     async with _started(tmp_path / "rough") as again:
-        assert "1 cell, 1 done; to do: 0 cells" in await _said(again)
+        assert "1 cell, 1 done; to do: 0 cells" in await _output_of(again)
         assert again.returncode == 0

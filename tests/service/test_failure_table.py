@@ -1,4 +1,4 @@
-"""The table of failures in the operator's README, held against the coordinator over a real HTTP upstream: each fault falls into one row."""
+"""The failure table of the operator's README, checked against a coordinator with a real HTTP upstream: each fault matches one row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(enc
 
 
 def row_with(text: str) -> list[str]:
-    """The cells of the one row whose first cell has this: what the device is told, what `calls` shows, what is charged."""
+    """The cells of the row with this first cell: the device's error, the state shown by `calls`, the charge."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in README.splitlines() if line.startswith("| ")]
     (found,) = [row for row in rows if len(row) == 5 and text in row[0]]
     return found
@@ -52,11 +52,9 @@ def row_with(text: str) -> list[str]:
         ("too large", sends(forever=b"x" * 10_000), None),
     ],
 )
-async def test_every_fault_ends_as_the_table_of_failures_says(
-    tmp_path, row: str, behaviour: Behaviour, charged: int | None
-) -> None:
+async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, behaviour: Behaviour, charged: int | None) -> None:
     """`charged` in micro-USD; None: the hold."""
-    _, told, shown, cost, _ = row_with(row)
+    _, reported, shown, cost, _ = row_with(row)
     store: Any = MemoryLedgerStore()
     async with running_upstream(behaviour) as upstream:
         provider: Any = openai_provider(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
@@ -68,18 +66,18 @@ async def test_every_fault_ends_as_the_table_of_failures_says(
                 reason = error.reason
     kept = await store.get_call("local", "k1")
     hold = next(entry.data()["hold"][2] for entry in store.tables.journal if entry.kind == "reserve")
-    assert re.search(rf"\b{reason}\b", told) and f"`{kept.state}`" in shown
+    assert re.search(rf"\b{reason}\b", reported) and f"`{kept.state}`" in shown
     assert kept.charged.uusd == (hold if charged is None else charged)
     assert ("the hold" if charged is None else "usage" if charged else "nothing") in cost
 
 
-async def test_a_request_with_tools_for_an_upstream_without_them_ends_as_the_table_says(tmp_path) -> None:
-    _, told, shown, cost, _ = row_with("tools")
+async def test_tools_request_to_an_upstream_without_tools_ends_as_the_table_says(tmp_path) -> None:
+    _, reported, shown, cost, _ = row_with("tools")
     store, provider = MemoryLedgerStore(), FaultyProvider(1, FaultRates())
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         with pytest.raises(InvalidRequest, match="does not take this request: this upstream cannot call tools") as refused:
             await client.complete(call(openai_json=TOOLS), 5.0)
-        assert "\n" not in str(refused.value) and refused.value.reason == told
+        assert "\n" not in str(refused.value) and refused.value.reason == reported
         with pytest.raises(NotFound):
             await client.get_call("k1")
         assert (shown, cost) == ("no call", "nothing") and provider.log == []

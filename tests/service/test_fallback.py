@@ -1,4 +1,4 @@
-"""An alias over two upstreams, over real gRPC: who is asked, what is held and charged, and what a device is told."""
+"""An alias over two upstreams, over real gRPC: which one is asked, what is held and charged, and the device's result."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("kind", ["refused", "dns", "tls", "connect_timeout", "http_429", "http_401"])
-async def test_a_call_that_was_not_executed_goes_to_the_second_with_an_attempt_of_its_own(tmp_path, kind) -> None:
+async def test_unexecuted_call_goes_to_the_second_upstream_as_another_attempt(tmp_path, kind) -> None:
     pair = Pair(failing(kind))
     async with pair.serving(tmp_path) as client:
         completion = await client.complete(call(), 5.0)
@@ -111,7 +111,7 @@ async def test_a_call_that_was_not_executed_goes_to_the_second_with_an_attempt_o
 
 
 @pytest.mark.parametrize(("kind", "executed"), [("http_500", None), ("deadline", None), ("cut", None), ("garbage", True)])
-async def test_a_call_that_was_perhaps_executed_goes_nowhere_else(tmp_path, kind, executed) -> None:
+async def test_possibly_executed_call_goes_to_no_other_upstream(tmp_path, kind, executed) -> None:
     pair = Pair(failing(kind, executed))
     async with pair.serving(tmp_path) as client:
         with pytest.raises(OutcomeUnknown):
@@ -121,7 +121,7 @@ async def test_a_call_that_was_perhaps_executed_goes_nowhere_else(tmp_path, kind
 
 
 @pytest.mark.parametrize("kind", ["http_400", "http_413", "http_422", "too_long"])
-async def test_a_request_refused_for_its_own_fault_goes_nowhere_else_and_opens_no_breaker(tmp_path, kind) -> None:
+async def test_client_error_goes_to_no_other_upstream_and_opens_no_breaker(tmp_path, kind) -> None:
     pair = Pair(failing(kind))
     async with pair.serving(tmp_path) as client:
         for number in range(2 * BREAKER.failures_to_open):
@@ -147,7 +147,7 @@ async def test_at_most_one_extra_attempt_is_made(tmp_path) -> None:
     )
 
 
-async def test_a_second_upstream_that_the_budget_cannot_pay_is_not_asked(tmp_path) -> None:
+async def test_second_upstream_beyond_the_budget_is_not_asked(tmp_path) -> None:
     pair = Pair(failing())
     async with pair.serving(tmp_path, budgets={"fleet": {"spend_limit_uusd": 9 * HOLD}}) as client:
         with pytest.raises(CoordinatorUnavailable) as caught:
@@ -158,7 +158,7 @@ async def test_a_second_upstream_that_the_budget_cannot_pay_is_not_asked(tmp_pat
     assert pair.asked() == (2, 0, 0)
 
 
-async def test_an_upstream_that_keeps_failing_is_left_alone_and_costs_no_attempt(tmp_path) -> None:
+async def test_failing_upstream_is_skipped_and_costs_no_attempt(tmp_path) -> None:
     pair = Pair(failing())
     async with pair.serving(tmp_path) as client:
         for number in range(BREAKER.failures_to_open + 2):
@@ -168,7 +168,7 @@ async def test_an_upstream_that_keeps_failing_is_left_alone_and_costs_no_attempt
     assert last["attempt"] == 1 and last["model"] == "second-model"
 
 
-async def test_when_all_are_left_alone_a_device_is_told_when_to_come_back(tmp_path) -> None:
+async def test_with_all_upstreams_skipped_the_device_gets_a_retry_delay(tmp_path) -> None:
     pair = Pair(failing("http_429", retry_after_s=40.0), failing("http_429", retry_after_s=20.0))
     async with pair.serving(tmp_path) as client:
         with pytest.raises(CoordinatorUnavailable):
@@ -181,7 +181,7 @@ async def test_when_all_are_left_alone_a_device_is_told_when_to_come_back(tmp_pa
     assert pair.asked() == (1, 1, 0)
 
 
-async def test_an_answer_that_is_stored_is_given_while_every_upstream_is_left_alone(tmp_path) -> None:
+async def test_stored_answer_is_returned_while_every_upstream_is_skipped(tmp_path) -> None:
     pair = Pair(answer)
     async with pair.serving(tmp_path) as client:
         first = await client.complete(call("k1"), 5.0)
@@ -209,7 +209,7 @@ async def test_a_recovered_upstream_is_probed_once_and_then_asked_again(tmp_path
         assert breaker.state(asyncio.get_running_loop().time()) is BreakerState.CLOSED
 
 
-async def test_a_full_upstream_is_passed_over(tmp_path) -> None:
+async def test_full_upstream_is_skipped(tmp_path) -> None:
     held = Held()
     pair = Pair(held, slots=1)
     async with pair.serving(tmp_path) as client:
@@ -220,17 +220,17 @@ async def test_a_full_upstream_is_passed_over(tmp_path) -> None:
         assert (await running).model == "first-model"
 
 
-async def test_a_stream_starts_once_though_two_upstreams_were_asked() -> None:
+async def test_stream_starts_once_after_a_fallback() -> None:
     pair, clock, progress = Pair(failing()), ManualClock(), Progress()
     table = UpstreamTable(pair.upstreams, {"default": (LegConfig(upstream="first"), LegConfig(upstream="second", order=1))})
     broker = Broker(pair.store, table, StepController(pair.store, {"*": TaskConfig()}, clock), BudgetBook(BudgetsConfig()), clock)
     completion = await broker.complete("d1", call(), 10.0, progress)
-    told = [progress.pieces.get_nowait() for _ in range(progress.pieces.qsize())]
-    assert completion.model == "second-model" and told[0] == "" and told[-1] is None
-    assert "".join(piece or "" for piece in told) == completion.text and told.count("") == 1
+    pieces = [progress.pieces.get_nowait() for _ in range(progress.pieces.qsize())]
+    assert completion.model == "second-model" and pieces[0] == "" and pieces[-1] is None
+    assert "".join(piece or "" for piece in pieces) == completion.text and pieces.count("") == 1
 
 
-async def test_a_call_is_charged_at_the_price_of_the_day_it_was_reserved_on(tmp_path) -> None:
+async def test_call_is_charged_at_the_price_of_its_reservation_day(tmp_path) -> None:
     clock, held = ManualClock(1_790_000_000.0), Held()  # 2026-09-21
     provider = ProgrammedProvider(held)
     prices = DatedPrices.of(

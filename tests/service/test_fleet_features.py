@@ -1,4 +1,4 @@
-"""What many devices share, over real gRPC: prices, floors, answers, rates, turns; and terms that change while a coordinator runs."""
+"""Features shared by many devices over real gRPC: prices, floors, answers, rates and turns; and terms that change at run time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAST = {"max_retries": 0}
 
 @dataclass
 class World:
-    """A coordinator whose clock moves only when told to, and clients of it by device."""
+    """A coordinator with a manual clock, and clients of it by device."""
 
     coordinator: Coordinator
     store: MemoryLedgerStore
@@ -57,7 +57,7 @@ async def world(folder: Path, devices: str = "d1 d2", *, gate: Gate | None = Non
     assert report.ok, report.differences
 
 
-async def test_devices_of_a_fleet_price_move_it_together_and_are_told_it(tmp_path) -> None:
+async def test_devices_of_a_fleet_price_move_it_together_and_receive_it(tmp_path) -> None:
     async with world(tmp_path, "d1 d2 late", tasks={"math": {"dual_scope": "fleet", "dual_lr": 0.1}}) as it:
         for device in ("d1", "d2"):
             assert (await it[device].open_step("math", 0, 4, 8, 0.3)).dual == 0.5
@@ -73,7 +73,7 @@ async def test_devices_of_a_fleet_price_move_it_together_and_are_told_it(tmp_pat
         assert served.budget.dual == second.dual_after
 
 
-async def test_a_global_price_is_one_over_the_tasks_of_a_device(tmp_path) -> None:
+async def test_global_price_is_shared_by_all_tasks_of_a_device(tmp_path) -> None:
     async with world(tmp_path, tasks={"*": {"dual_scope": "global", "dual_lr": 0.1}}) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
         closed = await it["d1"].close_step("math", 0, StepUnits(32, 32, 32))
@@ -81,7 +81,7 @@ async def test_a_global_price_is_one_over_the_tasks_of_a_device(tmp_path) -> Non
         assert (await it["d2"].open_step("code", 0, 4, 8, 0.3)).dual == 0.5
 
 
-async def test_a_task_is_held_to_its_rule_and_an_open_step_keeps_the_one_it_was_opened_with(tmp_path) -> None:
+async def test_task_uses_its_rule_and_an_open_step_keeps_its_own(tmp_path) -> None:
     rule = ProportionalIntegral(0.1, 0.5, 2, 0.9)
     terms = {"dual_lr": 0.1, "dual_proportional": 0.5, "dual_window": 2, "dual_ceiling": 0.9}
     async with world(tmp_path, "d1", tasks={"math": terms, "code": {"dual_lr": 0.1}}) as it:
@@ -104,28 +104,28 @@ async def test_a_task_is_held_to_its_rule_and_an_open_step_keeps_the_one_it_was_
         assert (await client.close_step("math", 3, StepUnits(32, 0))).dual_after == after.dual
 
 
-async def test_a_schedule_sets_the_target_rate_of_each_step_and_the_device_does_not(tmp_path) -> None:
+async def test_schedule_sets_the_target_rate_of_each_step_instead_of_the_device(tmp_path) -> None:
     points = [
         {"from_step": 1, "target_rate": 0.4},
         {"from_step": 2, "target_rate": 0.5},
         {"from_date": "2025-10-10", "target_rate": 0.7},
     ]
     async with world(tmp_path, "d1", tasks={"math": {"target_rate": 0.2, "target_rate_schedule": points}}) as it:
-        told = []
+        rates = []
         for step in range(4):
             if step == 3:
                 it.clock.advance(86400.0)
-            told.append((await it["d1"].open_step("math", step, 4, 8, 0.9)).target_rate)
+            rates.append((await it["d1"].open_step("math", step, 4, 8, 0.9)).target_rate)
             await it["d1"].close_step("math", step, StepUnits(32, 0))
-        assert told == [0.9, 0.4, 0.5, 0.7]  # before the first point the device is asked, as without a schedule
+        assert rates == [0.9, 0.4, 0.5, 0.7]  # before the first point the device is asked, as without a schedule
         journalled = [
             float.fromhex(entry.data()["target_rate"]) for entry in it.store.tables.journal if entry.kind == "open_step"
         ]
-        assert journalled == told
+        assert journalled == rates
 
 
-async def test_the_schedule_holds_from_the_first_contact_on(tmp_path) -> None:
-    """However a device first meets a task, and before it does: it is told, and the ledger keeps, the τ of its first step."""
+async def test_schedule_applies_from_the_first_contact(tmp_path) -> None:
+    """On any kind of first contact with a task, the device receives and the ledger stores the τ of its first step."""
     points = [{"from_step": 0, "target_rate": 0.2}, {"from_step": 1, "target_rate": 0.4}]
     async with world(tmp_path, "d1 d2", tasks={"math": {"target_rate": 0.3, "target_rate_schedule": points}}) as it:
         registered = await it["d1"].register("1.0", ["math"])
@@ -138,7 +138,7 @@ async def test_the_schedule_holds_from_the_first_contact_on(tmp_path) -> None:
         assert (await it["d2"].open_step("math", 0, 4, 8, 0.9)).target_rate == 0.2
 
 
-def test_a_date_without_a_zone_is_in_utc_and_a_zone_is_heeded() -> None:
+def test_date_without_a_zone_is_utc_and_a_zone_is_used() -> None:
     begin = 1_760_054_400.0  # 2025-10-10 00:00 UTC
     plain = RatePoint.model_validate({"from_date": "2025-10-10", "target_rate": 0.3})
     zoned = RatePoint.model_validate({"from_date": "2025-10-10T02:00:00+02:00", "target_rate": 0.3})
@@ -160,7 +160,7 @@ async def test_a_greedy_device_leaves_the_others_their_floor_of_the_fleets_budge
         await it["d2"].complete(call("second", "hello again"), 5.0)
 
 
-async def test_a_task_has_a_budget_over_the_whole_fleet(tmp_path) -> None:
+async def test_task_budget_covers_the_whole_fleet(tmp_path) -> None:
     async with world(tmp_path, budgets={"fleet_task": {"calls_limit": 1}}) as it:
         await it["d1"].complete(call("k1", "one"), 5.0)
         with pytest.raises(BudgetExhausted) as refused:
@@ -179,7 +179,7 @@ async def test_a_task_has_a_budget_over_the_whole_fleet(tmp_path) -> None:
         ({"answer_cache": "fleet", "answer_cache_ttl_s": 5.0}, False, True, False),  # d2 gets what d1 had to ask for again
     ],
 )
-async def test_answers_are_given_again_as_the_task_says(tmp_path, terms, own, other, warm) -> None:
+async def test_answers_are_reused_as_the_task_configures(tmp_path, terms, own, other, warm) -> None:
     async with world(tmp_path, tasks={"math": terms}) as it:
         await it["d1"].complete(call("k1"), 5.0)
         await it["d1"].complete(call("w1", temperature=1.0), 5.0)
@@ -192,7 +192,7 @@ async def test_answers_are_given_again_as_the_task_says(tmp_path, terms, own, ot
         assert {again.text, crossed.text, heated.text} == {"WHAT IS 2+2?"}
 
 
-async def test_too_many_calls_a_minute_are_told_when_to_come_back_and_nothing_is_held_for_them(tmp_path) -> None:
+async def test_rate_limited_call_gets_a_retry_delay_and_no_hold(tmp_path) -> None:
     async with world(tmp_path, rates={"device": {"calls_per_min": 6, "burst": 2}}) as it:
         for number in range(2):
             await it["d1"].complete(call(f"k{number}", f"prompt {number}"), 5.0)
@@ -206,7 +206,7 @@ async def test_too_many_calls_a_minute_are_told_when_to_come_back_and_nothing_is
         await it["d1"].complete(call("k2", "prompt 2"), 5.0)
 
 
-async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_path) -> None:
+async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_price(tmp_path) -> None:
     settings = {"tasks": {"math": {"dual_scope": "fleet"}}, "fleet": {"price_idle_s": 100.0}}
     async with world(tmp_path, **settings) as it:
         for device in ("d1", "d2"):
@@ -219,7 +219,7 @@ async def test_upkeep_lets_idle_devices_leave_the_rounds_of_a_shared_price(tmp_p
         assert price.units == 32
 
 
-async def test_limits_tasks_rates_and_prices_change_while_it_runs_and_open_steps_keep_theirs(tmp_path) -> None:
+async def test_limits_tasks_rates_and_prices_are_reloaded_and_open_steps_keep_theirs(tmp_path) -> None:
     async with world(
         tmp_path, tasks={"math": {"target_rate": 0.2, "target_rate_from_device": False, "controller": "paper"}}
     ) as it:

@@ -1,4 +1,4 @@
-"""What the gRPC client does about errors, against a service that answers as the test says."""
+"""Error handling of the gRPC client, with a scripted service."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def unavailable(reason: str, retry_after_s: float | None = 0.0) -> CoordinatorUn
     return CoordinatorUnavailable("later", reason=reason, retry_after_s=retry_after_s)
 
 
-async def test_a_lost_reply_is_looked_up_before_anything_is_asked_again(tmp_path) -> None:
+async def test_lost_reply_is_looked_up_before_a_retry(tmp_path) -> None:
     service = ScriptedService(BARE_CUT, STORED)
     async with serving(tmp_path, service) as client:
         assert (await client.complete(call(), 5.0)).text == "four"
@@ -82,14 +82,14 @@ async def test_a_lost_reply_is_looked_up_before_anything_is_asked_again(tmp_path
 
 
 @pytest.mark.parametrize("unknown", [NotFound("no"), CallInProgress("runs"), unavailable("UPSTREAM_FAILED")], ids=type)
-async def test_a_lost_call_that_has_no_result_yet_is_asked_again_with_its_key(tmp_path, unknown) -> None:
+async def test_lost_call_without_a_result_is_retried_with_its_key(tmp_path, unknown) -> None:
     service = ScriptedService(BARE_CUT, unknown, ANSWER)
     async with serving(tmp_path, service) as client:
         assert (await client.complete(call(), 5.0)).text == "four"
     assert service.asked == ["Complete", "GetCall", "Complete"]
 
 
-async def test_a_lost_call_that_was_cut_is_not_asked_again(tmp_path) -> None:
+async def test_lost_call_that_was_cut_is_not_retried(tmp_path) -> None:
     service = ScriptedService(BARE_CUT, OutcomeUnknown("charged"))
     async with serving(tmp_path, service) as client:
         with pytest.raises(OutcomeUnknown):
@@ -97,7 +97,7 @@ async def test_a_lost_call_that_was_cut_is_not_asked_again(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["OVERLOADED", "DRAINING", "LEDGER_UNAVAILABLE", "UPSTREAM_OPEN"])
-async def test_what_is_unavailable_is_asked_again(tmp_path, reason) -> None:
+async def test_unavailable_is_retried(tmp_path, reason) -> None:
     service = ScriptedService(unavailable(reason), unavailable(reason), ANSWER)
     async with serving(tmp_path, service) as client:
         assert (await client.complete(call(), 5.0)).text == "four"
@@ -107,7 +107,7 @@ async def test_what_is_unavailable_is_asked_again(tmp_path, reason) -> None:
 @pytest.mark.parametrize(
     "error", [BudgetExhausted("gone"), OutcomeUnknown("cut"), unavailable("UPSTREAM_REJECTED")], ids=lambda error: error.reason
 )
-async def test_nothing_else_is_asked_again(tmp_path, error) -> None:
+async def test_other_errors_are_not_retried(tmp_path, error) -> None:
     service = ScriptedService(error)
     async with serving(tmp_path, service) as client:
         with pytest.raises(type(error)) as caught:
@@ -115,7 +115,7 @@ async def test_nothing_else_is_asked_again(tmp_path, error) -> None:
     assert caught.value.reason == error.reason and service.asked == ["Complete"]
 
 
-async def test_a_rate_limit_beyond_the_deadline_is_told_at_once(tmp_path) -> None:
+async def test_rate_limit_beyond_the_deadline_is_raised_immediately(tmp_path) -> None:
     service = ScriptedService(RateLimited("slowly", retry_after_s=6.0))
     async with serving(tmp_path, service) as client:
         with pytest.raises(RateLimited) as caught:
@@ -123,7 +123,7 @@ async def test_a_rate_limit_beyond_the_deadline_is_told_at_once(tmp_path) -> Non
     assert caught.value.retry_after_s == 6.0 and service.asked == ["Complete"]
 
 
-async def test_a_stream_that_came_too_early_is_answered_after_the_delay(tmp_path) -> None:
+async def test_early_stream_is_answered_after_the_delay(tmp_path) -> None:
     service = ScriptedService(RateLimited("slowly", retry_after_s=0.01), ANSWER)
     async with serving(tmp_path, service) as client:
         deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
@@ -131,7 +131,7 @@ async def test_a_stream_that_came_too_early_is_answered_after_the_delay(tmp_path
 
 
 @pytest.mark.parametrize(("reason", "tries"), [("UPSTREAM_FAILED", 2), ("OVERLOADED", 5)])
-async def test_retries_end_and_a_failing_upstream_is_asked_again_once_only(tmp_path, reason, tries) -> None:
+async def test_retries_end_and_a_failing_upstream_is_retried_once_only(tmp_path, reason, tries) -> None:
     service = ScriptedService(*[unavailable(reason)] * 9)
     async with serving(tmp_path, service) as client:
         with pytest.raises(CoordinatorUnavailable):
@@ -149,7 +149,7 @@ async def test_a_failed_stream_counts_as_one_of_the_two_tries_and_its_delay_is_k
     assert service.asked == ["StreamComplete", "Complete"]
 
 
-async def test_the_delay_that_the_coordinator_asks_for_is_kept(tmp_path) -> None:
+async def test_delay_requested_by_the_coordinator_is_kept(tmp_path) -> None:
     service = ScriptedService(unavailable("OVERLOADED", 0.3), ANSWER)
     async with serving(tmp_path, service) as client:
         began = asyncio.get_running_loop().time()
@@ -157,14 +157,14 @@ async def test_the_delay_that_the_coordinator_asks_for_is_kept(tmp_path) -> None
         assert asyncio.get_running_loop().time() - began >= 0.3
 
 
-async def test_a_call_that_runs_elsewhere_is_looked_up_before_it_is_asked_for_again(tmp_path) -> None:
+async def test_call_running_elsewhere_is_looked_up_before_a_retry(tmp_path) -> None:
     service = ScriptedService(CallInProgress("runs", retry_after_s=0.0), STORED)
     async with serving(tmp_path, service) as client:
         assert (await client.complete(call(), 5.0)).text == "four"
     assert service.asked == ["Complete", "GetCall"]
 
 
-async def test_a_request_that_the_peer_does_not_know_is_told_as_such(tmp_path) -> None:
+async def test_unsupported_method_is_reported_as_such(tmp_path) -> None:
     service = ScriptedService(grpc.StatusCode.UNIMPLEMENTED)
     async with serving(tmp_path, service) as client:
         with pytest.raises(NotImplementedThere):
@@ -178,7 +178,7 @@ async def test_a_cut_control_call_is_repeated(tmp_path) -> None:
         assert (await client.get_budget("math")).calls == 3
 
 
-async def test_the_deadline_is_told_as_such(tmp_path) -> None:
+async def test_deadline_is_reported_as_such(tmp_path) -> None:
     class Silent(device_pb2_grpc.DeviceServiceServicer):
         async def Complete(self, request, context):
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""The HTTP client against a server that sends the bytes of the test: framing, connections that are kept, and those that may not be."""
+"""The HTTP client with a server that sends the bytes of the test: framing, reused connections, and those that must not be reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD_S = 0.02
 
 @dataclass
 class Server:
-    """Answers each request with the next pieces, each in a packet of its own; None closes the connection."""
+    """Answers each request with the next pieces, each in its own packet; None closes the connection."""
 
     answers: list[Sequence[bytes | None]]
     connections: int = 0
@@ -78,7 +78,7 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("pieces", FRAMED.values(), ids=FRAMED)
-async def test_a_response_ends_where_its_framing_says_and_its_connection_is_used_again(pieces: list[bytes]) -> None:
+async def test_response_ends_at_its_framing_and_its_connection_is_reused(pieces: list[bytes]) -> None:
     async with pool_at(pieces, pieces) as (pool, server, url):
         assert [await ask(pool, url) for _ in range(2)] == [(200, b"ok")] * 2
         assert server.connections == 1
@@ -86,7 +86,7 @@ async def test_a_response_ends_where_its_framing_says_and_its_connection_is_used
 
 
 ENDS = {
-    "that says so": [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
+    "with Connection: close": [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
     "of HTTP/1.0": [b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"],
     "without a length": [b"HTTP/1.1 200 OK\r\n\r\n", b"o", b"k", None],
     "with bytes behind it": [OK + b"x"],
@@ -95,13 +95,13 @@ ENDS = {
 
 
 @pytest.mark.parametrize("pieces", ENDS.values(), ids=ENDS)
-async def test_a_connection_is_not_used_again_after_a_response(pieces: list[bytes | None]) -> None:
+async def test_connection_is_not_reused_after_a_response(pieces: list[bytes | None]) -> None:
     async with pool_at(pieces, [OK]) as (pool, server, url):
         assert [await ask(pool, url) for _ in range(2)] == [(200, b"ok")] * 2
         assert server.connections == 2
 
 
-async def test_a_response_that_nobody_asked_for_is_given_to_nobody() -> None:
+async def test_unsolicited_response_is_discarded() -> None:
     stray = b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n"
     async with pool_at([OK, stray], [OK]) as (pool, server, url):
         assert await ask(pool, url) == (200, b"ok")
@@ -131,7 +131,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("pieces", BROKEN.values(), ids=BROKEN)
-async def test_what_is_no_response_is_told_and_its_connection_closed(pieces: list[bytes | None]) -> None:
+async def test_invalid_response_is_reported_and_its_connection_closed(pieces: list[bytes | None]) -> None:
     async with pool_at(pieces, [OK]) as (pool, server, url):
         with pytest.raises(BadResponse):
             await ask(pool, url)
@@ -139,7 +139,7 @@ async def test_what_is_no_response_is_told_and_its_connection_closed(pieces: lis
         assert server.connections == 2
 
 
-async def test_a_body_is_cut_at_its_limit_also_one_that_was_packed() -> None:
+async def test_body_is_cut_at_its_limit_even_when_compressed() -> None:
     packed = gzip.compress(b"x" * 10**6)
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with pool_at([head + packed], [OK]) as (pool, _, url):
@@ -148,7 +148,7 @@ async def test_a_body_is_cut_at_its_limit_also_one_that_was_packed() -> None:
         assert await ask(pool, url, most=2) == (200, b"ok")
 
 
-async def test_each_request_has_a_deadline_of_its_own() -> None:
+async def test_each_request_has_its_own_deadline() -> None:
     async with pool_at([], [], [OK]) as (pool, _, url):
         asked = [asyncio.create_task(ask(pool, url, seconds=seconds)) for seconds in (0.2, 0.1)]
         began = pool.now()
@@ -158,7 +158,7 @@ async def test_each_request_has_a_deadline_of_its_own() -> None:
         assert await ask(pool, url) == (200, b"ok")
 
 
-def test_a_head_names_its_host_and_its_path() -> None:
+def test_request_head_has_host_and_path() -> None:
     assert request_head("https://api.example/v1/a b", {"X": "y"}) == b"POST /v1/a%20b HTTP/1.1\r\nHost: api.example\r\nX: y\r\n"
     assert b"Host: [::1]:8080\r\n" in request_head("http://[::1]:8080/v1", {})
     assert b"Host: xn--bcher-kva.example\r\n" in request_head("https://bücher.example/v1", {})

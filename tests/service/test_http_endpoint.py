@@ -1,4 +1,4 @@
-"""The HTTP endpoint over real sockets, with scripted answers behind it: wire shapes, streaming, errors, and who is let in."""
+"""The HTTP endpoint over real sockets with scripted answers: wire shapes, streaming, errors, and access control."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edge.serve.server import _listen, serving
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
-SAID = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
+PIECES = ["<thi", "nk>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 CLOUD = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4")
 ASK = {"model": "edge", "messages": [{"role": "user", "content": "2+2?"}]}
 
 
 @pytest.fixture
 def answers() -> ScriptedAnswers:
-    return ScriptedAnswers(SAID, note=CLOUD)
+    return ScriptedAnswers(PIECES, note=CLOUD)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_a_stream_is_chunks_of_one_id_with_role_first_and_reason_last(http
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_text_is_sent_while_the_answer_is_still_being_made(
+async def test_text_is_sent_while_the_answer_is_being_generated(
     http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers
 ) -> None:
     gate = asyncio.Event()
@@ -112,15 +112,13 @@ async def test_a_failure_before_the_first_text_has_its_status(
     assert "secret" not in body["error"]["message"]
 
 
-async def test_a_failure_in_the_middle_comes_as_an_error_event(
-    http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers
-) -> None:
+async def test_failure_in_the_middle_is_an_error_event(http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers) -> None:
     answers.failure, answers.fail_after = CoordinatorUnavailable("gone"), 3
     chunks = await stream(http, url)
     assert chunks[-1]["error"]["message"] == "gone"
 
 
-async def test_generation_stops_when_the_client_goes_away(
+async def test_generation_stops_when_the_client_disconnects(
     http: aiohttp.ClientSession, url: str, answers: ScriptedAnswers
 ) -> None:
     for streamed in (False, True):
@@ -135,7 +133,7 @@ async def test_generation_stops_when_the_client_goes_away(
                 await asyncio.sleep(0.005)
 
 
-async def test_the_loaded_models_name_means_edge(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
+async def test_name_of_the_loaded_model_means_edge(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
     async with serving(
         build_app(answers, ScriptedControl(answers), ManualClock(), loaded_model="nano-edge"), "127.0.0.1", 0
     ) as base:
@@ -151,7 +149,7 @@ async def test_the_loaded_models_name_means_edge(http: aiohttp.ClientSession, an
     ("path", "status"),
     [("/nope", 404), ("/v1/models/gpt", 404), ("/api/steps?after=x", 400), ("/v1/chat/completions", 405)],
 )
-async def test_what_is_not_there_is_an_error_object(http: aiohttp.ClientSession, url: str, path: str, status: int) -> None:
+async def test_unknown_route_is_an_error_object(http: aiohttp.ClientSession, url: str, path: str, status: int) -> None:
     async with http.get(url + path) as reply:
         assert reply.status == status
         assert (await reply.json())["error"]["type"] == "invalid_request_error"
@@ -194,7 +192,7 @@ async def test_a_body_that_a_form_could_send_is_refused(http: aiohttp.ClientSess
         assert reply.status == 415
 
 
-async def test_the_page_comes_with_its_files_and_a_closed_content_policy(http: aiohttp.ClientSession, url: str) -> None:
+async def test_page_has_its_files_and_a_strict_content_security_policy(http: aiohttp.ClientSession, url: str) -> None:
     for path, start in (("/", "<!doctype html>"), ("/page/app.js", "// The page"), ("/page/style.css", ":root")):
         async with http.get(url + path) as reply:
             assert (await reply.text()).startswith(start)
@@ -220,7 +218,7 @@ async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str,
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
 
 
-async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
+async def test_adapters_are_listed_and_rolled_back(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
     control.versions = [{"version": 2, "serving": False}, {"version": 3, "serving": True}]
     async with http.post(f"{url}/api/adapters/rollback", json={"version": 2}) as reply:
         assert (reply.status, await reply.json()) == (200, {"head": 2, "serving": 2})
@@ -243,7 +241,7 @@ async def test_adapters_are_listed_and_gone_back_to(http: aiohttp.ClientSession,
         ([], 400, None),
     ],
 )
-async def test_a_verdict_that_cannot_be_one_is_refused(
+async def test_invalid_feedback_is_refused(
     http: aiohttp.ClientSession, url: str, body: object, status: int, param: str | None
 ) -> None:
     async with http.post(f"{url}/api/feedback", json=body) as reply:
@@ -251,7 +249,7 @@ async def test_a_verdict_that_cannot_be_one_is_refused(
         assert (await reply.json())["error"]["param"] == param
 
 
-def test_replies_do_not_wait_for_the_client_s_acknowledgement() -> None:
+def test_replies_do_not_wait_for_the_clients_acknowledgement() -> None:
     with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:

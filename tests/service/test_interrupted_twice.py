@@ -1,4 +1,4 @@
-"""The second Ctrl-C ends a command though its work cannot be cut; a closed terminal lets it finish. Real processes."""
+"""The second Ctrl-C ends a command even if its work cannot be interrupted; a closed terminal lets it finish. Real processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ asyncio.run(work())
 """
 
 
-def test_a_second_interrupt_ends_the_process_though_a_step_cannot_be_cut() -> None:
+def test_second_interrupt_ends_the_process_during_an_uninterruptible_step() -> None:
     with subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            for told in ("working", "stopping"):
-                assert process.stdout.readline() == f"{told}\n"
+            for word in ("working", "stopping"):
+                assert process.stdout.readline() == f"{word}\n"
                 process.send_signal(signal.SIGINT)
             assert process.stdout.readline() == "cannot be cut\n"
             assert process.wait(60) == 130
@@ -52,7 +52,7 @@ async def work():
     with stop_on_signals(begin_stop):
         print("working", flush=True)
         await stop.wait()
-        os.kill(os.getpid(), signal.SIGHUP)  # a shell tells its jobs once more
+        os.kill(os.getpid(), signal.SIGHUP)  # a shell signals its jobs once more
         await asyncio.sleep(0.1)
         print("settling", flush=True)
     Path(sys.argv[1]).write_text("settled")
@@ -64,24 +64,24 @@ asyncio.run(work())
 
 
 def read_line(terminal: int) -> bytes:
-    """Up to its end: one that is closed in the middle of a line lets the writer fail."""
-    said = b""
-    while not said.endswith(b"\n"):
-        said += os.read(terminal, 100)
-    return said
+    """Read a whole line: closing in the middle of one would make the writer fail."""
+    line = b""
+    while not line.endswith(b"\n"):
+        line += os.read(terminal, 100)
+    return line
 
 
-def test_a_closed_terminal_lets_the_work_be_finished(tmp_path: Path) -> None:
+def test_closed_terminal_lets_the_work_finish(tmp_path: Path) -> None:
     terminal, end = os.openpty()
-    told = tmp_path / "told"
-    command = [sys.executable, "-c", HANGS_UP, str(told)]
+    file = tmp_path / "state"
+    command = [sys.executable, "-c", HANGS_UP, str(file)]
     with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True) as process:
         try:
             os.close(end)
             assert read_line(terminal).startswith(b"working")
             os.close(terminal)
             assert process.wait(60) == 0
-            assert told.read_text() == "settled"
+            assert file.read_text() == "settled"
         finally:
             process.kill()
 

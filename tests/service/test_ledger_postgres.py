@@ -1,4 +1,4 @@
-"""What only the PostgreSQL store promises: several replicas on one ledger, failing closed and healing, one row of journal for all."""
+"""Properties of the PostgreSQL store only: several replicas on one ledger, failing closed and recovering, one journal row for all."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_two_replicas_with_the_same_key_hold_once_and_both_get_the_answer(
         assert (await store.settle(settlement(charge=HOLD))).applied is False
 
 
-async def test_replicas_that_collide_never_pass_a_limit_and_lose_nothing(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_colliding_replicas_never_exceed_a_limit_and_lose_nothing(dsn: str, store: PostgresLedgerStore) -> None:
     tight = BudgetTerms(FLEET, Limits(calls=37))
     async with replica(dsn) as second, replica(dsn) as third:
         stores = (store, second, third)
@@ -119,7 +119,7 @@ async def test_replicas_that_collide_never_pass_a_limit_and_lose_nothing(dsn: st
     assert used.calls == 37
 
 
-async def test_replicas_close_a_step_once_between_them(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_replicas_close_a_step_only_once(dsn: str, store: PostgresLedgerStore) -> None:
     async with replica(dsn) as other:
         opened = await asyncio.gather(store.open_step(open_request()), other.open_step(open_request()))
         assert opened[0] == opened[1]
@@ -130,7 +130,7 @@ async def test_replicas_close_a_step_once_between_them(dsn: str, store: Postgres
     assert (task.next_step, task.dual) == (1, closed[0].dual_after)
 
 
-async def test_what_a_living_replica_runs_is_left_alone_when_another_starts(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_running_calls_of_a_live_replica_survive_the_start_of_another(dsn: str, store: PostgresLedgerStore) -> None:
     await store.reserve(reserve_request(lease_until=NOW + 600.0))
     async with replica(dsn) as other:
         assert await other.sweep(NOW + 1.0) == ()
@@ -138,12 +138,12 @@ async def test_what_a_living_replica_runs_is_left_alone_when_another_starts(dsn:
     assert (await store.settle(settlement())).applied
 
 
-async def test_what_a_killed_replica_ran_is_in_doubt_once_its_lease_is_over(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_calls_of_a_killed_replica_are_in_doubt_once_its_lease_expires(dsn: str, store: PostgresLedgerStore) -> None:
     crashed = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CRASHING, dsn, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    told, errors = await crashed.communicate()
-    assert (told.decode().strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), errors.decode()
+    out, errors = await crashed.communicate()
+    assert (out.decode().strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), errors.decode()
     swept = await until(lambda: store.sweep(NOW + 1.0))
     assert len(swept) == 15
     states = [(await store.get_call("d1", f"k{number}")).state for number in range(20)]
@@ -152,14 +152,14 @@ async def test_what_a_killed_replica_ran_is_in_doubt_once_its_lease_is_over(dsn:
     assert (fleet.reserved, fleet.committed) == (Amount(), Amount(20, 5 * 100 + 15 * HOLD.tokens, 5 * 300 + 15 * HOLD.uusd))
 
 
-async def test_what_a_stopped_replica_left_is_in_doubt_at_the_next_start(dsn: str) -> None:
+async def test_calls_of_a_stopped_replica_are_in_doubt_at_the_next_start(dsn: str) -> None:
     async with replica(dsn) as first:
         await first.reserve(reserve_request(lease_until=NOW + 600.0))
     async with replica(dsn) as second:
         assert (await second.get_call("d1", "k1")).state is CallState.IN_DOUBT
 
 
-async def test_one_replica_hears_what_another_wrote(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_replica_sees_the_changes_of_another(dsn: str, store: PostgresLedgerStore) -> None:
     heard = asyncio.create_task(anext(store.changes()))
     await asyncio.sleep(0)
     async with replica(dsn) as other:
@@ -167,7 +167,7 @@ async def test_one_replica_hears_what_another_wrote(dsn: str, store: PostgresLed
         assert await asyncio.wait_for(heard, 60.0) == ("far", "math")
 
 
-async def test_a_transaction_that_does_not_say_what_it_touches_finds_it_out(store: PostgresLedgerStore) -> None:
+async def test_transaction_without_declared_keys_discovers_them(store: PostgresLedgerStore) -> None:
     request = reserve_request(step=0, cache_key="c")
     await store.transact(lambda ledger: ledger.open_step(open_request()))
     assert isinstance(await store.transact(lambda ledger: ledger.reserve(request)), Reserved)
@@ -175,12 +175,12 @@ async def test_a_transaction_that_does_not_say_what_it_touches_finds_it_out(stor
     assert (await store.transact(lambda ledger: ledger.close_step(close_request()))).closed
 
 
-async def test_what_is_read_in_two_goes_is_of_one_moment(dsn: str, store: PostgresLedgerStore) -> None:
+async def test_two_reads_of_one_transaction_see_one_snapshot(dsn: str, store: PostgresLedgerStore) -> None:
     """Another replica writes between the two; the version of the task and the holds of the budget must still belong together."""
     await store.reserve(reserve_request("k0"))
     others: list[threading.Thread] = []
 
-    def look(ledger: Ledger) -> tuple[int, int]:
+    def read_both(ledger: Ledger) -> tuple[int, int]:
         task = ledger.tables.tasks.get("d1", "math")
         if not others:
             others.append(threading.Thread(target=lambda: asyncio.run(_reserve_elsewhere(dsn))))
@@ -190,7 +190,7 @@ async def test_what_is_read_in_two_goes_is_of_one_moment(dsn: str, store: Postgr
         assert task is not None and budget is not None
         return task.version, budget.reserved.calls
 
-    assert await store.transact(look, frozenset({(TASK, "d1", "math")})) == (2, 2)
+    assert await store.transact(read_both, frozenset({(TASK, "d1", "math")})) == (2, 2)
 
 
 async def _reserve_elsewhere(dsn: str) -> None:
@@ -198,7 +198,7 @@ async def _reserve_elsewhere(dsn: str) -> None:
         await other.reserve(reserve_request("k1"))
 
 
-async def test_a_replica_that_was_forgotten_joins_again(dsn: str, postgres_server: PostgresServer) -> None:
+async def test_deleted_replica_registers_again(dsn: str, postgres_server: PostgresServer) -> None:
     async with replica(dsn, replace(QUICK, replica_lease_s=0.6)) as store:
         await postgres_server.execute(dsn, "DELETE FROM replica")
         connection = await asyncpg.connect(dsn)
@@ -225,7 +225,7 @@ async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: Po
     assert "inconsistent" in str(bad)
 
 
-async def test_a_value_that_cannot_be_encoded_fails_its_own_operation_and_shows_nothing_of_the_driver(
+async def test_unencodable_value_fails_its_own_operation_and_reveals_no_driver_text(
     store: PostgresLedgerStore,
 ) -> None:
     asked = [store.reserve(reserve_request(key, step=2**63 if key == "bad" else -1)) for key in ("k1", "bad", "k2")]
@@ -256,7 +256,7 @@ async def test_the_database_itself_refuses_overspend_and_edits_of_the_journal(
         await postgres_server.execute(dsn, statement)
 
 
-async def test_a_head_that_is_locked_refuses_calls_and_recovers_when_it_is_free(dsn: str) -> None:
+async def test_locked_head_refuses_calls_and_recovers_when_released(dsn: str) -> None:
     async with replica(dsn, replace(QUICK, lock_timeout_s=0.2)) as store:
         holder = await asyncpg.connect(dsn)
         async with holder.transaction():
@@ -268,7 +268,7 @@ async def test_a_head_that_is_locked_refuses_calls_and_recovers_when_it_is_free(
         assert await store.reserve(reserve_request()) == Reserved(1, "d1|k1|1")
 
 
-async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_is_there_afterwards(
+async def test_crashed_server_refuses_calls_and_keeps_everything_acknowledged(
     postgres_server: PostgresServer, dsn: str, store: PostgresLedgerStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.reserve(reserve_request())
@@ -284,13 +284,13 @@ async def test_a_server_that_crashes_refuses_calls_and_everything_acknowledged_i
     assert (await store.settle(settlement())).applied
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
-    assert len(told) == 2 and "can be written again" in told[1]
+    messages = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
+    assert len(messages) == 2 and "can be written again" in messages[1]
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)
     assert await asyncio.wait_for(heard, 60.0) in {("", ""), ("d1", "math")}
 
 
-async def test_a_server_that_only_reads_refuses_calls_and_heals_when_it_writes_again(
+async def test_read_only_server_refuses_calls_and_recovers_when_writable(
     postgres_server: PostgresServer, dsn: str, store: PostgresLedgerStore
 ) -> None:
     """As after a failover to a standby that is not promoted yet."""
@@ -311,7 +311,7 @@ async def test_a_server_that_only_reads_refuses_calls_and_heals_when_it_writes_a
 
 
 class CuttingProxy:
-    """Stands between a store and its server; when told to, lets the next writing statement through and cuts before its answer."""
+    """A proxy between store and server; when armed, it forwards the next writing statement and cuts before the reply."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -353,8 +353,8 @@ class CuttingProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def test_a_connection_lost_after_a_commit_is_no_failure_of_the_commit(dsn: str) -> None:
-    """The statement was executed, its answer never came: the journal tells, and the caller hears what happened."""
+async def test_connection_lost_after_a_commit_does_not_fail_the_commit(dsn: str) -> None:
+    """The statement was executed but its reply was lost; the journal shows the outcome, and the caller gets it."""
     with tempfile.TemporaryDirectory() as folder:
         server_folder = dsn.split("host=")[1]
         proxy = CuttingProxy(f"{server_folder}/.s.PGSQL.5432")
@@ -370,7 +370,7 @@ async def test_a_connection_lost_after_a_commit_is_no_failure_of_the_commit(dsn:
     assert (await verified(dsn)).ok
 
 
-async def test_an_empty_database_is_made_a_ledger_by_replicas_that_start_at_once(postgres_server: PostgresServer) -> None:
+async def test_empty_database_becomes_a_ledger_when_replicas_start_at_the_same_time(postgres_server: PostgresServer) -> None:
     dsn = await postgres_server.empty_database()
     stores = await asyncio.gather(*(PostgresLedgerStore.open(dsn, NOW) for _ in range(3)))
     assert isinstance(await stores[0].reserve(reserve_request()), Reserved)
@@ -379,7 +379,7 @@ async def test_an_empty_database_is_made_a_ledger_by_replicas_that_start_at_once
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "message"),
     [
         (f"UPDATE alembic_version SET version_num = '{len(LEDGER) + 1:04d}'", "newer than"),
         ("UPDATE alembic_version SET version_num = 'ae1027a6acf'", "not a ledger"),
@@ -387,16 +387,16 @@ async def test_an_empty_database_is_made_a_ledger_by_replicas_that_start_at_once
     ],
 )
 async def test_a_newer_or_foreign_database_is_refused_in_one_line(
-    postgres_server: PostgresServer, statement: str, told: str
+    postgres_server: PostgresServer, statement: str, message: str
 ) -> None:
     dsn = await postgres_server.ledger_database()
     await postgres_server.execute(dsn, statement)
-    with pytest.raises(StateError, match=told) as refused:
+    with pytest.raises(StateError, match=message) as refused:
         await PostgresLedgerStore.open(dsn, NOW)
     assert "\n" not in str(refused.value)
 
 
-async def test_a_server_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_unreachable_server_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be opened") as refused:
         await PostgresLedgerStore.open(f"postgresql://nobody@/none?host={tmp_path}", NOW, QUICK)
     assert "\n" not in str(refused.value)

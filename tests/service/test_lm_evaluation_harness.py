@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, unchanged, against a running agent: what it measures is what the engine itself says.
+"""lm-evaluation-harness, unchanged, against a running agent: its measurements equal the engine's own values.
 
 The harness gets the address and a model name, nothing else: it takes the tokenizer from the endpoint.
 """
@@ -63,7 +63,7 @@ SCIENCE = {
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the harness found: its metrics, and what it noted of each item."""
+    """Results of the harness: its metrics and its notes for each item."""
 
     metrics: Mapping[str, Any]
     samples: Sequence[Mapping[str, Any]]
@@ -139,9 +139,7 @@ def items(family: str, count: int, levels: dict[int, float]) -> list[TaskItem]:
     return list(islice(FAMILIES[family].stream(SEED, "test", levels), count))
 
 
-async def test_generated_answers_and_their_accuracy_are_the_engine_s_own(
-    url: str, engine: LlamaCppBackend, tmp_path: Path
-) -> None:
+async def test_generated_answers_and_accuracy_equal_the_engines_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
     asked = items("arith", 10, {1: 1.0, 3: 1.0})
     found = await asyncio.to_thread(
         evaluate,
@@ -166,7 +164,7 @@ async def _boxed(engine: LlamaCppBackend, item: TaskItem) -> str:
     return answer.group(1) if answer else "[invalid]"
 
 
-async def test_log_likelihoods_and_choices_are_the_engine_s_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
+async def test_log_likelihoods_and_choices_equal_the_engines_own(url: str, engine: LlamaCppBackend, tmp_path: Path) -> None:
     asked = [_choice_of(item) for item in items("science", 8, {1: 1.0})]
     arguments = f"model=edge,base_url={url}/v1/completions,max_length=1024"
     found = await asyncio.to_thread(evaluate, tmp_path / "science", "local-completions", arguments, SCIENCE, asked)
@@ -187,7 +185,7 @@ def _choice_of(item: TaskItem) -> dict[str, Any]:
 
 
 async def _likelihood(engine: LlamaCppBackend, prompt: str, option: str) -> tuple[float, bool]:
-    """Of an option behind a prompt, fed token by token, as a rollout that came to sample them; and whether it is what comes by itself."""
+    """The log-likelihood of an option after a prompt, fed token by token as in a rollout; and whether it is the greedy choice."""
     before, whole = engine.text_tokens(prompt), engine.text_tokens(prompt + option)
     behind = whole[len(before) :]
     read = (await engine.read(whole))[len(before) :]

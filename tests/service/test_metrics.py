@@ -1,4 +1,4 @@
-"""/metrics of a running coordinator: it counts what happened, exactly; labels stay bounded; nobody reads it from afar without leave."""
+"""/metrics of a running coordinator: exact counts, bounded labels, and no remote access without credentials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.ledger_requests import NOW, reserve_request
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
 
-async def test_calls_tokens_charges_and_refusals_are_counted_as_they_happened(tmp_path) -> None:
+async def test_calls_tokens_charges_and_refusals_are_counted(tmp_path) -> None:
     provider = ProgrammedProvider()
     limits = {"device": {"calls_limit": 4}}
     async with (
@@ -43,14 +43,14 @@ async def test_calls_tokens_charges_and_refusals_are_counted_as_they_happened(tm
         with pytest.raises(CoordinatorUnavailable):
             await client.complete(call("c", "c"), 10.0)
         provider.behaviour = lost
-        with pytest.raises(OutcomeUnknown) as doubtful:
+        with pytest.raises(OutcomeUnknown) as unconfirmed:
             await client.complete(call("d", "d"), 10.0)
         provider.behaviour = answer
         await client.complete(call("e", "e"), 10.0)
         with pytest.raises(BudgetExhausted):
             await client.complete(call("f", "f"), 10.0)
         seen = await scraped_after(it.serving.metrics_url, "Complete", 6)
-    hold_uusd = float(doubtful.value.metadata["charged_uusd"])
+    hold_uusd = float(unconfirmed.value.metadata["charged_uusd"])
     assert value(seen, "rpcs_total", method="Complete", code="OK", reason="") == 3
     assert value(seen, "rpcs_total", method="Complete", code="RESOURCE_EXHAUSTED", reason="BUDGET_EXHAUSTED") == 1
     assert value(seen, "rpcs_total", method="Complete", code="ABORTED", reason="OUTCOME_UNKNOWN") == 1
@@ -69,7 +69,7 @@ async def test_calls_tokens_charges_and_refusals_are_counted_as_they_happened(tm
     assert value(seen, "holds_open") == value(seen, "holds_micro_usd") == value(seen, "calls_in_flight") == 0
 
 
-async def test_an_open_hold_is_shown_and_goes_when_it_is_settled(tmp_path) -> None:
+async def test_open_hold_is_shown_until_it_is_settled(tmp_path) -> None:
     held = Held()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), **SIDES) as it, connected(tmp_path) as client:
         asking = asyncio.create_task(client.complete(call(), 10.0))
@@ -81,7 +81,7 @@ async def test_an_open_hold_is_shown_and_goes_when_it_is_settled(tmp_path) -> No
         assert value(await scraped(it.serving.metrics_url), "holds_open") == 0
 
 
-async def test_a_hold_that_a_sweep_charges_is_counted_like_any_other_in_doubt() -> None:
+async def test_hold_charged_by_a_sweep_is_counted_in_doubt() -> None:
     meters = Meters()
     store = MeasuredStore(MemoryLedgerStore(NOW), meters, lambda: 0.0, None)
     await store.reserve(reserve_request(hold=Amount(1, 100, 900)))
@@ -90,7 +90,7 @@ async def test_a_hold_that_a_sweep_charges_is_counted_like_any_other_in_doubt() 
     assert (meters.holds_uusd, meters.doubt_uusd, sum(meters.charged_uusd.values())) == ({}, 900, 900)
 
 
-async def test_steps_show_their_rate_their_price_and_what_is_left_of_a_budget(tmp_path) -> None:
+async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> None:
     budgets = {"fleet": {"spend_limit_uusd": 100}, "device": {"calls_limit": 5}}
     async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets, **SIDES) as it:
         for name, asked in (("one", 8), ("two", 4)):
@@ -126,7 +126,7 @@ async def test_items_of_a_batch_and_long_streams_are_counted_once_each(tmp_path)
     assert value(seen, "rpc_seconds_count", method="CompleteBatch") == 0
 
 
-async def test_a_caller_that_leaves_is_counted_as_having_left(tmp_path) -> None:
+async def test_disconnected_caller_is_counted_as_disconnected(tmp_path) -> None:
     held = Held()
     async with running_coordinator(tmp_path, ProgrammedProvider(held), **SIDES) as it, connected(tmp_path) as client:
         asking = asyncio.create_task(client.complete(call(), 10.0))
@@ -141,7 +141,7 @@ async def test_a_caller_that_leaves_is_counted_as_having_left(tmp_path) -> None:
 LEFT = frozenset({("method", "Complete"), ("code", "CANCELLED"), ("reason", "CALLER_LEFT")})
 
 
-async def test_a_ledger_that_cannot_be_read_costs_only_the_budgets_series(tmp_path) -> None:
+async def test_unreadable_ledger_drops_only_the_budget_series(tmp_path) -> None:
     store = MemoryLedgerStore()
     async with (
         running_coordinator(tmp_path, ProgrammedProvider(), store=store, **SIDES) as it,
@@ -158,7 +158,7 @@ async def test_a_ledger_that_cannot_be_read_costs_only_the_budgets_series(tmp_pa
     assert not [name for name, _ in seen if name == "edge_coordinator_budget_used"]
 
 
-def test_devices_and_tasks_beyond_the_limit_get_no_series_of_their_own() -> None:
+def test_devices_and_tasks_beyond_the_limit_get_no_series() -> None:
     meters = Meters(devices=2)
     for number in range(5):
         meters.task_now(f"d{number}", "math", 0.5, 0.3)
@@ -178,7 +178,7 @@ def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_ser
         assert (sum(counted), sum(meters.upstream_seconds[alias, OTHER].counts)) == (700, 700 - MAX_OUTCOMES)
 
 
-async def test_off_loopback_metrics_need_tls_and_a_token_of_their_role(tmp_path) -> None:
+async def test_metrics_beyond_loopback_need_tls_and_a_token_of_their_role(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     with pytest.raises(ConfigError, match="unencrypted"):
         async with running_coordinator(tmp_path, fleet.provider, metrics_listen="0.0.0.0:0"):
@@ -212,12 +212,12 @@ async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:
         assert status == 200 and "default-src 'none'" in headers["content-security-policy"]
 
 
-async def test_half_requests_and_silent_connections_are_closed_and_others_served_meanwhile(tmp_path) -> None:
-    async def told(request: web.Request) -> web.Response:
-        return web.Response(text="told")
+async def test_incomplete_and_silent_connections_are_closed_while_others_are_served(tmp_path) -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="page")
 
-    everybody = Route("/metrics", told, None)
-    authenticator = SecureFleet(tmp_path).tokens  # nobody is asked who they are
+    everybody = Route("/metrics", page, None)
+    authenticator = SecureFleet(tmp_path).tokens  # no credentials are required
     port = SidePort("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.5)  # type: ignore[arg-type]
     url = await port.start()
     host, _, number = url.removeprefix("http://").partition(":")
@@ -227,14 +227,14 @@ async def test_half_requests_and_silent_connections_are_closed_and_others_served
                 reader, writer = await asyncio.open_connection(host, int(number))
                 writer.write(sent)
                 answer = await reader.read()
-                assert answer.endswith(b"told") if sent.endswith(b"\n") else answer == b""
-                assert (await get(f"{url}/metrics"))[:2] == (200, "told")
+                assert answer.endswith(b"page") if sent.endswith(b"\n") else answer == b""
+                assert (await get(f"{url}/metrics"))[:2] == (200, "page")
                 writer.close()
     finally:
         await port.aclose()
 
 
-async def test_an_upstream_that_keeps_failing_is_shown_as_left_alone(tmp_path) -> None:
+async def test_failing_upstream_is_shown_as_skipped(tmp_path) -> None:
     async def broken(request):
         raise ProviderError("no", kind="http_503", executed=False)
 
@@ -248,6 +248,6 @@ async def test_an_upstream_that_keeps_failing_is_shown_as_left_alone(tmp_path) -
                 await client.complete(call(f"k{number}", f"q{number}"), 10.0)
         assert caught.value.reason == "UPSTREAM_OPEN"
         after = await scraped_after(it.serving.metrics_url, "Complete", 6)
-    told = [value(seen, "upstream_breaker_state", upstream="default", state="open") for seen in (before, after)]
-    assert told == [0, 1]
+    states = [value(seen, "upstream_breaker_state", upstream="default", state="open") for seen in (before, after)]
+    assert states == [0, 1]
     assert value(after, "rpcs_total", method="Complete", code="UNAVAILABLE", reason="UPSTREAM_OPEN") == 1

@@ -1,4 +1,4 @@
-"""A client that nobody here wrote: Node's gRPC, with no generated code, against a real coordinator process."""
+"""A third-party client (Node's gRPC without generated code) with a real coordinator process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 async def whole_or_streamed(request: web.Request) -> web.StreamResponse:
-    """The last message in capitals, in one piece or, where that is asked for, word by word."""
+    """The last message in capitals, whole or, on request, streamed word by word."""
     asked = await request.json()
     if not asked.get("stream"):
         return await good_reply(request)
@@ -62,7 +62,7 @@ async def installed(folder: Path) -> Path:
     return folder
 
 
-async def test_a_foreign_client_does_everything_a_device_does(tmp_path) -> None:
+async def test_node_client_does_everything_a_device_does(tmp_path) -> None:
     (tmp_path / "node").mkdir()
     folder = await installed(tmp_path / "node")
     async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:

@@ -1,4 +1,4 @@
-"""The official `openai` client against the endpoint: over a real agent with a scripted model and cloud, and over the bundled model."""
+"""The official `openai` client with the endpoint, over a real agent with a scripted model and cloud, and over the bundled model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.agent_world import HELP, World, local_answer
 QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
-TOLD = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
+TOOL_CALLS = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
 FORM: Any = {
     "type": "json_schema",
     "json_schema": {
@@ -56,12 +56,12 @@ class CallsTools:
         tools = "tools" in json.loads(call.openai_json or "{}")
         async for delta in self.client.stream_complete(call, deadline_s):
             if delta.completion is not None and tools:
-                delta = replace(delta, completion=replace(delta.completion, openai_json=TOLD))
+                delta = replace(delta, completion=replace(delta.completion, openai_json=TOOL_CALLS))
             yield delta if delta.completion is not None or not tools else replace(delta, text="")
 
 
-def says(messages: Any, sampling: Any, seed: int) -> str:
-    """Asks for help with 4 + 1, knows the rest, and writes a form where it is held to one."""
+def scripted(messages: Any, sampling: Any, seed: int) -> str:
+    """Asks for help with 4 + 1, answers the rest, and writes a form where one is required."""
     text = messages[-1].content
     if sampling.grammar:
         thought = "hard" if "4 + 1" in text else "add"
@@ -70,7 +70,7 @@ def says(messages: Any, sampling: Any, seed: int) -> str:
 
 
 class Served:
-    """An agent that is served, with what its cloud was sent."""
+    """A served agent, with the calls its cloud received."""
 
     def __init__(self, world: World, token: str = "") -> None:
         self.world = world
@@ -87,14 +87,14 @@ class Served:
                 yield url
 
     def idle(self) -> bool:
-        """Whether nobody is served, within some seconds."""
+        """Whether no request is being served, within some seconds."""
         pause = threading.Event()
         return any(not self.agent.precedence.busy or pause.wait(0.01) for _ in range(1000))
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path / "state", script=says, terms=ScriptedTerms(calls_limit=3))
+    return World(tmp_path / "state", script=scripted, terms=ScriptedTerms(calls_limit=3))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "edge", "messages": QUESTION, **fields})
 
 
-def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: openai.OpenAI) -> None:
+def test_answer_has_its_reasoning_usage_and_source(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(model="edge-local", messages=QUESTION, metadata={"task": "math"})
     answer: Any = raw.parse()
     message, usage = answer.choices[0].message, answer.usage
@@ -127,7 +127,7 @@ def test_an_answer_has_its_reasoning_its_usage_and_where_it_came_from(client: op
     assert answer.id == f"chatcmpl-{raw.headers['x-edge-answer-id']}"
 
 
-def test_the_budget_left_is_told_with_the_answer_and_before_a_stream(client: openai.OpenAI) -> None:
+def test_remaining_budget_is_sent_with_the_answer_and_before_a_stream(client: openai.OpenAI) -> None:
     first = client.chat.completions.with_raw_response.create(model="edge", messages=QUESTION)
     assert (first.headers["x-edge-source"], first.headers["x-edge-calls-left"]) == ("cloud", "2")
     with client.chat.completions.with_streaming_response.create(model="edge", messages=QUESTION, stream=True) as streamed:
@@ -153,7 +153,7 @@ def test_usage_of_a_cloud_answer_is_what_the_cloud_billed(client: openai.OpenAI,
     assert (answer.edge["asked"], answer.edge["model_asked"]) == (True, model == "edge")
 
 
-def test_tools_go_to_the_cloud_untouched_and_its_calls_come_back(client: openai.OpenAI, served: Served) -> None:
+def test_tools_are_sent_to_the_cloud_unchanged_and_its_calls_returned(client: openai.OpenAI, served: Served) -> None:
     answer = ask(client, tools=[TOOL], tool_choice="auto", parallel_tool_calls=False)
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.message.content, answer.edge["source"]) == ("tool_calls", None, "cloud")
@@ -162,7 +162,7 @@ def test_tools_go_to_the_cloud_untouched_and_its_calls_come_back(client: openai.
     assert sent == {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}
 
 
-def test_a_conversation_goes_on_with_what_a_tool_answered(client: openai.OpenAI, served: Served) -> None:
+def test_conversation_continues_with_a_tool_result(client: openai.OpenAI, served: Served) -> None:
     messages = [
         *QUESTION,
         {"role": "assistant", "tool_calls": [CALL]},
@@ -173,7 +173,7 @@ def test_a_conversation_goes_on_with_what_a_tool_answered(client: openai.OpenAI,
     assert ask(client, messages=messages, model="edge-local").choices[0].message.content == "\\boxed{2}"
 
 
-def test_calls_of_tools_are_streamed_in_openais_deltas(client: openai.OpenAI) -> None:
+def test_tool_calls_are_streamed_as_openai_deltas(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="edge", messages=QUESTION, tools=[TOOL]) as stream:
         stream.until_done()
         final: Any = stream.get_final_completion()
@@ -181,7 +181,7 @@ def test_calls_of_tools_are_streamed_in_openais_deltas(client: openai.OpenAI) ->
     assert (final.choices[0].finish_reason, call.id, call.function.arguments) == ("tool_calls", "call_1", '{"city":"Bern"}')
 
 
-def test_tools_without_anybody_who_calls_them_are_an_error(client: openai.OpenAI, served: Served) -> None:
+def test_tools_without_a_model_that_calls_them_are_an_error(client: openai.OpenAI, served: Served) -> None:
     with pytest.raises(openai.BadRequestError, match="edge-cloud") as caught:
         ask(client, model="edge-local", tools=[TOOL])
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
@@ -194,7 +194,7 @@ def test_tools_without_anybody_who_calls_them_are_an_error(client: openai.OpenAI
             ask(client, tools=[TOOL])
 
 
-def test_content_in_a_form_is_json_whatever_it_holds(client: openai.OpenAI) -> None:
+def test_constrained_content_is_json_whatever_it_holds(client: openai.OpenAI) -> None:
     question: Any = [{"role": "user", "content": "What is 1 + 1?"}]
     whole = ask(client, messages=question, model="edge-local", response_format=FORM, logprobs=True, top_logprobs=1)
     choice = whole.choices[0]
@@ -208,9 +208,7 @@ def test_content_in_a_form_is_json_whatever_it_holds(client: openai.OpenAI) -> N
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
 
 
-def test_a_form_travels_with_the_request_for_help_and_a_wrong_answer_is_not_passed_on(
-    client: openai.OpenAI, served: Served
-) -> None:
+def test_form_is_sent_with_the_help_request_and_a_nonconforming_answer_is_dropped(client: openai.OpenAI, served: Served) -> None:
     answer = ask(client, response_format={"type": "json_object"})
     assert json.loads(served.cloud.sent[0].openai_json) == {"response_format": {"type": "json_object"}}
     assert (answer.edge["source"], "response_format" in answer.edge["reason"]) == ("local-fallback", True)
@@ -227,7 +225,7 @@ def test_a_form_travels_with_the_request_for_help_and_a_wrong_answer_is_not_pass
         ({"$ref": "https://example.com/schema"}, "$ref", "invalid_json_schema"),
     ],
 )
-def test_a_schema_that_cannot_be_held_is_refused_at_its_place(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:
+def test_unsupported_schema_is_refused_with_its_path(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, model="edge-local", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
     place = "response_format.json_schema.schema"
@@ -235,7 +233,7 @@ def test_a_schema_that_cannot_be_held_is_refused_at_its_place(client: openai.Ope
     assert caught.value.param in (f"{place}.{param}", place) and str(caught.value.param) in caught.value.message
 
 
-def test_a_used_up_budget_is_not_asked_again_by_the_client(served: Served) -> None:
+def test_exhausted_budget_is_not_retried_by_the_client(served: Served) -> None:
     with in_a_thread(served.open) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
         for _ in range(3):
             ask(client, model="edge-cloud")
@@ -246,7 +244,7 @@ def test_a_used_up_budget_is_not_asked_again_by_the_client(served: Served) -> No
         assert ask(client).edge["source"] == "local-fallback"
 
 
-def test_mistakes_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
+def test_mistakes_raise_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     for kind, param, fields in (
         (openai.NotFoundError, "model", {"model": "gpt-9"}),
@@ -259,7 +257,7 @@ def test_mistakes_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
         assert caught.value.param == param
 
 
-def test_usage_has_this_devices_records_and_the_ledgers_word(client: openai.OpenAI) -> None:
+def test_usage_shows_this_devices_records_and_the_ledgers_figures(client: openai.OpenAI) -> None:
     ask(client)
     ask(client, model="edge-local")
     usage: Any = client.get("/usage", cast_to=object)
@@ -267,7 +265,7 @@ def test_usage_has_this_devices_records_and_the_ledgers_word(client: openai.Open
     assert (usage["ledger"]["limits"]["calls"], usage["ledger"]["left"]["calls"], usage["online"]) == (3, 2, True)
 
 
-def test_a_client_that_waits_no_longer_stops_the_answer(world: World) -> None:
+def test_client_timeout_stops_the_answer(world: World) -> None:
     world.seconds_per_token = 1.0
     served = Served(world)
     with in_a_thread(served.open) as url, client_of(url, timeout=0.5) as client:
@@ -313,7 +311,7 @@ def test_the_bundled_model_answers_the_client(nano: str) -> None:
         answer: Any = client.chat.completions.create(model="nano-edge", messages=question, seed=1)
         streamed = list(client.chat.completions.create(model="edge", messages=question, seed=1, stream=True))
         models = [model.to_dict()["edge"]["context_length"] for model in client.models.list()]  # type: ignore[index]
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
-    assert (answer.edge["source"], answer.choices[0].message.content) == ("local", said)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+    assert (answer.edge["source"], answer.choices[0].message.content) == ("local", text)
     assert answer.usage.completion_tokens > 0
     assert set(models) == {1024}

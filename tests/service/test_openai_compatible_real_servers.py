@@ -1,4 +1,4 @@
-"""The OpenAI-compatible provider against real servers: llama-cpp-python's own with nano-cloud, and LiteLLM's proxy in front of it."""
+"""The OpenAI-compatible provider with real servers: llama-cpp-python's server with nano-cloud, and LiteLLM's proxy in front of it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def failure(provider: OpenAICompatibleProvider, request: ProviderRequest, 
     return failed.value
 
 
-async def test_a_completion_has_text_an_end_and_a_usage_within_the_bounds(server: RealServer) -> None:
+async def test_completion_has_text_a_finish_reason_and_usage_within_the_bounds(server: RealServer) -> None:
     async with provider_of(server) as provider:
         result = await provider.complete(asks())
         assert result.text and result.upstream_id and result.finish in ("stop", "length")
@@ -74,7 +74,7 @@ async def test_a_completion_has_text_an_end_and_a_usage_within_the_bounds(server
 
 
 async def test_a_stream_brings_the_same_in_pieces(server: RealServer) -> None:
-    """LiteLLM takes what stands between think tags out of whole answers, but leaves it in streams."""
+    """LiteLLM removes the text between think tags from whole answers but leaves it in streams."""
     async with provider_of(server) as provider:
         whole = await provider.complete(asks())
         pieces = await streamed(provider, asks())
@@ -93,7 +93,7 @@ async def test_a_prompt_beyond_the_context_is_refused(server: RealServer) -> Non
 
 
 async def test_a_stream_that_a_server_ends_empty_instead_of_refusing_it_is_no_answer(server: RealServer) -> None:
-    """Both say 200 before they look at the prompt's length; LiteLLM even says that the answer is finished."""
+    """Both servers send 200 before they check the prompt's length; LiteLLM even reports a finished answer."""
     async with provider_of(server) as provider:
         error = await failure(provider, asks(messages=TOO_LONG), streams=True)
         assert (error.kind, error.executed, error.usage) == ("garbage", True, None)
@@ -108,7 +108,7 @@ async def test_a_wrong_key_is_refused(server: RealServer, streams: bool) -> None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_the_total_deadline_holds_and_the_server_goes_on(server: RealServer, streams: bool) -> None:
+async def test_total_deadline_applies_and_the_server_survives(server: RealServer, streams: bool) -> None:
     async with provider_of(server) as provider:
         error = await failure(provider, asks(deadline_s=0.002), streams)
         assert error.kind in ("deadline", "connect_timeout")
@@ -117,7 +117,7 @@ async def test_the_total_deadline_holds_and_the_server_goes_on(server: RealServe
 
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer, streams: bool) -> None:
+async def test_rate_limited_proxy_did_not_execute(litellm: RealServer, streams: bool) -> None:
     async with provider_of(litellm) as provider:
         error = await failure(provider, asks(model="busy"), streams)
         assert (error.kind, error.executed) == ("http_429", False)
@@ -125,9 +125,7 @@ async def test_a_proxy_that_is_rate_limited_did_not_execute(litellm: RealServer,
 
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_proxy_whose_own_upstream_is_dead_leaves_it_open_whether_it_was_executed(
-    litellm: RealServer, streams: bool
-) -> None:
+async def test_proxy_with_a_dead_upstream_leaves_execution_unknown(litellm: RealServer, streams: bool) -> None:
     async with provider_of(litellm) as provider:
         error = await failure(provider, asks(model="dead"), streams)
         assert (error.kind, error.executed) == ("http_500", None)

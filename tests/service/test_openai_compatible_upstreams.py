@@ -1,4 +1,4 @@
-"""The OpenAI-compatible provider against a real HTTP server that misbehaves: what is certain decides what is charged."""
+"""The OpenAI-compatible provider with a real HTTP server that misbehaves: the charge depends on what is certain."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def streamed(provider: OpenAICompatibleProvider, request: ProviderRequest)
     return [piece async for piece in provider.stream(request)]
 
 
-async def test_a_completion_comes_back_with_its_usage_and_id() -> None:
+async def test_completion_is_returned_with_its_usage_and_id() -> None:
     async with provider_for(answers(completion())) as (provider, upstream):
         result = await provider.complete(provider_request())
         assert (result.text, result.usage) == ("forty-two", TokenUsage(12, 3))
@@ -84,7 +84,7 @@ async def test_a_completion_comes_back_with_its_usage_and_id() -> None:
         assert upstream.headers[0]["Idempotency-Key"] == "d1|k1|1"
 
 
-async def test_an_idempotency_key_cannot_smuggle_headers() -> None:
+async def test_idempotency_key_cannot_inject_headers() -> None:
     async with provider_for(answers(completion())) as (provider, upstream):
         await provider.complete(provider_request(key="k\r\nEvil: 1 ü"))
         assert upstream.headers[0]["Idempotency-Key"] == "k??Evil: 1 ?"
@@ -100,7 +100,7 @@ async def test_an_idempotency_key_cannot_smuggle_headers() -> None:
         {"prompt_tokens": 9**30, "completion_tokens": 1},
     ],
 )
-async def test_usage_that_is_missing_or_senseless_is_not_known(usage: Any) -> None:
+async def test_missing_or_invalid_usage_is_unknown(usage: Any) -> None:
     async with provider_for(answers(completion(usage=usage))) as (provider, _):
         assert (await provider.complete(provider_request())).usage is None
 
@@ -109,7 +109,7 @@ async def test_usage_that_is_missing_or_senseless_is_not_known(usage: Any) -> No
     "behaviour", [hangs, sends(pause_s=0.02, forever=b"\n"), sends(pause_s=0.02, forever=b": keep-alive\n\n")]
 )
 @pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
-async def test_the_total_deadline_holds_against_silence_and_trickling_bytes(behaviour: Behaviour, ask: Ask) -> None:
+async def test_total_deadline_applies_to_silence_and_trickling_bytes(behaviour: Behaviour, ask: Ask) -> None:
     async with provider_for(behaviour) as (provider, upstream):
         with pytest.raises(ProviderError) as failed:
             await ask(provider, provider_request(deadline_s=0.4))
@@ -118,29 +118,29 @@ async def test_the_total_deadline_holds_against_silence_and_trickling_bytes(beha
 
 
 @pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
-async def test_an_upstream_is_told_by_a_closed_connection_that_the_deadline_is_over(ask: Ask) -> None:
-    told = asyncio.Event()
+async def test_expired_deadline_closes_the_connection_to_the_upstream(ask: Ask) -> None:
+    closed = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
         try:
             return await sends(pause_s=0.02, forever=b": keep-alive\n\n")(request)
         finally:
-            told.set()
+            closed.set()
 
     async with provider_for(endless) as (provider, _):
         with pytest.raises(ProviderError, match="in time"):
             await ask(provider, provider_request(deadline_s=0.4))
-        await asyncio.wait_for(told.wait(), 60.0)
+        await asyncio.wait_for(closed.wait(), 60.0)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
-async def test_a_refusal_by_the_upstream_was_not_executed_and_is_not_repeated(status: int) -> None:
+async def test_upstream_refusal_was_not_executed_and_is_not_retried(status: int) -> None:
     error, requests = await failure(answers({"error": SECRET_PROMPT}, status), provider_request())
     assert (error.kind, error.executed, requests) == (f"http_{status}", False, 1)
 
 
 @pytest.mark.parametrize("status", [500, 503, 408])
-async def test_a_failing_upstream_was_perhaps_executed_and_is_not_repeated(status: int) -> None:
+async def test_failing_upstream_possibly_executed_and_is_not_retried(status: int) -> None:
     error, requests = await failure(answers(b"oops", status), provider_request())
     assert (error.kind, error.executed, requests) == (f"http_{status}", None, 1)
 
@@ -150,12 +150,12 @@ async def test_a_redirect_is_not_followed() -> None:
     assert (error.kind, error.executed, requests) == ("http_307", False, 1)
 
 
-async def test_too_many_requests_was_not_executed_and_the_delay_is_passed_on_instead_of_waited_for() -> None:
+async def test_too_many_requests_was_not_executed_and_the_delay_is_passed_on() -> None:
     error, requests = await failure(answers(b"", 429, {"Retry-After": "30"}), provider_request())
     assert (error.kind, error.executed, error.retry_after_s, requests) == ("http_429", False, 30.0, 1)
 
 
-def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
+def test_retry_after_date_is_relative_to_the_response_date() -> None:
     date = {"Date": "Wed, 21 Oct 2026 07:28:00 GMT", "Retry-After": "Wed, 21 Oct 2026 07:28:07 GMT"}
     assert retry_after_s(date) == 7.0
     assert retry_after_s({"Retry-After": "soon"}) is None
@@ -163,7 +163,7 @@ def test_retry_after_can_be_a_date_counted_from_the_responses_own() -> None:
 
 
 @pytest.mark.parametrize("value", ["9" * 19, "9" * 5000, "Fri, 31 Dec 9999 23:59:59 GMT"], ids=["long", "longer", "date"])
-def test_an_absurd_retry_after_is_a_day(value: str) -> None:
+def test_absurd_retry_after_is_capped_at_a_day(value: str) -> None:
     assert retry_after_s({"Date": "Wed, 21 Oct 2026 07:28:00 GMT", "Retry-After": value}) == 86400.0
 
 
@@ -184,7 +184,7 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "message"),
     [
         ({"error": {"message": "The server\nhad an error", "type": "server_error"}}, ": server_error: The server had an error"),
         ({"object": "error", "message": "no such model", "code": 404}, ": 404: no such model"),
@@ -193,14 +193,14 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
         ({"error": {"detail": 1}}, ""),
     ],
 )
-async def test_an_error_in_a_stream_is_told_in_the_upstreams_own_words_without_secrets(event: dict[str, Any], told: str) -> None:
+async def test_error_in_a_stream_keeps_the_upstreams_words_without_secrets(event: dict[str, Any], message: str) -> None:
     begun = {"choices": [{"delta": {"content": "4"}}], "usage": {"prompt_tokens": 12, "completion_tokens": 1}}
     events = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in (begun, event))
     async with provider_for(sends(events)) as (provider, _):
         with pytest.raises(ProviderError) as failed:
             await streamed(provider, provider_request())
     assert (failed.value.kind, failed.value.usage) == ("garbage", TokenUsage(12, 1))
-    assert str(failed.value).endswith(f"an error in its answer{told}")
+    assert str(failed.value).endswith(f"an error in its answer{message}")
 
 
 async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
@@ -210,7 +210,7 @@ async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> Non
     assert (result.upstream_id, result.finish) == ("I" * 200, "?" + "F" * 199)
 
 
-async def test_an_answer_without_text_still_says_what_it_cost() -> None:
+async def test_answer_without_text_still_reports_its_cost() -> None:
     error, _ = await failure(answers(completion(choices=[])), provider_request())
     assert error.usage == TokenUsage(12, 3)
 
@@ -224,7 +224,7 @@ async def test_an_endless_answer_is_cut_off_at_the_size_limit(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [disconnects, sends(b'{"choices":', cut=True)])
-async def test_a_connection_that_breaks_after_the_request_was_perhaps_executed_and_is_not_repeated(behaviour: Behaviour) -> None:
+async def test_connection_broken_after_the_request_possibly_executed_and_is_not_retried(behaviour: Behaviour) -> None:
     error, requests = await failure(behaviour, provider_request())
     assert (error.executed, requests) == (None, 1)
 
@@ -240,7 +240,7 @@ async def test_a_refused_connection_was_not_executed() -> None:
     assert (failed.value.kind, failed.value.executed) == ("refused", False)
 
 
-async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
+async def test_unresolvable_name_was_not_executed() -> None:
     provider = openai_provider("https://no-such-host.invalid/v1")
     with pytest.raises(ProviderError) as failed:
         await provider.complete(provider_request())
@@ -248,7 +248,7 @@ async def test_a_name_that_does_not_resolve_was_not_executed() -> None:
     assert failed.value.executed is False
 
 
-async def test_a_server_that_speaks_no_tls_was_not_asked() -> None:
+async def test_server_without_tls_was_not_asked() -> None:
     async with running_upstream(answers(completion())) as upstream:
         provider = openai_provider(upstream.base_url.replace("http:", "https:"))
         with pytest.raises(ProviderError) as failed:
@@ -257,7 +257,7 @@ async def test_a_server_that_speaks_no_tls_was_not_asked() -> None:
         assert (failed.value.kind, failed.value.executed, upstream.bodies) == ("tls", False, [])
 
 
-async def test_a_server_that_never_accepts_runs_into_the_deadline_without_being_asked() -> None:
+async def test_server_that_never_accepts_hits_the_deadline_without_being_asked() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
@@ -301,7 +301,7 @@ async def test_a_server_that_ignores_that_a_stream_was_wanted_is_understood_with
 @pytest.mark.parametrize(
     ("ask", "wanted"), [(OpenAICompatibleProvider.complete, "application/json"), (streamed, "text/event-stream")]
 )
-async def test_an_answer_of_another_kind_is_told_with_what_was_wanted(ask: Ask, wanted: str) -> None:
+async def test_unexpected_content_type_is_reported_with_the_wanted_one(ask: Ask, wanted: str) -> None:
     async def page(_: web.Request) -> web.StreamResponse:
         return web.Response(body=b"<html>busy</html>", content_type="text/html")
 
@@ -322,14 +322,14 @@ async def test_an_answer_of_another_kind_is_told_with_what_was_wanted(ask: Ask, 
         (sends(delta("x"), cut=True), "cut", None),
     ],
 )
-async def test_a_stream_that_breaks_off_is_a_failure(behaviour: Behaviour, kind: str, executed: bool | None) -> None:
+async def test_broken_stream_is_a_failure(behaviour: Behaviour, kind: str, executed: bool | None) -> None:
     async with provider_for(behaviour) as (provider, _):
         with pytest.raises(ProviderError) as failed:
             await streamed(provider, provider_request())
         assert (failed.value.kind, failed.value.executed) == (kind, executed)
 
 
-async def test_a_stream_that_is_left_early_closes_its_connection() -> None:
+async def test_abandoned_stream_closes_its_connection() -> None:
     left = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
@@ -364,13 +364,13 @@ async def test_neither_prompt_nor_key_reaches_an_error_or_a_log(behaviour: Behav
     "base_url",
     ["api.openai.com/v1", "ftp://h/v1", "https://u:p@h/v1", "https://h/v1?key=1", "https://h:x/v1", "http://h/v1"],
 )
-def test_a_base_url_that_cannot_be_used_is_refused_at_once(base_url: str) -> None:
+def test_invalid_base_url_is_refused_immediately(base_url: str) -> None:
     with pytest.raises(ConfigError):
         openai_provider(base_url)
 
 
 @pytest.mark.parametrize(("environ", "message"), [({}, "is not set"), ({"KEY": "a\nb"}, "cannot be sent")])
-async def test_a_key_that_is_missing_or_malformed_is_told_without_showing_it(environ: dict[str, str], message: str) -> None:
+async def test_missing_or_malformed_key_is_reported_without_showing_it(environ: dict[str, str], message: str) -> None:
     config = UpstreamConfig(provider="openai_compatible", base_url="https://h/v1", api_key_env="KEY")
     provider = OpenAICompatibleProvider(config, "test", environ=environ)
     with pytest.raises(ConfigError, match=message) as refused:

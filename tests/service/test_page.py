@@ -1,4 +1,4 @@
-"""The agent's page in a real browser, over a scripted agent: what it shows and sends, by keyboard, and when things go away."""
+"""The agent's page in a real browser, over a scripted agent: content, requests, keyboard use, and lost connections."""
 
 from __future__ import annotations
 
@@ -129,37 +129,37 @@ async def press_button(page: Page, text: str) -> None:
     await key(page, "Enter")
 
 
-async def look_now(page: Page) -> None:
+async def refresh_now(page: Page) -> None:
     """Have the page ask how the agent is, as one does that was hidden and is seen again."""
     await page.value("document.dispatchEvent(new Event('visibilitychange'))")
 
 
-async def look_again(page: Page, view: str) -> None:
-    """Leave a view and come back: it asks the agent at once then, and not only every few seconds."""
+async def revisit(page: Page, view: str) -> None:
+    """Leave a view and return: it polls the agent immediately then, and not only every few seconds."""
     await page.value("location.hash = '#chat'")
     await page.until("!document.getElementById('view-chat').hidden")
     await page.value(f"location.hash = '#{view}'")
 
 
-async def happens(what: Callable[[], bool], told: Callable[[], object]) -> None:
-    """Wait until something is so on the agent's side. Raises AssertionError with what is told of it when it is not."""
+async def happens(what: Callable[[], bool], describe: Callable[[], object]) -> None:
+    """Wait until something is so on the agent's side. Raises AssertionError with its last state when it is not."""
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not what():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"it never happened; last: {told()}") from None
+        raise AssertionError(f"it never happened; last: {describe()}") from None
 
 
 async def wait_for(agent: PageAgent, path: str, count: int = 1) -> list[object]:
-    await happens(lambda: len(agent.said(path)) >= count, lambda: agent.said(path))
-    return agent.said(path)
+    await happens(lambda: len(agent.bodies_of(path)) >= count, lambda: agent.bodies_of(path))
+    return agent.bodies_of(path)
 
 
 # ---------------------------------------------------------------- chat
 
 
-async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_answer_grows_without_moving_the_page_and_is_announced_once(page: Page, stage: Stage, agent: PageAgent) -> None:
     gate = asyncio.Event()
     agent.answers.pieces = [
         "<think>\nStep 1\n</think>\n<answer>",
@@ -169,10 +169,10 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
     ]
     agent.answers.wait_before = {6: gate}
     await arrive(page, stage.show(agent))
-    await page.value("""window.moved = 0; window.told = [];
+    await page.value("""window.moved = 0; window.announced = [];
       new PerformanceObserver((list) => list.getEntries().forEach((entry) => { moved += entry.value; }))
         .observe({ type: 'layout-shift' });
-      new MutationObserver(() => told.push(document.getElementById('announcer').textContent))
+      new MutationObserver(() => announced.push(document.getElementById('announcer').textContent))
         .observe(document.getElementById('announcer'), { childList: true, characterData: true, subtree: true });""")
     await send_question(page, "count")
     await page.until("document.querySelector('.answer .text')?.textContent.includes('line 3')")
@@ -183,14 +183,14 @@ async def test_an_answer_grows_without_moving_the_page_and_is_told_once(page: Pa
     await page.until(
         "document.querySelector('.answer .text').textContent.includes('the end') && !!document.querySelector('.answer-head .badge')"
     )
-    await page.until("told.some((text) => text.includes('the end'))")
-    said = [text for text in await page.value("told") if text]
-    assert said[0] == "Working on it" and said[1].startswith("Answered on this device. line 0") and len(said) == 2
+    await page.until("announced.some((text) => text.includes('the end'))")
+    announced = [text for text in await page.value("announced") if text]
+    assert announced[0] == "Working on it" and announced[1].startswith("Answered on this device. line 0") and len(announced) == 2
     assert await page.value("moved") < 0.05
     assert await focused(page) == "question"
 
 
-async def test_enter_sends_shift_enter_begins_a_line_and_a_conversation_goes_on_until_a_new_chat(
+async def test_enter_sends_shift_enter_adds_a_line_and_a_conversation_lasts_until_a_new_chat(
     page: Page, stage: Stage, agent: PageAgent
 ) -> None:
     await arrive(page, stage.show(agent))
@@ -209,15 +209,15 @@ async def test_enter_sends_shift_enter_begins_a_line_and_a_conversation_goes_on_
     assert asked == [["one\ntwo"], ["one\ntwo", "She has \\boxed{37} apples.", "second"], ["third"]]
 
 
-async def test_boxes_open_whatever_is_in_them_and_code_stays_as_it_is(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_boxes_are_unwrapped_whatever_they_hold_and_code_stays_unchanged(
+    page: Page, stage: Stage, agent: PageAgent
+) -> None:
     await arrive(page, stage.show(agent))
     for text, wanted in PLAIN.items():
         assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
 
 
-async def test_an_answer_says_where_it_came_from_is_explained_and_judged_by_keyboard(
-    page: Page, stage: Stage, agent: PageAgent
-) -> None:
+async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.note = note("cloud")
     await arrive(page, stage.show(agent))
     await ask(page, "Mia has 14 apples and buys 23 more")
@@ -241,13 +241,13 @@ async def test_an_answer_says_where_it_came_from_is_explained_and_judged_by_keyb
     await page.until("document.activeElement.tagName === 'TEXTAREA' && document.activeElement.id !== 'question'")
     await page.type("It is 4 <b>")
     await press_button(page, "Send correction")
-    said = await wait_for(agent, "/api/feedback", 4)
+    feedback = await wait_for(agent, "/api/feedback", 4)
     given = [("good", None), ("none", None), ("bad", None), ("bad", "It is 4 <b>")]
     name = agent.answers.asked[0].id
-    assert said == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
+    assert feedback == [{"id": name, "verdict": verdict, "correction": correction} for verdict, correction in given]
 
 
-async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_stop_ends_the_answer_keeps_its_text_and_allows_asking_again(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.pieces = ["<answer>", "half of it", " the rest", "</answer>"]
     agent.answers.wait_before = {2: asyncio.Event()}
     await arrive(page, stage.show(agent))
@@ -264,7 +264,7 @@ async def test_stop_ends_the_answer_keeps_its_text_and_it_can_be_asked_again(pag
     assert [message.content for message in agent.answers.asked[-1].messages] == ["long"]
 
 
-async def test_a_reload_keeps_conversation_verdict_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_reload_keeps_conversation_feedback_draft_and_place(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent))
     await ask(page, "keep me")
     await press_button(page, "Good")
@@ -297,11 +297,11 @@ async def test_a_correction_is_in_view_above_the_question_and_enter_sends_it(pag
     await page.until(f"{sees} return document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2) === b; }})()")
     await page.type("38")
     await key(page, "Enter")
-    said = await wait_for(agent, "/api/feedback", 2)
-    assert (said[-1]["verdict"], said[-1]["correction"]) == ("bad", "38")
+    feedback = await wait_for(agent, "/api/feedback", 2)
+    assert (feedback[-1]["verdict"], feedback[-1]["correction"]) == ("bad", "38")
 
 
-async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_failure_in_the_middle_keeps_the_text_so_far(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.failure, agent.answers.fail_after = CoordinatorUnavailable("the coordinator went away"), 4
     await arrive(page, stage.show(agent))
     await send_question(page, "half")
@@ -310,7 +310,7 @@ async def test_a_failure_in_the_middle_keeps_what_came(page: Page, stage: Stage,
     assert "the coordinator went away" in await text_of(page, ".answer-head")
 
 
-async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_code_block_can_be_copied(page: Page, stage: Stage, agent: PageAgent) -> None:
     program = "def f(xs):\n    return [x for x in xs if x < 3 & 1]"
     agent.answers.pieces = ["<answer>So:\n```py", f"thon\n{program[:20]}", f"{program[20:]}\n``", "`\ndone</answer>"]
     await arrive(page, stage.show(agent))
@@ -328,7 +328,7 @@ async def test_code_has_a_block_of_its_own_that_can_be_copied(page: Page, stage:
 # ---------------------------------------------------------------- budget
 
 
-async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_limit_is_typed_and_set_and_an_invalid_amount_is_reported(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     amount = "#limit input[data-unit=spend_limit_uusd]"
@@ -337,7 +337,7 @@ async def test_a_limit_is_typed_and_set_and_a_wrong_amount_is_told(page: Page, s
     await page.type("five")
     await press_button(page, "Set limit")
     await page.until("document.querySelector('#limit .problem').textContent.includes('five')")
-    assert agent.said("/api/budget/limit") == []
+    assert agent.bodies_of("/api/budget/limit") == []
     await page.value(f"document.querySelector({amount!r}).select()")
     await page.type("5 USD")
     await press_button(page, "Set limit")
@@ -359,7 +359,7 @@ async def test_the_dial_is_typed_or_moved_by_keyboard_and_priced_before_it_is_se
         await key(page, "ArrowRight")
     assert await page.value(f"document.querySelector({slider!r}).ariaValueText") == "25%"
     await page.until("document.querySelector('.whatif').textContent.includes('would have come from the cloud')")
-    assert agent.said("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.said("/api/budget") == []
+    assert agent.bodies_of("/api/whatif")[-1] == {"target_rate": 0.25, "task": "math"} and agent.bodies_of("/api/budget") == []
     assert "15 would have come from the cloud (really: 20)" in await text_of(page, ".whatif")
     await key(page, "Enter")
     assert await wait_for(agent, "/api/budget") == [{"task": "math", "target_rate": 0.25}]
@@ -391,7 +391,7 @@ async def hold_budgets(page: Page, method: str) -> None:
     )
 
 
-async def test_what_is_chosen_while_the_reply_is_on_its_way_stays_chosen(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_choice_made_while_the_reply_is_pending_stays(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     await hold_budgets(page, "POST")
@@ -407,22 +407,22 @@ async def test_what_is_chosen_while_the_reply_is_on_its_way_stays_chosen(page: P
     assert (await wait_for(agent, "/api/budget", 2))[1] == {"task": "math", "target_rate": None}
 
 
-async def test_what_was_asked_for_before_the_switch_does_not_turn_it_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_stale_reply_does_not_revert_a_switch(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "budget")
     await page.until(FILLED["budget"])
     await hold_budgets(page, "GET")
-    await look_again(page, "budget")
+    await revisit(page, "budget")
     await page.until("held.length === 1")
     await focus(page, "#pause-cloud")
     await space(page)
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'true'")
-    assert agent.said("/api/budget/pause") == [{"paused": True}]
+    assert agent.bodies_of("/api/budget/pause") == [{"paused": True}]
     assert "all answers come from this device" in await text_of(page, "#switched-off")
     await page.value("held[0]()")
     await page.until("read === 1")
     assert await page.value("document.getElementById('pause-cloud').ariaChecked") == "true"
     agent.control.budgets |= {"paused": False}  # elsewhere; what is asked for from now on counts again
-    await look_again(page, "budget")
+    await revisit(page, "budget")
     await page.until("held.length === 2")
     await page.value("held[1]()")
     await page.until("document.getElementById('pause-cloud').ariaChecked === 'false'")
@@ -447,10 +447,10 @@ async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page
     await page.until("document.querySelector('#learning-state .state').textContent === 'Paused by you'")
     await press_button(page, "Go on learning")
     await page.until("document.querySelector('#learning-state .state').textContent === 'Learning'")
-    assert agent.said("/api/learning") == [{"paused": True}, {"paused": False}]
+    assert agent.bodies_of("/api/learning") == [{"paused": True}, {"paused": False}]
 
 
-async def test_going_back_asks_first_and_gives_the_focus_back(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_rollback_asks_for_confirmation_and_restores_the_focus(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "learning")
     await page.until(FILLED["learning"])
     await page.value("[...document.querySelectorAll('#adapters button')].find((one) => one.dataset.version === '75').focus()")
@@ -474,7 +474,7 @@ async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent:
     await page.until(FILLED["learning"])
     agent.control.log = more
     agent.control.state["steps_done"] = 100
-    await look_now(page)
+    await refresh_now(page)
     await page.until("document.querySelectorAll('#accuracy-place svg')[1].textContent.includes('step 100')")
     asked = [urlsplit(one).query for one in page.requested if "/api/steps" in one]
     assert asked == ["after=0", "after=90"]
@@ -483,7 +483,7 @@ async def test_new_steps_are_drawn_as_they_come(page: Page, stage: Stage, agent:
 # ---------------------------------------------------------------- outbox
 
 
-async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_outbox_shows_every_byte_sent_and_what_was_withheld(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent), "outbox")
     await page.until(FILLED["outbox"])
     first = await text_of(page, "#sent-list li")
@@ -500,7 +500,7 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page
     await press_button(page, "Older")
     await page.until("document.querySelectorAll('#sent-list li').length === 61")
     agent.control.departed[:0] = [{**sent(number, "learning"), "outcome": "no route"} for number in range(160, 61, -1)]
-    await look_again(page, "outbox")
+    await revisit(page, "outbox")
     assert await text_of(page, "#sent-list .badge") == "a question", "a person's questions come first"
     await page.value("document.querySelector('#traffic summary').click()")
     await page.until("document.querySelector('#traffic-list li')?.textContent.includes('did not leave: no route')")
@@ -510,18 +510,18 @@ async def test_the_outbox_shows_every_byte_that_left_and_what_did_not_leave(page
 # ---------------------------------------------------------------- away and back, token
 
 
-async def test_the_coordinator_away_is_told_and_answers_go_on(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_lost_coordinator_is_reported_and_answers_continue(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.control.state |= {"online": False, "offline_reason": "no route to the coordinator"}
     await arrive(page, stage.show(agent))
     assert "offline: no route to the coordinator" in await text_of(page, "#headline")
     await ask(page, "still there?")
     assert await text_of(page, ".badge") == "local"
     agent.control.state["online"] = True
-    await look_now(page)
+    await refresh_now(page)
     await page.until("document.getElementById('headline').className === ''")
 
 
-async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(tab: Page, agent: PageAgent) -> None:
+async def test_agent_restart_loses_nothing_typed(tab: Page, agent: PageAgent) -> None:
     async with page_of(agent) as url:
         await arrive(tab, url)
         await ask(tab, "before")
@@ -538,7 +538,7 @@ async def test_the_agent_goes_and_comes_back_and_nothing_typed_is_lost(tab: Page
         assert [message.content for message in agent.answers.asked[-1].messages][::2] == ["before", "while away"]
 
 
-async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(tab: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_token_is_asked_once_kept_for_the_tab_and_never_shown(tab: Page, stage: Stage, agent: PageAgent) -> None:
     agent = lived_in_agent(token="open sesame")
     url = stage.show(agent)
     await tab.open(f"{url}/#budget")
@@ -561,7 +561,7 @@ async def test_a_token_is_asked_for_once_kept_for_the_tab_and_never_shown(tab: P
     assert not [one for one in tab.requested if "sesame" in one]
 
 
-async def test_what_cannot_be_had_is_said_in_its_place_and_the_rest_goes_on(tab: Page, stage: Stage) -> None:
+async def test_failed_request_is_reported_in_its_place_and_the_rest_works(tab: Page, stage: Stage) -> None:
     routes = {"/api/budget", "/api/feedback", "/api/sent", "/api/report", "/api/learning", "/api/whatif"}
     agent = lived_in_agent(failing=frozenset(routes))
     url = stage.show(agent)
@@ -582,7 +582,7 @@ async def test_what_cannot_be_had_is_said_in_its_place_and_the_rest_goes_on(tab:
     assert not [one for one in tab.complaints if "exceptionThrown" in one or "TypeError" in one]
 
 
-async def test_a_new_agent_says_what_is_not_there_yet(page: Page, stage: Stage) -> None:
+async def test_new_agent_shows_what_is_still_missing(page: Page, stage: Stage) -> None:
     url = stage.show(new_agent())
     await arrive(page, url, "budget")
     await page.until("document.getElementById('dials').textContent.includes('No task has a dial yet')")
@@ -605,13 +605,13 @@ MARKUP = """<img src=x onerror=document.title='owned'><script>document.title='ow
 
 
 @pytest.mark.parametrize("text", [MARKUP, "__proto__"], ids=["markup", "a name of every object"])
-async def test_nothing_that_comes_from_elsewhere_becomes_markup(page: Page, stage: Stage, text: str) -> None:
+async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text: str) -> None:
     agent = lived_in_agent(4)
     control = agent.control
     agent.answers.pieces, agent.answers.note = [f"<think>{text}</think><answer>", text, "</answer>"], note("local", reason=text)
     control.log = [{**one, "task": text} for one in control.log]
-    told = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
-    control.versions = [{**control.versions[-1], **told, "version": 3, "serving": False}]
+    hostile = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
+    control.versions = [{**control.versions[-1], **hostile, "version": 3, "serving": False}]
     control.state |= {**dict.fromkeys(("waiting", "task", "coordinator", "mode"), text), "model": {"name": text}, "steps_done": 4}
     control.state["quota"] |= dict.fromkeys(("line", "state", "task"), text)
     control.budgets["tasks"] = [{**control.state["quota"], "dial": dials()[0].to_json() | {"task": text}}]
@@ -649,17 +649,19 @@ async def test_the_browser_itself_refuses_markup_from_text(tab: Page, stage: Sta
     assert await tab.value("fetch('https://example.org').then(() => 'gone', () => 'held')") == "held"
 
 
-async def test_every_file_of_the_page_is_served_and_none_makes_markup_of_text() -> None:
+async def test_every_page_file_is_served_and_none_builds_markup_from_text() -> None:
     folder = files("edge.serve").joinpath("page")
     on_disk = {one.name: one.read_text() for one in folder.iterdir()}
     assert {file.name for file, _ in _PAGE.values()} == set(on_disk)
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http://", "https://"):
-        told = {name: text.replace("http://www.w3.org/2000/svg", "") for name, text in on_disk.items()}
-        assert [name for name, text in told.items() if word in text] == [], word
+        sources = {name: text.replace("http://www.w3.org/2000/svg", "") for name, text in on_disk.items()}
+        assert [name for name, text in sources.items() if word in text] == [], word
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, stage: Stage, agent: PageAgent, theme: str) -> None:
+async def test_every_view_is_readable_and_labelled_in_light_and_dark(
+    page: Page, stage: Stage, agent: PageAgent, theme: str
+) -> None:
     await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     await page.send("Accessibility.enable")
     await arrive(page, stage.show(agent))
@@ -684,7 +686,7 @@ async def test_every_view_can_be_read_and_named_in_light_and_dark(page: Page, st
 
 
 @pytest.mark.parametrize(("width", "height"), [(320, 600), (1280, 900)])
-async def test_no_view_must_be_scrolled_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
+async def test_no_view_scrolls_sideways(page: Page, stage: Stage, agent: PageAgent, width: int, height: int) -> None:
     for view in VIEWS:
         await arrive(page, stage.show(agent), view, width, height)
         await page.until(FILLED[view])
@@ -708,7 +710,7 @@ async def test_every_control_is_reached_by_tab_in_order_with_a_visible_focus(pag
         assert places == sorted(set(places)), view
 
 
-async def test_views_are_places_that_can_be_linked_and_gone_back_from(page: Page, stage: Stage, agent: PageAgent) -> None:
+async def test_views_can_be_linked_and_work_with_back(page: Page, stage: Stage, agent: PageAgent) -> None:
     await arrive(page, stage.show(agent))
     await focus(page, "#to-budget")
     await key(page, "Enter")

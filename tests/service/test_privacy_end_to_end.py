@@ -1,4 +1,4 @@
-"""No planted secret arrives upstream: a real HTTP server behind a real coordinator process keeps every byte that it is sent."""
+"""No planted secret arrives upstream: a real HTTP server behind a real coordinator process records every byte it receives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from tests.service.in_process import call
 from tests.service.processes import FakeUpstream, coordinator_process, fake_upstream, good_reply, settings_for
-from tools.experiments.privacy import TERMS, corpus, is_told
+from tools.experiments.privacy import TERMS, corpus, is_revealed
 
 REGISTRY = Registry(terms=TERMS, never_send=["the vault code"])
 
@@ -89,7 +89,7 @@ def planted(count: int):
     return list(islice((one for one in corpus(seed=11, count=count) if one.in_reach and one.region is None), 400))
 
 
-async def test_nothing_planted_arrives_from_answering_streaming_hints_learning_and_retries(tmp_path: Path) -> None:
+async def test_planted_secrets_never_arrive_from_answers_streams_hints_learning_or_retries(tmp_path: Path) -> None:
     secrets = planted(4)
     async with guarded_wire(tmp_path) as wire:
         for number, one in enumerate(secrets[::3]):
@@ -107,7 +107,7 @@ async def test_nothing_planted_arrives_from_answering_streaming_hints_learning_a
             text = "".join([delta.text async for delta in wire.client.stream_complete(asked, 30.0)])
             assert one.disguise != "plain" or _is_in(one.secret, text)
         await _learned(wire, secrets[2::3])
-        leaked = [(one.kind, one.disguise, one.secret) for one in secrets if is_told(one.secret, wire.seen)]
+        leaked = [(one.kind, one.disguise, one.secret) for one in secrets if is_revealed(one.secret, wire.seen)]
         assert leaked == [] and len(wire.bodies) > len(secrets) // 2
         _check_entries(wire)
 
@@ -129,17 +129,17 @@ async def _learned(wire: Wire, secrets) -> None:
 
 
 def _check_entries(wire: Wire) -> None:
-    """Every body the upstream got is in an entry, word for word."""
+    """Every body that the upstream received equals an entry."""
     reader = SentReader(wire.state.database)
     entries = [reader.entry(entry.id) for entry in reader.entries(Choice(limit=10_000))]
     texts = {
         message["content"] for entry, payload in entries for message in (decoded(entry.method, payload) or {}).get("messages", ())
     }
     assert {turn["content"] for body in wire.bodies for turn in json.loads(body)["messages"]} <= texts
-    assert not any(is_told(one.secret, text) for one in planted(4) for text in texts)
+    assert not any(is_revealed(one.secret, text) for one in planted(4) for text in texts)
 
 
-async def test_what_a_rule_forbids_reaches_nobody_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:
+async def test_rule_blocked_text_is_never_sent_and_an_entry_has_the_bytes_of_its_request(tmp_path: Path) -> None:
     async with guarded_wire(tmp_path) as wire:
         with pytest.raises(Withheld):
             await wire.client.complete(call("k1", "The  VAULT code is 1"), 10.0)

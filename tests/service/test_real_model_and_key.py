@@ -1,5 +1,5 @@
-"""An instruct model of the Qwen family, by name, and an OpenAI-compatible cloud with a key: as the README has it, with random weights and a
-server of our own in their places."""
+"""An instruct model of the Qwen family by name and an OpenAI-compatible cloud with a key, as in the README, with random weights and a
+local server in their places."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def running_agent(folder: Path, upstream: Upstream, *more: str) -> AsyncIt
         await asyncio.wait_for(process.communicate(), START_S)
 
 
-async def test_a_model_by_name_and_a_key_in_the_environment_answer_learn_and_spend_no_more_than_the_limit(tmp_path: Path) -> None:
+async def test_real_model_and_key_answer_learn_and_stay_within_the_limit(tmp_path: Path) -> None:
     tasks = tmp_path / "my-questions.csv"
     tasks.write_text("question,answer\nWhere is the Matterhorn?,Zermatt\nWho runs the mill?,Ilka\n")
     small = ("--set", "learning.prompts_per_step=2", "--set", "learning.max_tokens=16")

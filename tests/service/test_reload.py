@@ -1,4 +1,4 @@
-"""SIGHUP: a real process reads its file again; limits, prices, tasks and rates change, and the log says in one line what did."""
+"""SIGHUP: a real process reloads its file; limits, prices, tasks and rates change, and the log lists the changes in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def until_the_limit_is(client: GrpcCoordinatorClient, calls: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def next_told(child: CoordinatorProcess) -> str:
+async def next_configuration_line(child: CoordinatorProcess) -> str:
     """The next line of its log that is about the configuration."""
     assert child.process.stderr is not None
     async with asyncio.timeout(START_TIMEOUT_S):
@@ -32,7 +32,7 @@ async def next_told(child: CoordinatorProcess) -> str:
     return line
 
 
-async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp_path: Path) -> None:
     async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = GrpcCoordinatorClient(child.address)
         assert (await client.complete(call("k1", "one"), 10.0)).charged_uusd == 20
@@ -44,16 +44,16 @@ async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes
             await client.complete(call("k3", "three"), 10.0)
         with pytest.raises(NotFound):
             await client.complete(call("k4", "four", task="code"), 10.0)
-        told = [await next_told(child)]
+        lines = [await next_configuration_line(child)]
         for text in ("tasks: {math: {target_rate: 7}}", "", "# cut short\n"):
             child.reconfigure(text)
-            told.append(await next_told(child))
+            lines.append(await next_configuration_line(child))
         assert (await client.get_budget("math")).calls_limit == 2
         child.reconfigure(settings_for(upstream, upstream=FREE, service={"max_rpcs": 7}, budgets={"device": {"calls_limit": 3}}))
         await until_the_limit_is(client, 3)
         await client.aclose()
-        told += [line for line in (await child.stop()).splitlines() if "configuration" in line]
-    first, bad, *empty, second = told
+        lines += [line for line in (await child.stop()).splitlines() if "configuration" in line]
+    first, bad, *empty, second = lines
     assert "budgets.device.calls_limit None -> 2" in first and "tasks.math.target_rate None -> 0.7" in first
     assert "upstreams.default.price_in_uusd_per_mtok 1000000 -> 0" in first and "needs a restart: service.max_rpcs" in first
     assert "stays as it was" in bad and "coordinator.yaml:1" in bad
@@ -61,7 +61,7 @@ async def test_sighup_changes_what_may_change_and_says_so_and_a_bad_file_changes
     assert "budgets.device.calls_limit 2 -> 3" in second and "price_in" not in second
 
 
-def test_a_price_is_taken_only_where_the_upstream_itself_is_the_same() -> None:
+def test_new_price_is_taken_only_where_the_upstream_is_unchanged() -> None:
     def of(**upstream: object) -> CoordinatorConfig:
         return CoordinatorConfig.model_validate({"upstreams": {"default": upstream}})
 

@@ -1,4 +1,4 @@
-"""Two coordinator processes on one PostgreSQL: one ledger, whoever is asked, whatever an administrator does; and one of them dies."""
+"""Two coordinator processes on one PostgreSQL share a ledger for all requests and administration, also when one of them is killed."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Replicas:
 
     async def fleet(self) -> dict[str, Any]:
         """The fleet's balances."""
-        code, told = await self.ledger("budget", "show", "--json")
-        assert code == 0, told
-        return next(row for row in json.loads(told)["budgets"] if row["key"] == "fleet")
+        code, out = await self.ledger("budget", "show", "--json")
+        assert code == 0, out
+        return next(row for row in json.loads(out)["budgets"] if row["key"] == "fleet")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ async def replicas(postgres_server: PostgresServer, tmp_path: Path, monkeypatch)
             await client.aclose()
 
 
-async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
+async def test_two_replicas_share_one_ledger(replicas: Replicas) -> None:
     """The same key asked at both is sent once and answered to both; a step closes once; a limit holds for both together."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     release = asyncio.Event()
@@ -105,12 +105,12 @@ async def test_two_replicas_are_one_ledger(replicas: Replicas) -> None:
     fleet = await replicas.fleet()
     assert fleet["calls"] == {"committed": LIMIT, "reserved": 0, "limits": LIMIT}
     assert fleet["uusd"]["committed"] == LIMIT * CHARGE_UUSD
-    code, told = await replicas.ledger("ledger", "verify")
-    assert code == 0, told
+    code, out = await replicas.ledger("ledger", "verify")
+    assert code == 0, out
 
 
-async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
-    """While it lives its hold stands; dead, the other charges the hold as in doubt, and the key ends for good."""
+async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
+    """While it lives its hold stays; once it is dead, the other charges the hold as in doubt, and the key is spent."""
     upstream, (first, second) = replicas.upstream, replicas.clients
     upstream.reply = upstream.hang
     lost = asyncio.create_task(first.complete(call("cut", "one"), 60.0))
@@ -131,12 +131,12 @@ async def test_a_replica_killed_in_the_middle_of_a_call_is_swept_by_the_other(re
     with pytest.raises((OutcomeUnknown, CoordinatorUnavailable)) as again:
         await first.complete(call("cut", "one"), 20.0)
     assert isinstance(again.value, OutcomeUnknown)
-    code, told = await replicas.ledger("ledger", "verify")
-    assert code == 0, told
+    code, out = await replicas.ledger("ledger", "verify")
+    assert code == 0, out
 
 
 async def at(child: CoordinatorProcess, *arguments: str) -> str:
-    """A command of this replica's operator that succeeds; what it prints."""
+    """Run a command of this replica's operator; it must succeed. Returns its output."""
     config = str(child.folder / "coordinator.yaml")
     code, stdout, stderr = await command(*arguments, "--config", config, "--state", str(child.state))
     assert code == 0, stderr
@@ -151,8 +151,8 @@ async def until(budgets: AsyncIterator[BudgetSnapshot], field: str, value: Any) 
                 return
 
 
-async def test_limits_spending_and_shut_out_devices_of_one_replica_hold_and_are_seen_at_the_other(replicas: Replicas) -> None:
-    """The configuration of both says 6 calls; what is set wins at once, survives SIGHUP and a restart, and is proved by the journal."""
+async def test_limits_spending_and_disabled_devices_are_shared_between_replicas(replicas: Replicas) -> None:
+    """The configuration of both allows 6 calls; a set limit applies immediately, survives SIGHUP and a restart, and is in the journal."""
     first, second = replicas.clients
     async with aclosing(second.watch_budget("math")) as budgets:
         await until(budgets, "calls_limit", LIMIT)
@@ -190,7 +190,7 @@ async def test_limits_spending_and_shut_out_devices_of_one_replica_hold_and_are_
 
 
 async def budget_with(token: str, child: CoordinatorProcess) -> int:
-    """What a device that shows this token has spent, as this replica tells."""
+    """The spending of a device with this token, as reported by this replica."""
     async with grpc.aio.insecure_channel(child.address) as channel:
         request = budget_pb2.GetBudgetRequest(task="math")
         shown = (("authorization", f"Bearer {token}"),)

@@ -1,4 +1,4 @@
-"""/v1/responses with the official `openai` client: text, streams, turns, what is stored, forms, tools, errors in the caller's words."""
+"""/v1/responses with the official `openai` client: text, streams, turns, storage, forms, tools, and errors in the caller's terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 from tests.service.served import in_a_thread
-from tests.service.test_openai_client import CALL, Served, client_of, says
+from tests.service.test_openai_client import CALL, Served, client_of, scripted
 from tests.unit.agent_world import World
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"
@@ -33,7 +33,7 @@ class Sum(BaseModel):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    return Served(World(tmp_path / "state", script=says, terms=ScriptedTerms(calls_limit=9)))
+    return Served(World(tmp_path / "state", script=scripted, terms=ScriptedTerms(calls_limit=9)))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def respond(client: openai.OpenAI, **fields: Any) -> Any:
     return client.responses.create(**{"model": "edge-local", "input": EASY, **fields})
 
 
-def test_a_text_is_answered_with_its_thoughts_apart_and_its_usage(client: openai.OpenAI) -> None:
+def test_text_is_answered_with_separate_reasoning_and_usage(client: openai.OpenAI) -> None:
     raw = client.responses.with_raw_response.create(
         model="edge-local", input=EASY, instructions="Be short.", temperature=0.5, metadata={"task": "math"}, max_output_tokens=50
     )
@@ -65,7 +65,7 @@ def test_a_text_is_answered_with_its_thoughts_apart_and_its_usage(client: openai
     assert answer.id == f"resp_{raw.headers['x-edge-answer-id']}"
 
 
-def test_the_events_of_a_stream_come_in_openais_order_and_make_the_response(client: openai.OpenAI) -> None:
+def test_stream_events_arrive_in_openai_order_and_build_the_response(client: openai.OpenAI) -> None:
     events = list(respond(client, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -82,16 +82,16 @@ def test_the_events_of_a_stream_come_in_openais_order_and_make_the_response(clie
         "response.output_text.done",
         "response.completed",
     ]
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     whole = events[-1].response
-    assert said == whole.output_text == next(event.text for event in events if event.type == "response.output_text.done")
+    assert text == whole.output_text == next(event.text for event in events if event.type == "response.output_text.done")
     assert (events[0].response.status, events[0].response.output, whole.status) == ("in_progress", [], "completed")
     with client.responses.stream(model="edge-local", input=EASY) as stream:
         stream.until_done()
-        assert stream.get_final_response().output_text == said
+        assert stream.get_final_response().output_text == text
 
 
-def test_turns_go_on_from_a_stored_response_without_its_instructions(client: openai.OpenAI, served: Served) -> None:
+def test_turns_continue_from_a_stored_response_without_its_instructions(client: openai.OpenAI, served: Served) -> None:
     first = respond(client, model="edge-cloud", input="My name is Ada.", instructions="Be kind.")
     second = respond(client, model="edge-cloud", input=[{"role": "user", "content": HARD}], previous_response_id=first.id)
     assert second.previous_response_id == first.id
@@ -103,7 +103,7 @@ def test_turns_go_on_from_a_stored_response_without_its_instructions(client: ope
     assert [(item.role, item.content[0].text) for item in items] == [("user", EASY)]  # type: ignore[union-attr]
 
 
-def test_a_response_that_is_deleted_or_was_not_stored_is_unknown(client: openai.OpenAI) -> None:
+def test_deleted_or_unstored_response_is_unknown(client: openai.OpenAI) -> None:
     kept, dropped = respond(client), respond(client, store=False)
     client.responses.delete(kept.id)
     for name in (kept.id, dropped.id, "resp_other"):
@@ -114,7 +114,7 @@ def test_a_response_that_is_deleted_or_was_not_stored_is_unknown(client: openai.
         assert (caught.value.code, caught.value.param) == ("response_not_found", "previous_response_id")
 
 
-def test_the_oldest_responses_make_room() -> None:
+def test_oldest_responses_are_evicted() -> None:
     stored = StoredResponses(most=2, most_bytes=10_000)
     for name in ("a", "b", "c"):
         stored.keep({"id": name}, [], [])
@@ -127,20 +127,20 @@ def test_the_oldest_responses_make_room() -> None:
         stored.get("c", "response_id")
 
 
-def test_a_form_is_held_and_parsed(client: openai.OpenAI) -> None:
+def test_form_is_enforced_and_parsed(client: openai.OpenAI) -> None:
     parsed = client.responses.parse(model="edge-local", input=EASY, text_format=Sum)
     assert parsed.output_parsed == Sum(sum=2, text="</answer>")
     free = respond(client, text={"format": {"type": "json_object"}})
     assert json.loads(free.output_text)["sum"] == 2
 
 
-def test_an_answer_that_was_cut_off_is_incomplete(client: openai.OpenAI) -> None:
+def test_truncated_answer_is_incomplete(client: openai.OpenAI) -> None:
     answer = respond(client, max_output_tokens=2)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert list(respond(client, max_output_tokens=2, stream=True))[-1].type == "response.incomplete"
 
 
-def test_calls_of_tools_are_items_and_their_outputs_input(client: openai.OpenAI, served: Served) -> None:
+def test_tool_calls_are_items_and_their_outputs_are_input(client: openai.OpenAI, served: Served) -> None:
     answer = respond(client, model="edge", input=HARD, tools=[TOOL], tool_choice="auto", parallel_tool_calls=False)
     (call,) = answer.output
     assert (call.type, call.call_id, call.name, call.arguments) == ("function_call", "call_1", "weather", '{"city":"Bern"}')
@@ -178,7 +178,7 @@ def test_calls_of_tools_are_items_and_their_outputs_input(client: openai.OpenAI,
     ],
     ids=str,
 )
-def test_mistakes_are_named_as_the_caller_wrote_them(client: openai.OpenAI, fields: Any, param: str) -> None:
+def test_errors_name_fields_as_the_caller_wrote_them(client: openai.OpenAI, fields: Any, param: str) -> None:
     with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as caught:
         respond(client, **fields)
     assert caught.value.param == param

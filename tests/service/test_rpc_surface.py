@@ -1,4 +1,4 @@
-"""Every method of every service, found by reflection, refuses what it must with the right code, reason and details."""
+"""Every method of every service, found by reflection, refuses invalid requests with the right code, reason and details."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALL = {
 }
 OK = ""
 # What a good request of each method holds, and the reason it is answered with in each situation ("" for an answer).
-# A method that is missing here fails the first test: whoever adds one says how it is refused.
+# A method that is missing here fails the first test: a new one is added with its refusal.
 GOOD: dict[str, dict[str, Any]] = {
     "RegisterDevice": {"agentVersion": "1", "protocolVersion": 1, "tasks": ["math"]},
     "OpenStep": {"task": "math", "plannedPrompts": 2, "groupSize": 2},
@@ -124,7 +124,7 @@ class Surface:
         return await self.send(name, message.SerializeToString(), device)
 
     async def send(self, name: str, data: bytes, device: str = "d1", tries: int = 5) -> tuple[list[Any], str, Any]:
-        """The same for bytes; asked again where gRPC's client made a failure of its own of a stream that ended while it was writing."""
+        """The same with raw bytes; repeated where gRPC's client raised an error of its own for a stream that ended during a write."""
         method, replies = self.methods[name], []
         options = {"request_serializer": None, "response_deserializer": GetMessageClass(method.output_type).FromString}
         metadata = (("device-id", device),)
@@ -191,7 +191,7 @@ def checked_reason(status: status_pb2.Status, error: Any = None) -> str:
 
 
 async def reflected(channel: grpc.aio.Channel) -> list[Surface]:
-    """The services of edge.rpc.v1 behind a channel, built from what its reflection tells and nothing else."""
+    """The services of edge.rpc.v1 on a channel, built only from its reflection."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
 
     async def ask(**request: Any) -> Any:
@@ -237,7 +237,7 @@ def all_methods(found: dict[str, Surface]) -> list[tuple[Surface, str]]:
     return sorted(pairs, key=lambda pair: pair[1] == "Drain")  # last: it ends the coordinator
 
 
-async def test_no_method_is_forgotten_here(tmp_path) -> None:
+async def test_every_method_is_covered_here(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         assert set(found) == {DEVICE, ADMIN}
         names = [name for _, name in all_methods(found)]
@@ -246,16 +246,16 @@ async def test_no_method_is_forgotten_here(tmp_path) -> None:
         assert streaming == {"StreamComplete", "CompleteBatch", "WatchBudget", "ReadJournal"}
 
 
-async def test_good_requests_are_answered(tmp_path) -> None:
+async def test_valid_requests_are_answered(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
-    assert told == SERVED
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+    assert replies == SERVED
 
 
-async def test_bad_content_is_refused_and_a_batch_goes_on(tmp_path) -> None:
+async def test_invalid_content_is_refused_and_a_batch_continues(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
-    assert told == {name: reason for name, (_, reason) in BAD.items()}
+        replies = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
+    assert replies == {name: reason for name, (_, reason) in BAD.items()}
 
 
 # Numbers and texts beyond what a ledger keeps, for each field that carries one.
@@ -288,7 +288,7 @@ TOO_LARGE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_numbers_and_texts_beyond_what_a_ledger_keeps_are_refused_before_it(tmp_path) -> None:
+async def test_numbers_and_texts_beyond_the_ledgers_range_are_refused_before_it(tmp_path) -> None:
     store = MemoryLedgerStore()
     async with surfaces(tmp_path, store=store) as found:
         owner = {name: surface for surface in found.values() for name in surface.methods}
@@ -300,11 +300,11 @@ async def test_numbers_and_texts_beyond_what_a_ledger_keeps_are_refused_before_i
 @pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x0a\xff\xff\xff\xff\x0f"], ids=["garbage", "a length beyond the end"])
 async def test_bytes_that_are_no_message_are_an_invalid_request(tmp_path, data) -> None:
     async with surfaces(tmp_path) as found:
-        told = {name: (await surface.send(name, data))[1] for surface, name in all_methods(found)}
-    assert set(told.values()) == {"INVALID_REQUEST"}, told
+        replies = {name: (await surface.send(name, data))[1] for surface, name in all_methods(found)}
+    assert set(replies.values()) == {"INVALID_REQUEST"}, replies
 
 
-async def test_a_message_that_is_too_large_is_an_invalid_request_that_says_so(tmp_path) -> None:
+async def test_oversized_message_is_an_invalid_request_with_the_reason(tmp_path) -> None:
     async with surfaces(tmp_path, service={"max_message_bytes": 8192}) as found:
         for surface, name in all_methods(found):
             replies, reason, error = await surface.send(name, b"\xfa\x3f\xe0\x5d" + b"x" * 12000)  # an unknown field, well formed
@@ -316,11 +316,11 @@ async def test_a_message_that_is_too_large_is_an_invalid_request_that_says_so(tm
 async def test_a_malformed_device_id_is_refused_by_every_device_method(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         surface = found[DEVICE]
-        told = {name: (await surface.ask(name, GOOD[name], device="../d"))[1] for name in surface.methods}
-    assert set(told.values()) == {"INVALID_REQUEST"}, told
+        replies = {name: (await surface.ask(name, GOOD[name], device="../d"))[1] for name in surface.methods}
+    assert set(replies.values()) == {"INVALID_REQUEST"}, replies
 
 
-async def test_another_devices_calls_are_not_found(tmp_path) -> None:
+async def test_calls_of_another_device_are_not_found(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         surface = found[DEVICE]
         assert (await surface.ask("Complete", CALL, device="d1"))[1] == OK
@@ -329,36 +329,36 @@ async def test_another_devices_calls_are_not_found(tmp_path) -> None:
             assert (await surface.ask(name, {"callKey": "k9"}, device="d1"))[1] == OK
 
 
-async def test_who_is_no_administrator_is_refused_by_every_admin_method_and_changes_nothing(tmp_path, monkeypatch) -> None:
+async def test_non_administrator_is_refused_by_every_admin_method_and_changes_nothing(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(SERVICES_OF_ROLE, "admin", frozenset())
     async with surfaces(tmp_path) as found:
         surface = found[ADMIN]
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
-        assert told == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
+        assert replies == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
         assert (await found[DEVICE].ask("GetBudget", GOOD["GetBudget"]))[0][0].budget.HasField("calls_limit") is False
 
 
-async def test_what_needs_the_ledger_fails_closed_while_it_cannot_be_written(tmp_path) -> None:
+async def test_methods_that_need_the_ledger_fail_closed_while_it_cannot_be_written(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with surfaces(tmp_path, provider, store=store) as found:
         store.break_down()
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
         store.heal()
     expected = {name: SERVED[name] if name in NEEDS_NO_LEDGER else "LEDGER_UNAVAILABLE" for name in GOOD}
-    assert told == expected and not provider.requests
+    assert replies == expected and not provider.requests
 
 
-async def test_a_draining_coordinator_takes_nothing_new_and_still_answers_the_rest(tmp_path) -> None:
+async def test_draining_coordinator_refuses_new_calls_and_answers_the_rest(tmp_path) -> None:
     held = Held()
     async with surfaces(tmp_path, ProgrammedProvider(held)) as found, connected(tmp_path, max_retries=0) as client:
         running = asyncio.create_task(client.complete(call("running"), 20.0))
         await held.reached.wait()
         assert (await found[ADMIN].ask("Drain", {"grace": "20s"}))[0][0].in_flight == 1
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for surface, name in all_methods(found)}
         assert (await found[ADMIN].ask("ListUpstreams", {}))[0][0].draining
         held.release.set()
         assert (await running).text
-    assert told == {**SERVED, **DRAINING}
+    assert replies == {**SERVED, **DRAINING}
 
 
 async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(tmp_path) -> None:
@@ -367,25 +367,27 @@ async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(
         surface = found[DEVICE]
         running = asyncio.create_task(surface.ask("Complete", CALL, "d0"))
         await held.reached.wait()
-        told = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
+        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
         held.release.set()
         await running
-    assert told == {**dict.fromkeys(told, "OVERLOADED"), "WatchBudget": OK}
+    assert replies == {**dict.fromkeys(replies, "OVERLOADED"), "WatchBudget": OK}
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [({"budgets": {"device": {"calls_limit": 0}}}, "BUDGET_EXHAUSTED"), ({"alias_settings": {"price": None}}, "UNPRICED")],
 )
-async def test_a_call_that_may_not_be_made_is_refused_in_every_way_to_ask(tmp_path, settings, reason) -> None:
+async def test_forbidden_call_is_refused_by_every_method(tmp_path, settings, reason) -> None:
     async with surfaces(tmp_path, **settings) as found:
-        told = {name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete", "CompleteBatch")}
-    assert set(told.values()) == {reason}, told
+        replies = {
+            name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete", "CompleteBatch")
+        }
+    assert set(replies.values()) == {reason}, replies
 
 
 @pytest.mark.parametrize("path", ["/edge.rpc.v1.DeviceService/Nonsense", "/x"])
 @pytest.mark.parametrize("listener", ["c.sock", "admin.sock"])
-async def test_an_rpc_that_nobody_knows_is_unimplemented_with_details(tmp_path, path, listener) -> None:
+async def test_unknown_rpc_is_unimplemented_with_details(tmp_path, path, listener) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider()),
         grpc.aio.insecure_channel(f"unix:{tmp_path}/{listener}") as channel,
@@ -395,7 +397,7 @@ async def test_an_rpc_that_nobody_knows_is_unimplemented_with_details(tmp_path, 
     assert checked_reason(_status_of(caught.value)) == "UNIMPLEMENTED"
 
 
-async def test_administration_is_not_served_to_devices_nor_devices_to_administrators(tmp_path) -> None:
+async def test_admin_service_is_not_served_to_devices_nor_device_service_to_administrators(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider()):
         for listener, path in (("c.sock", f"/{ADMIN}/ListDevices"), ("admin.sock", f"/{DEVICE}/GetBudget")):
             async with grpc.aio.insecure_channel(f"unix:{tmp_path}/{listener}") as channel:

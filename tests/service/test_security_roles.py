@@ -1,4 +1,4 @@
-"""Every method of every service against every role, at the guard itself and over the wire; and what a call's facts make of its caller."""
+"""Every method of every service with every role, at the guard and over the wire; and how a call's credentials identify its caller."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def services() -> list[Any]:
 METHODS = [(service, method) for service in services() for method in service.methods]
 
 
-def test_a_service_that_nobody_listed_is_closed_to_everyone() -> None:
+def test_unlisted_service_is_closed_to_every_role() -> None:
     for role in ROLES:
         with pytest.raises(PermissionDenied):
             authorize(Identity(role, "x"), "edge.rpc.v1.BrandNewService")
     assert set(SERVICES_OF_ROLE) == set(ROLES)
 
 
-async def test_every_method_over_the_wire_lets_in_only_its_roles(tmp_path) -> None:
-    """Whatever the device listener serves: each method with each role's token and with none; `INVALID_ARGUMENT` and the like are let in."""
+async def test_every_method_over_the_wire_accepts_only_its_roles(tmp_path) -> None:
+    """For each method of the device listener, with each role's token and without one; `INVALID_ARGUMENT` and similar count as accepted."""
     fleet = SecureFleet(tmp_path)
     tokens: dict[str, str] = {role: fleet.tokens.issue(role, "lamp") for role in ROLES}
     async with AsyncExitStack() as stack:
@@ -54,13 +54,13 @@ async def test_every_method_over_the_wire_lets_in_only_its_roles(tmp_path) -> No
         for service, method in METHODS:
             assert await outcome(channel, service, method, "") in ("UNAUTHENTICATED", "UNIMPLEMENTED"), method.full_name
             for role, token in tokens.items():
-                told = await outcome(channel, service, method, token)
+                reply = await outcome(channel, service, method, token)
                 allowed = (role, service.name) in ALLOWED
-                assert (told != "PERMISSION_DENIED") if allowed else (told in ("PERMISSION_DENIED", "UNIMPLEMENTED")), (
+                assert (reply != "PERMISSION_DENIED") if allowed else (reply in ("PERMISSION_DENIED", "UNIMPLEMENTED")), (
                     role,
                     method.full_name,
                 )
-                assert told != "UNAUTHENTICATED"
+                assert reply != "UNAUTHENTICATED"
 
 
 async def outcome(channel: Any, service: Any, method: Any, token: str) -> str:
@@ -81,7 +81,7 @@ async def outcome(channel: Any, service: Any, method: Any, token: str) -> str:
     return code.name
 
 
-def test_every_request_of_a_device_that_names_a_task_is_understood() -> None:
+def test_tasks_are_found_in_every_device_request_that_names_one() -> None:
     """A new request message with a field called task or tasks anywhere is held to the caller's tasks without further ado."""
     device = next(service for service in services() if service.name == "DeviceService")
     naming = {method.name for method in device.methods if _names_a_task(method.input_type)}
@@ -109,7 +109,7 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def test_local_callers_without_a_credential_are_devices_and_remote_ones_are_nobody(tmp_path) -> None:
+def test_local_callers_without_a_credential_are_devices_and_remote_ones_are_rejected(tmp_path) -> None:
     world = World(tmp_path)
     assert world.caller(UNIX).device == "local"
     assert world.caller(LOOPBACK, claimed_device="lamp") == Identity("device", "lamp")
@@ -119,7 +119,7 @@ def test_local_callers_without_a_credential_are_devices_and_remote_ones_are_nobo
         world.caller(LOOPBACK, encrypted=True)
 
 
-def test_only_the_unix_socket_administers_without_a_credential(tmp_path) -> None:
+def test_only_the_unix_socket_allows_admin_without_a_credential(tmp_path) -> None:
     world = World(tmp_path, local_role="admin")
     assert world.caller(UNIX).role == "admin"
     for peer in (LOOPBACK, REMOTE):
@@ -128,7 +128,7 @@ def test_only_the_unix_socket_administers_without_a_credential(tmp_path) -> None
     assert world.caller(LOOPBACK, authorization=bearer(world.tokens.issue("admin", "eve"))).role == "admin"
 
 
-def test_a_token_over_plaintext_from_another_machine_is_refused_however_valid(tmp_path) -> None:
+def test_valid_token_over_remote_plaintext_is_refused(tmp_path) -> None:
     for world in (World(tmp_path / "a"), World(tmp_path / "b", allow_remote=True)):
         token = world.tokens.issue("device", "lamp")
         with pytest.raises(Unauthenticated, match="sent unencrypted"):
@@ -145,7 +145,7 @@ def test_a_bad_credential_is_never_replaced_by_trust_in_the_connection(tmp_path)
         world.caller(LOOPBACK, encrypted=True, certificate_pem=b"nonsense")
 
 
-def test_a_certificate_ends_on_time_even_on_a_connection_that_began_before(tmp_path) -> None:
+def test_certificate_expires_on_time_even_on_an_open_connection(tmp_path) -> None:
     world = World(tmp_path)
     authority = Authority(tmp_path / "pki")
     authority.create(world.clock.now())
@@ -170,11 +170,11 @@ def test_a_certificate_ends_on_time_even_on_a_connection_that_began_before(tmp_p
         ("edge://device/-lamp?epoch=0",),
     ],
 )
-def test_a_certificate_that_names_no_one_holder_is_nobody(uris: tuple[str, ...]) -> None:
+def test_certificate_that_names_not_exactly_one_holder_is_nobody(uris: tuple[str, ...]) -> None:
     assert holder_of(uris) is None
 
 
-def test_a_certificate_without_a_holder_is_refused(tmp_path) -> None:
+def test_certificate_without_a_holder_is_rejected(tmp_path) -> None:
     world = World(tmp_path)
     authority = Authority(tmp_path)
     authority.create(world.clock.now())
@@ -183,7 +183,7 @@ def test_a_certificate_without_a_holder_is_refused(tmp_path) -> None:
         world.caller(REMOTE, encrypted=True, certificate_pem=pem)
 
 
-def test_failures_of_one_peer_do_not_slow_down_another_and_are_forgotten_with_time(tmp_path) -> None:
+def test_failures_of_one_peer_do_not_slow_down_another_and_expire(tmp_path) -> None:
     world = World(tmp_path)
     good = bearer(world.tokens.issue("device", "lamp"))
     for number in range(3):

@@ -1,4 +1,5 @@
-"""Nothing secret gets out: a known prompt and known keys through every way to fail, then a look into every log, message and journal."""
+"""Secrets do not leak: a known prompt and known keys are sent through every kind of failure, then every log, message and journal is
+searched."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ TRACES = ("Zebedee", "Quux", "measles", "4f9aK2", "W1vB8n")
 
 
 def leaks(*texts: str) -> list[str]:
-    """What of the prompt and the key can be read in the texts, in any case."""
+    """The parts of the prompt and the key that occur in the texts, ignoring case."""
     return [trace for trace in TRACES for text in texts if trace.lower() in text.lower()]
 
 
@@ -60,9 +61,9 @@ FAULTS = {
 }  # fmt: skip
 
 
-async def test_no_prompt_and_no_key_gets_into_a_log_a_message_or_the_journal_on_any_way_to_fail(tmp_path, monkeypatch) -> None:
+async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
-    told: list[str] = []
+    messages: list[str] = []
     async with fake_upstream() as upstream:
         alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
         settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
@@ -70,24 +71,24 @@ async def test_no_prompt_and_no_key_gets_into_a_log_a_message_or_the_journal_on_
             client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
             for name, reply in FAULTS.items():
                 upstream.reply = reply
-                told.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
+                messages.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
             upstream.reply = good_reply
             await client.complete(call("good", PROMPT), 20.0)
-            told.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
-            told.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
-            told.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
+            messages.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
+            messages.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
+            messages.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
             for number in range(6):
-                told.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
+                messages.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
             await client.aclose()
             log = await child.stop()
     code, journal, complaints = await command("ledger", "export", "--state", str(child.state))
     assert code == 0 and journal.count("\n") > len(FAULTS) and "http_500" in log
-    assert any("BudgetExhausted" in each for each in told) and set(leaks(PROMPT, KEY)) == set(TRACES)
-    assert leaks(log, journal, complaints, *told) == []
+    assert any("BudgetExhausted" in each for each in messages) and set(leaks(PROMPT, KEY)) == set(TRACES)
+    assert leaks(log, journal, complaints, *messages) == []
 
 
 async def failure(attempt, *, or_none: bool = False) -> str:
-    """Everything that the error of an attempt tells."""
+    """All text of the error of an attempt."""
     try:
         await attempt
     except CoordinatorError as error:
@@ -96,7 +97,7 @@ async def failure(attempt, *, or_none: bool = False) -> str:
     return ""
 
 
-async def test_an_unforeseen_exception_is_logged_without_what_it_quotes(tmp_path) -> None:
+async def test_unexpected_exception_is_logged_without_the_text_it_quotes(tmp_path) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.addFilter(RedactingFilter())
@@ -114,7 +115,7 @@ async def test_an_unforeseen_exception_is_logged_without_what_it_quotes(tmp_path
     assert leaks(written.getvalue(), message) == []
 
 
-async def test_tokens_get_into_no_log_and_no_message(tmp_path) -> None:
+async def test_tokens_reach_no_log_or_message(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     written = io.StringIO()
     handler = logging.StreamHandler(written)
@@ -148,13 +149,13 @@ async def test_tokens_get_into_no_log_and_no_message(tmp_path) -> None:
         f"-----BEGIN PRIVATE KEY-----\n{KEY}\n-----END PRIVATE KEY-----",
     ],
 )
-def test_what_has_the_form_of_a_secret_or_a_quoted_prompt_is_cut(text) -> None:
+def test_secret_like_text_and_quoted_prompts_are_cut_from_logs(text) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "seen: %s; done", (text,), None)
     assert RedactingFilter().filter(record)
     assert leaks(record.getMessage()) == [] and record.getMessage().startswith("seen: ")
 
 
-def test_ordinary_lines_stay_as_they_are() -> None:
+def test_ordinary_log_lines_stay_unchanged() -> None:
     for line in (
         "2 calls outlived their lease and are charged as in doubt",
         "upstream default gave no answer (http_401): check the key in $UPSTREAM_KEY",
@@ -197,7 +198,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("text", PLAIN.values(), ids=PLAIN)
-def test_a_secret_in_the_configuration_is_refused_in_one_line_that_does_not_repeat_it(tmp_path, capsys, text) -> None:
+def test_secret_in_the_configuration_is_refused_in_one_line_without_repeating_it(tmp_path, capsys, text) -> None:
     (tmp_path / "c.yaml").write_text(text)
     for shown in (("check",), ("show",), ("show", "--json")):
         assert main(["config", *shown, "--config", str(tmp_path / "c.yaml")]) == 1
@@ -205,7 +206,7 @@ def test_a_secret_in_the_configuration_is_refused_in_one_line_that_does_not_repe
         assert err.startswith("error: ") and err.count("\n") == 1 and leaks(out, err) == []
 
 
-async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) -> None:
+async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
     file.chmod(0o600)
@@ -228,7 +229,7 @@ async def test_an_upstreams_key_comes_from_a_private_file_and_is_sent(tmp_path) 
     assert code == 1 and "others can read" in stderr and stderr.count("\n") == 1 and leaks(stderr) == []
 
 
-async def test_certificates_and_tokens_by_command_and_a_served_call_with_them(tmp_path) -> None:
+async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path) -> None:
     """The operator's way: authority, device certificate and token by command, `serve` with TLS, SIGHUP, revocation by command."""
     pki, state = str(tmp_path / "pki"), str(tmp_path / "state")
     assert (await command("pki", "init", pki, "--name", "127.0.0.1"))[0] == 0
@@ -254,7 +255,7 @@ async def test_certificates_and_tokens_by_command_and_a_served_call_with_them(tm
 
 
 class SecureFleetFiles:
-    """What the commands wrote, as a device takes it."""
+    """The files written by the commands, as a device uses them."""
 
     def __init__(self, folder) -> None:
         from edge.rpc.credentials import ClientTls, TokenFile

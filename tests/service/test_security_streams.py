@@ -1,4 +1,4 @@
-"""Credentials that end while a stream is open, and answers of tasks that a token may not use."""
+"""Credentials that expire while a stream is open, and answers of tasks that a token may not use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shown(fleet: SecureFleet, kind: str) -> tuple[grpc.ChannelCredentials, tuple
 
 @asynccontextmanager
 async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A batch that has answered one item and a watch that has told once, both opened by `lamp`."""
+    """A batch with one answered item and a watch with one update, both opened by `lamp`."""
     credentials, metadata = shown(fleet, kind)
     async with AsyncExitStack() as stack:
         running = fleet.running(client_cert=kind != "token", service=QUICK_HEARTBEATS)
@@ -54,7 +54,7 @@ async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any
 
 
 async def ended(stream: Any) -> CoordinatorError:
-    """What a stream ends with; what it tells before is passed over."""
+    """The error that ends a stream; its messages before are skipped."""
     try:
         while await stream.read() is not grpc.aio.EOF:
             pass
@@ -64,7 +64,7 @@ async def ended(stream: Any) -> CoordinatorError:
 
 
 @pytest.mark.parametrize("kind", ["token", "certificate"])
-async def test_a_revoked_credential_spends_nothing_more_through_the_streams_it_opened(fleet, kind) -> None:
+async def test_revoked_credential_spends_nothing_more_through_its_open_streams(fleet, kind) -> None:
     async with open_streams(fleet, kind) as (batch, watch):
         fleet.tokens.revoke("device", "lamp")
         await batch.write(codec.encode_item(call("after", "after"), 10.0))
@@ -73,7 +73,7 @@ async def test_a_revoked_credential_spends_nothing_more_through_the_streams_it_o
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before"]
 
 
-async def test_a_key_that_got_out_ends_the_streams_that_its_tokens_opened(fleet) -> None:
+async def test_revoking_a_leaked_key_ends_the_streams_of_its_tokens(fleet) -> None:
     async with open_streams(fleet, "both") as (batch, watch):
         fleet.tokens.rotate()
         await batch.write(codec.encode_item(call("overlap", "overlap"), 10.0))
@@ -86,7 +86,7 @@ async def test_a_key_that_got_out_ends_the_streams_that_its_tokens_opened(fleet)
 
 
 @pytest.mark.parametrize("kind", ["token", "certificate", "both"])
-async def test_an_expired_credential_spends_nothing_more_through_the_streams_it_opened(fleet, kind) -> None:
+async def test_expired_credential_spends_nothing_more_through_its_open_streams(fleet, kind) -> None:
     async with open_streams(fleet, kind) as (batch, watch):
         fleet.clock.advance(LIFE_S[kind] - 5.0)
         await batch.write(codec.encode_item(call("in time", "in time"), 10.0))
@@ -98,7 +98,7 @@ async def test_an_expired_credential_spends_nothing_more_through_the_streams_it_
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before", "in time"]
 
 
-async def test_what_was_read_before_the_credential_ended_is_still_answered(fleet) -> None:
+async def test_calls_read_before_the_credential_ended_are_still_answered(fleet) -> None:
     held = fleet.provider.behaviour = Held()
     held.release.set()
     async with open_streams(fleet, "token") as (batch, _):
@@ -134,7 +134,7 @@ async def test_a_revoked_administrator_reads_no_more_of_the_journal(fleet) -> No
         assert (await ended(journal)).metadata["cause"] == "REVOKED"
 
 
-async def test_a_batch_and_a_watch_that_outlive_their_token_go_on_with_the_renewed_one(tmp_path) -> None:
+async def test_batch_and_watch_continue_after_token_renewal(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     auth = {"clock_skew_s": 0}
 
@@ -176,22 +176,22 @@ async def of_two_tasks(fleet: SecureFleet) -> AsyncIterator[tuple[Any, Any]]:
         yield clients[0], clients[1]
 
 
-async def told(attempt: Any) -> str:
+async def message_of(attempt: Any) -> str:
     with pytest.raises(NotFound) as caught:
         await attempt
     return str(caught.value)
 
 
-async def test_a_call_of_another_task_is_to_a_limited_token_as_if_it_never_was(fleet) -> None:
+async def test_call_of_another_task_looks_nonexistent_to_a_limited_token(fleet) -> None:
     async with of_two_tasks(fleet) as (math, secrets):
         await secrets.complete(call("k1", task="secrets"), 10.0)
         assert (await secrets.get_call("k1")).text == "WHAT IS 2+2?"
         assert (await secrets.cancel_call("k1")).progress is CallProgress.COMPLETED
         for ask in (math.get_call, math.cancel_call):
-            assert (await told(ask("k1"))).replace("k1", "k2") == await told(ask("k2"))
+            assert (await message_of(ask("k1"))).replace("k1", "k2") == await message_of(ask("k2"))
 
 
-async def test_a_devices_stored_answer_is_not_given_again_in_another_task(fleet) -> None:
+async def test_stored_answer_of_a_device_is_not_reused_in_another_task(fleet) -> None:
     async with of_two_tasks(fleet) as (math, secrets):
         await secrets.complete(call("k1", task="secrets"), 10.0)
         assert (await secrets.complete(call("k2", task="secrets"), 10.0)).cached

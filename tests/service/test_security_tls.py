@@ -1,4 +1,4 @@
-"""Certificates between real servers and real clients over TLS: who is let in, as whom, and what the others are told."""
+"""Certificates between real servers and clients over TLS: who is accepted, with which identity, and the error of the others."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def fleet(tmp_path) -> SecureFleet:
     return SecureFleet(tmp_path)
 
 
-async def test_a_device_is_who_its_certificate_says_and_not_who_its_metadata_says(fleet) -> None:
+async def test_device_identity_comes_from_the_certificate_and_not_from_metadata(fleet) -> None:
     async with fleet.running() as (_, address), device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
         assert (await lamp.register("1", ["math"])).device_id == "lamp"
         assert (await lamp.complete(call(), 10.0)).text == "WHAT IS 2+2?"
     assert fleet.provider.requests[0].idempotency_key.startswith("lamp|")
 
 
-async def test_the_unix_socket_goes_on_without_credentials(fleet) -> None:
+async def test_unix_socket_still_works_without_credentials(fleet) -> None:
     async with fleet.running(), device(f"unix:{fleet.folder}/c.sock") as local:
         assert (await local.register("1", ["math"])).device_id == "pretender"
 
 
-async def test_why_a_device_is_not_let_in_is_told_in_one_line_with_what_to_do(fleet, tmp_path) -> None:
+async def test_rejected_device_gets_one_line_with_advice(fleet, tmp_path) -> None:
     other = SecureFleet(tmp_path / "other")
     foreign = other.client_certificate("lamp")
     late = fleet.client_certificate("late", days=1, at=fleet.clock.now() - 2 * 86400)
@@ -54,25 +54,25 @@ async def test_why_a_device_is_not_let_in_is_told_in_one_line_with_what_to_do(fl
         (fleet.tls(fleet.server), "", ""),  # the server's own certificate does not make a device
     ]
     async with fleet.running() as (_, address):
-        for shown, told, hint in cases:
+        for shown, message, hint in cases:
             async with device(address, shown) as turned_away:
                 error = await refused(turned_away)
-            assert told in str(error) and hint in error.hint and "\n" not in str(error), error
+            assert message in str(error) and hint in error.hint and "\n" not in str(error), error
 
 
-async def test_a_server_that_is_called_otherwise_is_not_believed(fleet) -> None:
+async def test_server_with_another_name_is_rejected(fleet) -> None:
     lamp = fleet.client_certificate("lamp")
     fleet.server = fleet.authority.issue_server(["elsewhere.example"], fleet.clock.now(), force=True)
     async with fleet.running() as (_, address):
         async with device(address, fleet.tls(lamp)) as careful:
             error = await refused(careful)
         named = ClientTls(fleet.ca, lamp.certificate, lamp.key, server_name="elsewhere.example")
-        async with device(address, named) as told:
-            assert (await told.register("1", [])).device_id == "lamp"
+        async with device(address, named) as client:
+            assert (await client.register("1", [])).device_id == "lamp"
     assert "is for another name" in str(error) and "server_name" in error.hint
 
 
-async def test_a_server_certificate_that_has_expired_is_told_as_such(fleet, monkeypatch) -> None:
+async def test_expired_server_certificate_is_reported_as_such(fleet, monkeypatch) -> None:
     fleet.server = fleet.authority.issue_server(["localhost", "127.0.0.1"], fleet.clock.now() - 2 * 86400, days=1, force=True)
     monkeypatch.setattr(
         "coordinator.service.tls._check_pair", lambda *_: None
@@ -83,7 +83,7 @@ async def test_a_server_certificate_that_has_expired_is_told_as_such(fleet, monk
     assert "pki server" in error.hint
 
 
-async def test_a_revoked_device_is_refused_on_its_open_connection_and_a_new_certificate_lets_it_in(fleet) -> None:
+async def test_revoked_device_is_refused_on_its_open_connection_until_it_has_a_new_certificate(fleet) -> None:
     async with fleet.running() as (_, address):
         async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
             await lamp.register("1", ["math"])
@@ -94,7 +94,7 @@ async def test_a_revoked_device_is_refused_on_its_open_connection_and_a_new_cert
     assert isinstance(error, Unauthenticated) and "was revoked" in str(error)
 
 
-async def test_a_renewed_server_certificate_serves_without_a_restart_and_open_connections_go_on(fleet) -> None:
+async def test_renewed_server_certificate_is_used_without_a_restart_and_open_connections_continue(fleet) -> None:
     lamp = fleet.tls(fleet.client_certificate("lamp"))
     async with fleet.running() as (_, address):
         async with device(address, lamp) as before:
@@ -121,7 +121,7 @@ async def test_a_renewed_device_certificate_is_taken_by_a_running_client(fleet) 
         assert (await lamp.register("1", [])).device_id == "lamp"
 
 
-async def test_plaintext_beyond_this_machine_stays_refused_by_server_and_client(fleet) -> None:
+async def test_remote_plaintext_is_refused_by_server_and_client(fleet) -> None:
     with pytest.raises(ConfigError, match="refusing to listen unencrypted"):
         async with fleet.running(tls=None, listen=("0.0.0.0:0",)):
             raise AssertionError
@@ -132,7 +132,7 @@ async def test_plaintext_beyond_this_machine_stays_refused_by_server_and_client(
             raise AssertionError
 
 
-async def test_an_agents_configuration_leads_to_a_served_call(fleet) -> None:
+async def test_agent_configuration_with_tls_leads_to_a_served_call(fleet) -> None:
     lamp = fleet.client_certificate("lamp")
     fleet.token_file(fleet.tokens.issue("device", "lamp"))
     files = {"ca": str(fleet.ca), "cert": str(lamp.certificate), "key": str(lamp.key)}
@@ -149,7 +149,7 @@ async def test_an_agents_configuration_leads_to_a_served_call(fleet) -> None:
 
 
 @pytest.mark.parametrize("broken", ["key of mode 0644", "key of another certificate", "no file", "no PEM"])
-async def test_files_that_cannot_be_used_are_one_line_at_the_start(fleet, tmp_path, broken) -> None:
+async def test_unusable_files_are_one_line_at_the_start(fleet, tmp_path, broken) -> None:
     key = fleet.server.key
     if broken == "key of mode 0644":
         key.chmod(0o644)
@@ -165,7 +165,7 @@ async def test_files_that_cannot_be_used_are_one_line_at_the_start(fleet, tmp_pa
     assert "server" in str(caught.value) and "nonsense" not in str(caught.value)
 
 
-def test_keys_are_private_and_never_replaced_unless_asked(fleet) -> None:
+def test_keys_are_private_and_replaced_only_on_request(fleet) -> None:
     lamp = fleet.client_certificate("lamp")
     for key in (fleet.server.key, lamp.key, fleet.folder / "pki" / "ca.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -203,24 +203,24 @@ async def refused(client) -> Exception:
         ("certificate", "answers"),
     ],
 )
-async def test_the_doctor_says_why_a_coordinator_behind_tls_does_not_answer(fleet, shown, finding) -> None:
+async def test_doctor_explains_why_a_tls_coordinator_does_not_answer(fleet, shown, finding) -> None:
     lamp = fleet.client_certificate("lamp")
     sets = {"nothing": [], "authority": [f"coordinator.tls.ca={fleet.ca}"]}
     sets["certificate"] = [*sets["authority"], f"coordinator.tls.cert={lamp.certificate}", f"coordinator.tls.key={lamp.key}"]
     async with fleet.running() as (_, address):
         config = resolve_agent_config(sets=sets[shown], flags=[Flag("coordinator.address", address, "--coordinator")]).config
-        told_by_doctor = await asyncio.to_thread(check_coordinator, config)
-    assert finding in told_by_doctor.text
-    assert (told_by_doctor.state, bool(told_by_doctor.hint)) == (("ok", False) if shown == "certificate" else ("fail", True))
+        check = await asyncio.to_thread(check_coordinator, config)
+    assert finding in check.text
+    assert (check.state, bool(check.hint)) == (("ok", False) if shown == "certificate" else ("fail", True))
 
 
 def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
-    """What callers show that no handshake lets in: nothing at all, no certificate, one of another authority."""
+    """Credentials that no handshake accepts: none at all, no certificate, one of another authority."""
     other = SecureFleet(fleet.folder / "other").client_certificate("lamp")
     return [None, fleet.tls(), ClientTls(fleet.ca, other.certificate, other.key)]
 
 
-async def test_failed_handshakes_leave_grpcs_own_words_out_of_the_log(fleet, tmp_path) -> None:
+async def test_failed_handshakes_leave_no_grpc_text_in_the_log(fleet, tmp_path) -> None:
     async with fake_upstream() as upstream:
         settings = settings_for(upstream, tls=fleet.tls_settings())
         async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
@@ -233,7 +233,7 @@ async def test_failed_handshakes_leave_grpcs_own_words_out_of_the_log(fleet, tmp
             assert await child.stop() == ""
 
 
-async def test_failed_handshakes_are_counted_beside_the_connections_that_are_served(fleet, monkeypatch) -> None:
+async def test_failed_handshakes_are_counted_separately_from_served_connections(fleet, monkeypatch) -> None:
     monkeypatch.setattr("coordinator.service.tls.PATIENCE_S", 0.2)
     async with fleet.running(metrics_listen="127.0.0.1:0") as (coordinator, address):
         url = coordinator.serving.metrics_url

@@ -1,4 +1,4 @@
-"""Tokens at real servers: who they let in, what ends them, what forged ones are told, and how an agent keeps its own alive."""
+"""Tokens with real servers: what they allow, what ends them, the refusal of forged ones, and how an agent renews its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_configuration_narrows_what_a_token_allows(fleet) -> None:
                 await oven.get_budget("math")
 
 
-async def test_without_a_credential_nothing_is_served_over_tls_but_the_health_check(fleet) -> None:
+async def test_over_tls_only_the_health_check_is_served_without_a_credential(fleet) -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     async with fleet.running(**TOKENS_ONLY) as (_, address):
@@ -143,23 +143,23 @@ FORGED = {
 }
 
 
-async def test_every_forged_token_is_refused_and_none_is_repeated_in_the_refusal(fleet) -> None:
+async def test_every_forged_token_is_refused_without_repeating_it(fleet) -> None:
     fleet.tokens.issue("device", "lamp")
     key = TokenStore(fleet.folder).signing_keys()[0]
-    told = {}
+    messages = {}
     async with fleet.running(auth={"max_failures_per_min": 1000}, **TOKENS_ONLY) as (_, address):
         for name, forge in FORGED.items():
             token = forge(key)
             with pytest.raises(Unauthenticated) as caught:
                 await ask(fleet, address, token)
-            told[name] = str(caught.value)
-            assert not token or token not in told[name]
+            messages[name] = str(caught.value)
+            assert not token or token not in messages[name]
         await ask(fleet, address, signed(key, claims()))
-    assert told["expired"] == "the token has expired" and "was revoked" in told["another epoch"]
-    assert told["not yet valid"] == told["issued in the future"] and "clocks" in told["not yet valid"]
+    assert messages["expired"] == "the token has expired" and "was revoked" in messages["another epoch"]
+    assert messages["not yet valid"] == messages["issued in the future"] and "clocks" in messages["not yet valid"]
 
 
-async def test_guessing_is_slowed_down_but_holders_of_checked_tokens_go_on(fleet) -> None:
+async def test_token_guessing_is_slowed_down_but_known_holders_are_not(fleet) -> None:
     good = fleet.tokens.issue("device", "lamp")
     late = fleet.tokens.issue("device", "oven")
     async with fleet.running(auth={"max_failures_per_min": 3}, **TOKENS_ONLY) as (_, address):
@@ -190,7 +190,7 @@ async def test_a_revoked_token_ends_in_a_running_coordinator_and_a_later_one_wor
             await ask(fleet, address, first)
 
 
-async def test_keys_rotate_without_a_gap_and_at_once_when_one_got_out(fleet) -> None:
+async def test_keys_rotate_without_a_gap_and_immediately_when_leaked(fleet) -> None:
     old = fleet.tokens.issue("device", "lamp")
     async with fleet.running(**TOKENS_ONLY) as (_, address):
         await ask(fleet, address, old)
@@ -206,7 +206,7 @@ async def test_keys_rotate_without_a_gap_and_at_once_when_one_got_out(fleet) -> 
             assert "edge-coordinator token issue" in refused.value.hint
 
 
-def test_an_old_key_verifies_until_its_tokens_are_over_and_not_longer(tmp_path) -> None:
+def test_old_key_verifies_only_until_its_tokens_expire(tmp_path) -> None:
     clock = ManualClock()
     tokens = Tokens(TokenStore(tmp_path), AuthConfig(), clock)
     token = tokens.issue("device", "lamp")
@@ -220,7 +220,7 @@ def test_an_old_key_verifies_until_its_tokens_are_over_and_not_longer(tmp_path) 
     assert len(TokenStore(tmp_path).signing_keys()) == 2
 
 
-def test_a_token_ends_on_time_within_the_allowed_skew_of_clocks(tmp_path) -> None:
+def test_token_expires_on_time_within_the_allowed_clock_skew(tmp_path) -> None:
     clock = ManualClock()
     tokens = Tokens(TokenStore(tmp_path), AuthConfig(clock_skew_s=30), clock)
     token = tokens.issue("device", "lamp", life_s=60)
@@ -248,7 +248,7 @@ def test_a_chain_of_renewals_ends(tmp_path) -> None:
         tokens.renew("device", "lamp", shown.tasks, shown.begun)
 
 
-def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> None:
+def test_secrets_of_the_store_are_private_and_not_in_reprs(tmp_path) -> None:
     store = TokenStore(tmp_path)
     Tokens(store, AuthConfig(), ManualClock()).issue("device", "lamp")
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.folder.iterdir()} == {0o600}
@@ -267,7 +267,7 @@ def test_secrets_of_the_store_are_private_and_stay_out_of_reprs(tmp_path) -> Non
     ],
     ids=["cut", "deep", "key", "epoch"],
 )
-def test_a_damaged_store_is_a_state_error_to_whoever_issues_or_revokes(tmp_path, name: str, text: str) -> None:
+def test_damaged_store_is_a_state_error_for_issuing_and_revoking(tmp_path, name: str, text: str) -> None:
     tokens = Tokens(TokenStore(tmp_path), AuthConfig(), ManualClock())
     tokens.issue("device", "lamp")
     (tmp_path / "auth" / name).write_text(text)
@@ -278,7 +278,7 @@ def test_a_damaged_store_is_a_state_error_to_whoever_issues_or_revokes(tmp_path,
             tokens.revoke("device", "lamp")
 
 
-async def test_a_damaged_store_lets_nobody_in(fleet) -> None:
+async def test_damaged_store_rejects_everybody(fleet) -> None:
     token = fleet.tokens.issue("device", "lamp")
     async with fleet.running(**TOKENS_ONLY) as (_, address):
         await ask(fleet, address, token)
@@ -289,7 +289,7 @@ async def test_a_damaged_store_lets_nobody_in(fleet) -> None:
     assert getattr(caught.value, "reason", "") == "LEDGER_UNAVAILABLE"
 
 
-async def test_an_agent_renews_its_token_before_it_ends_and_keeps_its_file(fleet) -> None:
+async def test_agent_renews_its_token_before_it_expires_and_stores_it_in_its_file(fleet) -> None:
     a_while_ago = Tokens(TokenStore(fleet.folder), AuthConfig(), ManualClock(now_s() - 59))
     file = fleet.token_file(a_while_ago.issue("device", "lamp", ["math"], life_s=90))  # within a second two thirds are over
     first = file.token()
@@ -306,7 +306,7 @@ async def test_an_agent_renews_its_token_before_it_ends_and_keeps_its_file(fleet
     assert fleet.tokens.check(file.token()).expires_at - now_s() > 600
 
 
-async def test_an_expired_token_is_told_without_sending_it_and_a_new_file_mends_it(fleet) -> None:
+async def test_expired_token_is_rejected_before_sending_and_a_new_file_fixes_it(fleet) -> None:
     old = fleet.token_file(signed(SigningKey("k", "22" * 32, 0), claims(iat=now_s() - 900, exp=now_s() - 10)))
     async with fleet.running(**TOKENS_ONLY) as (_, address), device(address, fleet.tls(), old) as lamp:
         with pytest.raises(Unauthenticated, match="has expired by this device's clock") as caught:
@@ -316,7 +316,7 @@ async def test_an_expired_token_is_told_without_sending_it_and_a_new_file_mends_
         assert (await lamp.register("1", [])).device_id == "lamp"
 
 
-async def test_a_certificate_gets_a_token_where_the_file_holds_none_that_is_valid(fleet) -> None:
+async def test_certificate_gets_a_token_where_the_file_has_no_valid_one(fleet) -> None:
     old = fleet.token_file(signed(SigningKey("k", "22" * 32, 0), claims(iat=now_s() - 900, exp=now_s() - 10)))
     stale = old.token()
     lamp_tls = fleet.tls(fleet.client_certificate("lamp"))

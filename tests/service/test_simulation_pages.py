@@ -1,4 +1,4 @@
-"""Reports of simulations in a real browser: readable on a desk and on a phone, in light and in dark, by anyone."""
+"""Reports of simulations in a real browser: readable and accessible on desktop and phone, in light and dark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _write_sweep(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["report", "compare", "sweep"])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-async def test_every_page_is_readable_named_and_fits_and_asks_nobody_for_anything(
+async def test_every_page_is_readable_labelled_fits_and_makes_no_request(
     browser: Browser, pages: Path, name: str, scheme: str, width: int
 ) -> None:
     async with browser.tab() as page:
@@ -75,7 +75,7 @@ async def test_every_page_is_readable_named_and_fits_and_asks_nobody_for_anythin
         assert [url for url in page.requested if not url.endswith(f"{name}.html")] == []
 
 
-async def test_lines_of_a_chart_stand_out_from_its_ground_in_light_and_in_dark(browser: Browser, pages: Path) -> None:
+async def test_chart_lines_contrast_with_the_background_in_light_and_dark(browser: Browser, pages: Path) -> None:
     grounds = set()
     for scheme in ("light", "dark"):
         async with browser.tab() as page:

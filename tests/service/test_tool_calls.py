@@ -1,4 +1,4 @@
-"""Tools from a device to a cloud LLM over HTTP and its calls of them back: untouched, whole and streamed, charged, found again."""
+"""Tools from a device to a cloud LLM over HTTP and its tool calls back: unchanged, whole and streamed, charged, replayed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
             yield client, upstream
 
 
-async def test_the_upstream_gets_what_was_sent_and_its_calls_come_back_charged(tmp_path) -> None:
+async def test_upstream_gets_the_original_request_and_its_tool_calls_are_returned_and_charged(tmp_path) -> None:
     store: Any = MemoryLedgerStore()
     async with served(tmp_path, either, store) as (client, upstream):
         whole = await client.complete(wants_tools(), 5.0)
@@ -82,16 +82,16 @@ async def test_the_upstream_gets_what_was_sent_and_its_calls_come_back_charged(t
         assert replace(await client.get_call("k1"), budget=None) == replace(whole, budget=None)
         assert len(upstream.bodies) == 1
     hold = next(entry.data()["hold"] for entry in store.tables.journal if entry.kind == "reserve")
-    assert hold[1] > len(json.dumps(REQUEST)), "the hold is for what is sent"
+    assert hold[1] > len(json.dumps(REQUEST)), "the hold covers what is sent"
 
 
-async def test_streamed_calls_are_put_together_and_come_with_the_end(tmp_path) -> None:
+async def test_streamed_tool_calls_are_assembled_and_come_with_the_end(tmp_path) -> None:
     async with served(tmp_path, either) as (client, _):
         deltas = [delta async for delta in client.stream_complete(wants_tools(), 5.0)]
     assert "".join(delta.text for delta in deltas) == "" and all(delta.completion is None for delta in deltas[:-1])
-    told = deltas[-1].completion
-    assert json.loads(told.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
-    assert told.charged_uusd == CHARGE_UUSD
+    completion = deltas[-1].completion
+    assert json.loads(completion.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
+    assert completion.charged_uusd == CHARGE_UUSD
 
 
 def piece(**delta: Any) -> bytes:
@@ -124,7 +124,7 @@ def part(arguments: str, **more: Any) -> dict[str, Any]:
     ],
     ids=["in turn", "mixed", "no index", "one index for all", "an id for each piece", "id and name repeated"],
 )
-async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
+async def test_tool_call_pieces_are_assembled_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
     events = [piece(tool_calls=[each]) for each in pieces]
     async with running_upstream(sends(*events, END)) as upstream:
         provider = openai_provider(upstream.base_url)
@@ -138,7 +138,7 @@ async def test_pieces_of_calls_are_put_together_as_servers_send_them(pieces: lis
 
 
 @pytest.mark.parametrize("calls", [5, ["x"], {"a": 1}], ids=repr)
-async def test_calls_that_are_none_are_garbage_that_was_executed(calls: Any) -> None:
+async def test_malformed_tool_calls_are_garbage_that_was_executed(calls: Any) -> None:
     async with running_upstream(answers(tool_answer(calls))) as upstream:
         provider = openai_provider(upstream.base_url)
         with pytest.raises(ProviderError) as failed:
@@ -157,7 +157,7 @@ async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
     assert (failed.value.kind, failed.value.executed) == ("garbage", True)
 
 
-async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
+async def test_model_refusal_is_returned_as_a_refusal() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
     async with running_upstream(answers(body)) as upstream:
@@ -166,21 +166,21 @@ async def test_a_refusal_of_the_model_comes_back_as_one() -> None:
         await provider.aclose()
 
 
-async def test_anthropic_is_asked_in_its_own_words_and_refuses_what_it_has_none_for(tmp_path) -> None:
+async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equivalent(tmp_path) -> None:
     async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
         provider: Any = traffic.anthropic_provider(upstream.base_url)
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-            told = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
+            result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
             with pytest.raises(InvalidRequest, match="takes no response_format"):
                 await client.complete(call("k2", openai_json='{"response_format": {"type": "json_object"}}'), 5.0)
     function = {"name": "add", "arguments": '{"a": 2}'}
-    assert told == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    assert result == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
     (body,) = upstream.bodies
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"
 
 
-def test_of_several_upstreams_only_those_that_can_call_tools_are_asked() -> None:
+def test_only_upstreams_that_can_call_tools_are_asked() -> None:
     providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
     table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})

@@ -1,4 +1,4 @@
-"""Spans of a real coordinator at a small OTLP receiver: what they tell, how a trace goes on, and nothing unless asked for."""
+"""Spans of a real coordinator at a small OTLP receiver: their content, continued traces, and none unless enabled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "what only the device and the cloud may know"
 
 @dataclass
 class Collector:
-    """What was sent to it."""
+    """What it received."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -78,7 +78,7 @@ async def ask_in_a_trace(folder: Path, flags: str = "01") -> None:
         await device_pb2_grpc.DeviceServiceStub(channel).Complete(request, metadata=metadata, timeout=10.0)
 
 
-async def test_a_devices_trace_goes_on_through_reserve_upstream_and_settle_to_the_cloud_llm(tmp_path) -> None:
+async def test_device_trace_continues_through_reserve_upstream_and_settle_to_the_cloud(tmp_path) -> None:
     headers: dict[str, str] = {}
 
     async def reply(request: web.Request) -> web.StreamResponse:
@@ -103,7 +103,7 @@ async def test_a_devices_trace_goes_on_through_reserve_upstream_and_settle_to_th
         assert attributes(sink.named("settle"))["edge.state"] == "completed"
 
 
-async def test_spans_tell_no_prompts_answers_or_names_of_callers(tmp_path) -> None:
+async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> None:
     async def refuse(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": SECRET}}, status=400)
 
@@ -116,15 +116,15 @@ async def test_spans_tell_no_prompts_answers_or_names_of_callers(tmp_path) -> No
                     await client.complete(call("k2", f"{SECRET}?"), 5.0)
                 async for _ in client.stream_complete(call("k1", SECRET), 5.0):
                     pass
-        told = b"".join(sink.bodies)
+        sent = b"".join(sink.bodies)
         assert len(sink.spans) >= 8
-        assert SECRET.encode() not in told and SECRET.upper().encode() not in told
+        assert SECRET.encode() not in sent and SECRET.upper().encode() not in sent
         failed = [span for span in sink.spans if span.status.code == 2]
         assert {attributes(span)["error.type"] for span in failed} == {"http_400", "UPSTREAM_REJECTED"}
         assert all(not span.events and not span.status.message for span in sink.spans)
 
 
-async def test_without_telemetry_nothing_goes_along_to_the_upstream(tmp_path) -> None:
+async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path) -> None:
     headers: dict[str, str] = {}
 
     async def reply(request: web.Request) -> web.StreamResponse:
@@ -138,7 +138,7 @@ async def test_without_telemetry_nothing_goes_along_to_the_upstream(tmp_path) ->
     assert headers and not {"traceparent", "tracestate"} & {name.lower() for name in headers}
 
 
-async def test_a_collector_that_is_gone_costs_no_call(tmp_path) -> None:
+async def test_unreachable_collector_fails_no_call(tmp_path) -> None:
     async with fake_upstream() as upstream, coordinator(tmp_path, upstream, "http://127.0.0.1:9"):
         await ask_in_a_trace(tmp_path)
         assert len(upstream.keys) == 1
@@ -147,6 +147,6 @@ async def test_a_collector_that_is_gone_costs_no_call(tmp_path) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["collector:4318", "http://user:pass@c:4318", "https://c/?key=1", "http://c:port", "ftp://c"]
 )
-def test_an_endpoint_that_cannot_be_or_carries_a_secret_is_refused(endpoint) -> None:
+def test_invalid_endpoint_or_one_with_a_secret_is_refused(endpoint) -> None:
     with pytest.raises(ValidationError, match="otlp_endpoint"):
         TelemetryConfig(otlp_endpoint=endpoint)

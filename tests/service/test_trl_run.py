@@ -1,4 +1,4 @@
-"""DA-GRPO on TRL's own trainer with the bundled model and an embedded coordinator, as a person runs it, very small."""
+"""Very small runs of DA-GRPO on TRL's own trainer with the bundled model and an embedded coordinator."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def charged(folder: Path) -> dict[tuple[int, str], int]:
-    """What the embedded coordinator's ledger charged: calls by step and prompt."""
+    """The charges in the embedded coordinator's ledger: calls by step and prompt."""
     path = folder / "run" / "state" / "coordinator" / "ledger.sqlite3"
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT step, prompt_id, sum(charged_calls) FROM call GROUP BY step, prompt_id").fetchall()
     return {(step, prompt): calls for step, prompt, calls in rows}
 
 
-def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs_leave(tmp_path):
+def test_run_learns_at_the_coordinators_lambda_and_writes_the_files_of_an_agent_run(tmp_path):
     done = run(written(tmp_path))
     assert done.returncode == 0, done.stderr
     first, second = steps_of(tmp_path)
@@ -113,7 +113,7 @@ def test_a_run_learns_at_the_coordinators_lambda_and_leaves_what_the_agents_runs
     assert [step["step"] for step in steps_of(tmp_path)] == [1, 2, 3]
 
 
-def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_settings(tmp_path):
+def test_start_refused_by_trl_is_one_line_and_leaves_the_folder_free_for_other_settings(tmp_path):
     config, folder = written(tmp_path), tmp_path / "run"
     refused = run(config, "--set", 'trainer.options={"nonsense": 1}')
     assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
@@ -132,7 +132,7 @@ def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_set
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ("model=/nosuch/model", "model /nosuch/model cannot be read"),
         ("agent.phases.0.source=/nosuch/tasks.jsonl", "nosuch"),
@@ -141,20 +141,20 @@ def test_a_start_that_trl_refuses_is_one_line_and_leaves_the_folder_to_other_set
         ("agent.coordinator.embedded.start_timeout_s=0.01", "the embedded coordinator did not start"),
     ],
 )
-def test_a_fresh_start_that_cannot_begin_leaves_the_earlier_run_as_it_was(
-    changed: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
+    changed: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = written(tmp_path), tmp_path / "run"
     begun(folder, resolve_run(config))
     before = left(folder)
     assert main(["run", str(config), "--fresh", "--set", changed]) != 0
-    said = capsys.readouterr().err.strip().splitlines()
-    assert (len(said), told in said[-1]) == (1, True), said
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert (len(errors), message in errors[-1]) == (1, True), errors
     assert left(folder) == before
 
 
 def begun(folder: Path, resolved: Resolved[TrlConfig]) -> None:
-    """What a run leaves that made a step, and what it paid."""
+    """The folder of a run with one step, and what it paid."""
     folder.mkdir()
     (folder / "config.yaml").write_text(resolved.to_yaml())
     with StateFolder(folder / "state") as state:
@@ -174,7 +174,7 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "trained" / "adapter_model.safetensors")
 
 
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path):
+def test_killed_run_resumes_like_an_uninterrupted_one(tmp_path):
     agent = {**SMALL["agent"], "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 3}]}
     trainer = {**SMALL["trainer"], "checkpoint_every": 2}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -214,23 +214,23 @@ def wait_for_a_step(process: subprocess.Popen[Any], folder: Path) -> None:
         time.sleep(0.02)  # noqa: TID251 - a process of its own is watched
 
 
-def test_a_run_that_gets_term_sums_up_its_steps_and_names_no_adapter(tmp_path):
+def test_run_ended_by_sigterm_sums_up_its_steps_and_names_no_adapter(tmp_path):
     phases = [{"source": "practice:arith", "target_rate": 0.3, "steps": 500}]
     config = written(tmp_path, agent={**SMALL["agent"], "phases": phases}, trainer={"rows_per_pass": 6})
     process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
     try:
         wait_for_a_step(process, tmp_path)
         process.terminate()
-        _, said = process.communicate(timeout=TIMEOUT_S)
+        _, output = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 143, said
+    assert process.returncode == 143, output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["reason"], summary["steps"], summary["adapter_version"]) == ("stopped", len(steps_of(tmp_path)), 0)
-    (told,) = [line for line in said.splitlines() if "stopped after step" in line]
-    assert "adapter" not in told
-    assert "Traceback" not in said
+    (summary,) = [line for line in output.splitlines() if "stopped after step" in line]
+    assert "adapter" not in summary
+    assert "Traceback" not in output
 
 
 def test_two_processes_make_one_run_with_groups_that_lie_across_both(tmp_path):

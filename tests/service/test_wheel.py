@@ -1,4 +1,4 @@
-"""The built wheel in empty virtual environments: what each extra brings, and that models and protos travel along."""
+"""The built wheel in empty virtual environments: the content of each extra, with models and protos included."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_extra_installs_alone_and_its_commands_answer(extra: str, wheel: Pa
         assert ".[agent]" in refused.stderr
 
 
-def test_the_coordinator_alone_serves_its_bundled_model(wheel: Path, tmp_path: Path) -> None:
+def test_coordinator_extra_alone_serves_its_bundled_model(wheel: Path, tmp_path: Path) -> None:
     bin_folder = environment(tmp_path / "venv", wheel, "coordinator")
     command = [str(bin_folder / "edge-coordinator"), "serve", "--listen", f"unix:{tmp_path / 'c.sock'}", "--state", "state"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
@@ -88,7 +88,7 @@ def test_the_coordinator_alone_serves_its_bundled_model(wheel: Path, tmp_path: P
     assert int(run([str(bin_folder / "python"), "-c", prices], tmp_path).stdout) > 0
 
 
-def test_the_console_and_the_files_for_operators_travel_along(wheel: Path) -> None:
+def test_wheel_contains_the_console_and_the_operator_files(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     pages = {"index.html", "app.js", "style.css"}
     files = {"Containerfile", "compose.yaml", "coordinator.yaml", "prometheus.yaml", "alerts.yaml", "edge-coordinator.service"}

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that behaves as badly as a test wants. Counts what reached it."""
+"""An HTTP server on loopback with scripted misbehaviour. Counts its requests."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def tool_stream(calls: list[dict[str, Any]]) -> list[bytes]:
 
 @dataclass
 class Upstream:
-    """A running server: where it is, and what it was sent."""
+    """A running server: its address and its requests."""
 
     base_url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Commands as processes of their own, forked from one that has imported what they begin with: a second less each than a new interpreter.
+"""Commands as separate processes, forked from one that has already imported their modules, which saves a second each.
 
-For tests of what a command says and does. How an interpreter starts, and what a command imports, is tested where `-m edge.cli` is run.
+For tests of a command's output and effects. How an interpreter starts, and what a command imports, is tested where `-m edge.cli` is run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run_command(module: str, *words: str, stdin: str | bytes = b"", environment:
 
 
 async def edge_agent(*words: str, stdin: str | bytes = b"", **environment: str) -> Ended:
-    """`edge-agent WORDS`, with more in its environment."""
+    """`edge-agent WORDS`, with additional environment variables."""
     chosen = {**os.environ, **environment}
     return await asyncio.to_thread(run_command, "edge.cli", *words, stdin=stdin, environment=chosen)
 
@@ -84,7 +84,7 @@ def serve() -> None:
     """Fork a process for each line of standard input."""
     for module in LOADED:
         __import__(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # without waiting for them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin.buffer:
         if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""Agents as real processes that begin with torch and peft loaded: forked from one process that did nothing but import them.
+"""Agents as real processes with torch and peft already loaded: forked from one process that only imported them.
 
 For tests in which the process must be real (killed, started again) and what it imports at its start is not the point.
 """

@@ -1,4 +1,4 @@
-"""A small world for agent tests: questions "What is N + 1?", a scripted model, learner and coordinator, and an agent over them."""
+"""A small world for agent tests: questions "What is N + 1?", scripted model, learner and coordinator, and an agent over them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def cloud_answer(call: CloudCall) -> str:
 
 @dataclass
 class World:
-    """What survives a crash: the state folder and the coordinator. `agent` makes a new process's worth of the rest."""
+    """The parts that survive a crash: the state folder and the coordinator. `agent` makes the rest, as a new process would."""
 
     folder: Path
     script: Any = mixed_script
@@ -201,13 +201,13 @@ class World:
         return Agent(parts, self.settings(state.run_id))
 
     async def learn(self, max_steps: int | None = None, failpoint: Callable[[str], None] = lambda name: None) -> list[Any]:
-        """Let a new agent learn; returns every step that the state folder knows then."""
+        """Run a new agent's learning; returns all steps in the state folder."""
         async with self.agent(failpoint) as agent:
             await agent.learn(max_steps=max_steps)
             return list(agent.steps())
 
     async def ask(self, **request: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
-        """Put `QUESTION` to a new agent; returns the answer's record, which is kept, and the pieces that it came in."""
+        """Ask a new agent `QUESTION`; returns the stored record of the answer, and its pieces."""
         async with self.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION, **request))) as deltas:
             pieces = [delta async for delta in deltas]
             record = pieces[-1].record
@@ -253,7 +253,7 @@ class _StaysOpen:
 
 
 def numbers(event: Any) -> Any:
-    """The event without what depends on the machine or the hour."""
+    """The event without the fields that depend on the machine or the time."""
     quiet = dict.fromkeys(("rollout", "cloud", "update", "save", "close", "swap", "gate"), 0.0)
     return changed(event, seconds=0.0, tokens_per_s=0.0, at=0.0, seconds_by_part=quiet)
 

@@ -1,4 +1,4 @@
-"""What more than one file of unit tests uses."""
+"""Fixtures shared by several files of unit tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sandbox() -> Sandbox:
 
 
 class Ended(NamedTuple):
-    """The exit code of a command and what it printed."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """What it printed, of a command that succeeded."""
+        """The JSON output of a successful command."""
         assert self.code == 0, self
         return json.loads(self.out)
 

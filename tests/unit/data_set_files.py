@@ -1,4 +1,4 @@
-"""Small files with the exact schema of the public data sets, all made up. Knows schemas; knows nothing of tests."""
+"""Small made-up files with the exact schema of the public data sets."""
 
 from __future__ import annotations
 

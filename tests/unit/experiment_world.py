@@ -1,4 +1,4 @@
-"""Results of experiments that were never run: made from a seed, in the form that cells leave."""
+"""Results of experiments that were never run: drawn from a seed, in the form of a cell's result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tools.experiments.cells import Cell
 from tools.experiments.result import FORM, result_file, write_result
 
 
-def made_look(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:
-    """One look: the cloud is nearly always right, the local model in six of ten; what it fails on has higher log-odds."""
+def made_evaluation(step: int, phase: int, source: str, items: int, rng: random.Random, router: bool = False) -> dict[str, Any]:
+    """One evaluation: the cloud is nearly always right, the local model in six of ten; items it fails on have higher log-odds."""
     forced = [rng.random() < 0.6 for _ in range(items)]
     cloud = [rng.random() < 0.98 for _ in range(items)]
     help_odds = [round(rng.gauss(-2.0 if right else 1.0, 1.5), 1) for right in forced]
@@ -29,8 +29,8 @@ def made_look(step: int, phase: int, source: str, items: int, rng: random.Random
     return body
 
 
-def look(source: str, forced: str, *, step: int = 100, phase: int = 1, **values: Any) -> dict[str, Any]:
-    """One look by hand: by itself nothing is asked, and the cloud is always right."""
+def evaluation(source: str, forced: str, *, step: int = 100, phase: int = 1, **values: Any) -> dict[str, Any]:
+    """One evaluation by hand: by default nothing is asked, and the cloud is always right."""
     items = len(forced)
     usual = {"asked": "0" * items, "own": forced, "forced": forced, "cloud": "1" * items, "joint": forced, "format": "1" * items}
     return {
@@ -50,13 +50,13 @@ def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:
     rng = random.Random(cell.key)
     steps = cell.steps
     targets = [phase.target_rate for phase in cell.phases for _ in range(phase.steps)]
-    looks, done = [], 0
+    evaluations, done = [], 0
     for number, phase in enumerate(cell.phases, 1):
         done += phase.steps
         sources = cell.evaluate.sources if cell.evaluate.items else ()
-        looks += [made_look(done, number, source, cell.evaluate.items, rng, cell.router) for source in sources]
+        evaluations += [made_evaluation(done, number, source, cell.evaluate.items, rng, cell.router) for source in sources]
     if not cell.phases:
-        looks = [made_look(0, 0, source, cell.evaluate.items, rng) for source in cell.evaluate.sources]
+        evaluations = [made_evaluation(0, 0, source, cell.evaluate.items, rng) for source in cell.evaluate.sources]
     training = {
         "steps": steps, "prompts": 8 * steps, "responses": 64 * steps, "help_units": 19 * steps, "billed_calls": 5 * steps,
         "cloud_tokens": 900 * steps, "spend_uusd": 200 * steps, "response_rate": 0.3, "billed_rate": 0.6, "seconds": 2.5 * steps,
@@ -82,7 +82,7 @@ def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:
             "joint": [0.8] * steps, "kept": [0.7] * steps, "reward": [0.8] * steps, "format": [1] * steps,
             "entropy": [0.1] * steps, "calls": [5] * steps,
         },
-        "held_out": looks,
+        "held_out": evaluations,
         **changes,
     }  # fmt: skip
 

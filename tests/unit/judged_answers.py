@@ -1,4 +1,4 @@
-"""Answers in a state folder as people got them, and their verdicts on them."""
+"""Answers in a state folder with feedback."""
 
 from __future__ import annotations
 

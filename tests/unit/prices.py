@@ -1,4 +1,4 @@
-"""Prices with their days, as a configuration says them."""
+"""Dated prices in the form of a configuration."""
 
 from __future__ import annotations
 

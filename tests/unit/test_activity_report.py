@@ -1,4 +1,4 @@
-"""The report of what was gained, forgotten and spent: exact counts, from a folder that is used or not, and for people."""
+"""The activity report of gains, losses and spend: exact counts, from a folder in use or not, and its text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 
 
 
 def changing(folder: Path) -> World:
-    """Versions 0, 2 and 4 fail on different ones of ten anchors."""
+    """Versions 0, 2 and 4 fail on different ones of ten validation questions."""
     world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=None),), gate=RULES)
     world.terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, price_uusd_per_call=11)
     world.__post_init__()
@@ -49,7 +49,7 @@ def changing(folder: Path) -> World:
     return world
 
 
-async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then_and_serves_now(tmp_path: Path) -> None:
+async def test_gains_and_losses_are_counted_by_item_between_old_and_new_adapter(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         began = world.clock.now()
@@ -81,7 +81,7 @@ async def test_gained_and_lost_are_counted_item_by_item_between_what_served_then
     assert since_ever["learning"]["by_source"][0]["steps"] == 4
 
 
-async def test_what_an_earlier_adapter_had_right_and_the_active_one_has_wrong_is_shown(tmp_path: Path) -> None:
+async def test_questions_that_an_earlier_adapter_had_right_are_shown_as_forgotten(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
@@ -96,32 +96,32 @@ async def test_what_an_earlier_adapter_had_right_and_the_active_one_has_wrong_is
     assert (example["right_before"], example["after"], example["right_after"]) == (True, "900002", False)
 
 
-async def test_answers_spend_and_rates_are_told_apart(tmp_path: Path) -> None:
+async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         answers = [await agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),), seed=n)) for n in range(12)]
         agent.records.rate(Feedback(answers[0].id, "good"))
         agent.records.rate(Feedback(answers[1].id, "bad", "2"))
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
         steps = agent.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
-    assert sum(one["answers"] for one in told["answers"]) == 12
-    assert [sum(one[name] for one in told["answers"]) for name in ("good", "bad", "corrected")] == [1, 1, 1]
-    assert told["cloud"]["serving"] == {
+    assert sum(one["answers"] for one in report["answers"]) == 12
+    assert [sum(one[name] for one in report["answers"]) for name in ("good", "bad", "corrected")] == [1, 1, 1]
+    assert report["cloud"]["serving"] == {
         "calls": helped,
         "tokens": sum(a.cloud_tokens for a in answers),
         "spend_uusd": 11 * helped,
     }
-    assert told["cloud"]["learning"]["calls"] == steps[-1].cloud.total_cloud_calls
-    assert told["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
-    [spent] = told["spend"]["stretches"]
-    assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, told["cloud"]["learning"]["spend_uusd"])
-    assert told["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
+    assert report["cloud"]["learning"]["calls"] == steps[-1].cloud.total_cloud_calls
+    assert report["cloud"]["learning"]["spend_uusd"] == 11 * steps[-1].cloud.total_cloud_calls
+    [spent] = report["spend"]["stretches"]
+    assert (spent["serving_uusd"], spent["learning_uusd"]) == (11 * helped, report["cloud"]["learning"]["spend_uusd"])
+    assert report["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
-def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_path: Path) -> None:
+def test_wait_across_a_clock_set_back_is_never_negative(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         with state.database as database:
             rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
@@ -129,21 +129,21 @@ def test_a_wait_over_which_the_clock_was_set_back_lasted_no_negative_time(tmp_pa
         assert activity_report(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
 
 
-def test_spend_is_told_in_stretches_that_fit_the_time_it_took(tmp_path: Path) -> None:
+def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
     with StateFolder(tmp_path) as state:
         for at, uusd in charges.items():
             state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
-        told = activity_report(state.database, 0.0, 300.0)["spend"]
-        assert told["stretch_s"] == 60
-        assert [(one["began"], one["serving_uusd"]) for one in told["stretches"]] == [(60.0, 12), (240.0, 2)]
+        spend = activity_report(state.database, 0.0, 300.0)["spend"]
+        assert spend["stretch_s"] == 60
+        assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
         state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
-        told = activity_report(state.database, 95.0, 2e5)["spend"]
-    assert (told["stretch_s"], told["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
-    assert sum(one["serving_uusd"] for one in told["stretches"]) == 12
+        spend = activity_report(state.database, 95.0, 2e5)["spend"]
+    assert (spend["stretch_s"], spend["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
+    assert sum(one["serving_uusd"] for one in spend["stretches"]) == 12
 
 
-async def test_a_rollback_is_told_with_who_made_it_and_what_serves_then_follows_it(tmp_path: Path) -> None:
+async def test_rollback_is_reported_with_its_author_and_the_active_version_follows(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -151,12 +151,12 @@ async def test_a_rollback_is_told_with_who_made_it_and_what_serves_then_follows_
         await agent.adapter.rollback(2)
         world.clock.advance(100)
         later = agent.records.report(world.clock.now())
-        told = agent.records.report(0.0)
+        report = agent.records.report(0.0)
     assert later["serving_version_then"] == later["serving_version"] == 2
-    assert [(one["from_version"], one["to_version"], one["by"]) for one in told["went_back"]] == [(4, 2, "person")]
+    assert [(one["from_version"], one["to_version"], one["by"]) for one in report["went_back"]] == [(4, 2, "person")]
 
 
-async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_path: Path) -> None:
+async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> None:
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -167,7 +167,7 @@ async def test_an_idle_folder_is_read_without_its_lock_and_without_a_change(tmp_
     assert (tmp_path / "agent.sqlite").read_bytes() == before
 
 
-def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path) -> None:
+def test_unreadable_folders_are_one_line_with_advice(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no agent's state"):
         read_activity(tmp_path, 0.0, 1.0)
     with StateFolder(tmp_path) as state:
@@ -181,7 +181,7 @@ def test_folders_that_cannot_be_read_are_one_line_with_what_to_do(tmp_path: Path
         read_activity(tmp_path, 0.0, 1.0)
 
 
-def test_times_are_given_in_words_spans_and_dates() -> None:
+def test_times_are_written_as_words_spans_and_dates() -> None:
     now = datetime(2026, 3, 5, 15, 30).astimezone().timestamp()
     assert since_of("24h", now) == now - 86_400
     assert since_of("90m", now) == now - 5_400
@@ -234,7 +234,7 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
-def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Pacific/Auckland")
     time.tzset()
     try:
@@ -247,7 +247,7 @@ def test_this_month_is_that_of_the_budgets_wherever_the_machine_is(tmp_path: Pat
         time.tzset()
 
 
-def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -> None:
+def test_new_source_is_compared_with_its_first_evaluation(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         state.put_exams([exam(0, "a", ""), exam(2, "ab", ""), exam(2, "a", "", source="later"), exam(4, "abc", "", "abcde")], 1.0)
         state.put_exams([exam(4, "abcd", "", source="later")], 1.0)
@@ -257,7 +257,7 @@ def test_a_source_that_was_new_is_compared_with_its_first_exam(tmp_path: Path) -
     assert (sums["right_then"], sums["right_now"], sums["new"], sums["new_right"]) == (1, 3, 1, 0)
 
 
-def test_ones_own_questions_are_the_headline_and_practice_stands_beside_them(tmp_path: Path) -> None:
+def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(tmp_path: Path) -> None:
     item = TaskItem("i1", "chat", "jsonl", 1, "train", "Who?", "I", AnswerKind.TEXT, 4)
     with StateFolder(tmp_path) as state:
         sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]

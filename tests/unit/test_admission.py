@@ -1,4 +1,4 @@
-"""Slots and who gets them: devices take turns, and none can fill the queue against the others."""
+"""Slots and fairness: devices take turns, and none can fill the queue at the expense of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def slot(gate: Gate, max_wait_s: float, device: str) -> AsyncIterator[None
 
 
 class Visits:
-    """Calls that hold a slot until they are let go, and the order in which they got it."""
+    """Calls that hold a slot until released, and the order in which they got it."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -46,13 +46,13 @@ class Visits:
             await self.go_on.wait()
 
     async def let_all_go(self) -> list[BaseException]:
-        """Let everything run to its end; returns the refusals."""
+        """Run everything to its end; returns the refusals."""
         self.go_on.set()
         outcomes = await asyncio.gather(*self.tasks, return_exceptions=True)
         return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
 
 
-async def test_devices_take_turns_however_many_calls_each_has_queued() -> None:
+async def test_devices_take_turns_regardless_of_queue_lengths() -> None:
     visits = Visits(Gate("g", 1, 100))
     await visits.queue("first", *["greedy"] * 5, "a", "a", "b")
     assert await visits.let_all_go() == []
@@ -79,7 +79,7 @@ async def test_a_full_queue_turns_the_newest_call_of_the_longest_line_away_for_a
     assert all(getattr(refusal, "retry_after_s", None) for refusal in refusals)
 
 
-async def test_a_wait_that_is_too_long_ends_and_leaves_the_queue() -> None:
+async def test_wait_beyond_the_limit_ends_and_leaves_the_queue() -> None:
     gate = Gate("g", 1, 5)
     async with slot(gate, 1.0, "a"):
         with pytest.raises(CoordinatorUnavailable, match="no slot within"):
@@ -88,7 +88,7 @@ async def test_a_wait_that_is_too_long_ends_and_leaves_the_queue() -> None:
         assert gate.waiting == 0
 
 
-async def test_a_caller_that_goes_away_at_the_moment_it_got_its_slot_hands_it_on() -> None:
+async def test_caller_cancelled_while_receiving_its_slot_passes_it_on() -> None:
     gate = Gate("g", 1, 5)
     async with AsyncExitStack() as held:
         await held.enter_async_context(slot(gate, 1.0, "a"))
@@ -101,7 +101,7 @@ async def test_a_caller_that_goes_away_at_the_moment_it_got_its_slot_hands_it_on
         assert gate.waiting == 0
 
 
-async def test_a_call_that_was_cancelled_the_moment_before_does_not_take_the_slot_with_it() -> None:
+async def test_cancelled_waiter_does_not_take_the_freed_slot() -> None:
     gate = Gate("g", 1, 4)
     await gate.enter(1.0, "a")
     waiting = [asyncio.create_task(gate.enter(30.0, device)) for device in ("b", "c")]
@@ -115,7 +115,7 @@ async def test_a_call_that_was_cancelled_the_moment_before_does_not_take_the_slo
     assert gate.waiting == 0
 
 
-async def test_a_call_that_was_cancelled_the_moment_before_makes_room_as_it_is() -> None:
+async def test_cancelled_waiter_makes_room_in_a_full_queue() -> None:
     gate = Gate("g", 1, 2)
     await gate.enter(1.0, "a")
     waiting = [asyncio.create_task(gate.enter(30.0, "b")) for _ in range(2)]
@@ -131,7 +131,7 @@ async def test_a_call_that_was_cancelled_the_moment_before_makes_room_as_it_is()
     assert gate.waiting == 0
 
 
-def test_one_who_takes_every_place_he_may_leaves_half_of_them() -> None:
+def test_greedy_caller_leaves_half_of_the_places() -> None:
     turnstile = Turnstile("requests run", 100)
     with ExitStack() as held:
         for _ in range(51):
@@ -148,7 +148,7 @@ def test_one_who_takes_every_place_he_may_leaves_half_of_them() -> None:
 
 
 @pytest.mark.parametrize("greedy", [2, 3, 9])
-def test_many_who_take_all_they_may_leave_a_place_to_whoever_comes_new(greedy: int) -> None:
+def test_many_greedy_callers_leave_a_place_for_a_new_one(greedy: int) -> None:
     turnstile, refused = Turnstile("requests run", 1000), set[int]()
     with ExitStack() as held:
         while len(refused) < greedy:

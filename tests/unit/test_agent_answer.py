@@ -51,7 +51,7 @@ def test_the_more_restrictive_mode_wins_and_cloud_only_is_a_demand() -> None:
         ("no tags at all, 1 < 2", "no tags at all, 1 < 2"),
     ],
 )
-def test_what_is_shown_of_a_cut_answer_has_no_tags(text: str, shown: str) -> None:
+def test_shown_text_of_a_cut_answer_has_no_tags(text: str, shown: str) -> None:
     assert cut_answer(text) == shown
 
 
@@ -66,7 +66,7 @@ async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     assert [event.id for event in world.events(AnswerFinished)] == ["one"]
 
 
-async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place(world: World) -> None:
+async def test_cloud_text_replaces_the_models_request(world: World) -> None:
     record, pieces = await world.ask()
     assert (record.source, record.final, record.reason) == ("cloud", "5", "the model asked for help")
     assert record.text == "<think>\nStep 1: hard\n</think>\n" + local_answer(5)
@@ -86,7 +86,7 @@ async def test_when_the_model_asks_the_clouds_text_follows_in_the_requests_place
         (CoordinatorUnavailable("nobody there"), "nobody there"),
     ],
 )
-async def test_a_refusal_or_failure_is_answered_locally_and_says_which(world: World, error: Exception, words: str) -> None:
+async def test_refusal_or_failure_is_answered_locally_with_the_reason(world: World, error: Exception, words: str) -> None:
     world.client.fail_next("stream_complete", error)  # type: ignore[arg-type]
     record, _ = await world.ask()
     assert (record.source, record.final) == ("local-fallback", "3")
@@ -95,7 +95,7 @@ async def test_a_refusal_or_failure_is_answered_locally_and_says_which(world: Wo
     assert world.client.calls == []
 
 
-async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(world: World) -> None:
+async def test_broken_stream_still_ends_with_a_local_answer(world: World) -> None:
     async def broken(call, deadline_s):  # type: ignore[no-untyped-def]
         yield CloudDelta("half of ")
         raise CoordinatorUnavailable("cut", reason="CONNECTION_LOST")
@@ -114,7 +114,7 @@ async def test_a_stream_that_breaks_half_way_still_ends_with_a_local_answer(worl
         ({}, {"no_cloud": "--never-send forbids it"}, "--never-send forbids it"),
     ],
 )
-async def test_what_forbids_the_cloud_is_obeyed_and_is_the_reason_in_the_record(
+async def test_whatever_forbids_the_cloud_is_the_recorded_reason(
     tmp_path: Path, settings: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
     world = World(tmp_path / "state", script=asks_unless_suppressed, **settings)
@@ -146,7 +146,7 @@ async def test_cloud_only_under_the_kill_switch_is_a_usage_error(tmp_path: Path)
         await world.ask(mode="cloud-only")
 
 
-async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(world: World) -> None:
+async def test_conversation_that_is_empty_or_ends_with_the_model_is_refused(world: World) -> None:
     async with world.agent() as agent:
         for messages in ([], [Message("assistant", "hi")], [Message("user", "  ")]):
             with pytest.raises(UsageError, match="last message"):
@@ -155,7 +155,7 @@ async def test_an_empty_conversation_or_one_that_ends_with_the_model_is_refused(
             agent.records.why("nothing")
 
 
-async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: Path) -> None:
+async def test_many_users_are_served_concurrently_during_learning(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent, asyncio.TaskGroup() as tasks:
         learning = tasks.create_task(agent.learn())
@@ -166,7 +166,7 @@ async def test_many_people_are_served_at_once_while_learning_goes_on(tmp_path: P
     assert len({answer.result().id for answer in answers}) == 20
 
 
-async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
+async def test_learning_waits_while_a_request_is_served(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
         async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
@@ -180,7 +180,7 @@ async def test_learning_waits_while_somebody_is_served(tmp_path: Path) -> None:
         assert agent.status().steps_done == 4
 
 
-async def test_an_answer_left_early_frees_the_place_and_leaves_no_record(world: World) -> None:
+async def test_abandoned_answer_frees_its_slot_and_leaves_no_record(world: World) -> None:
     async with world.agent() as agent:
         async with aclosing(agent.answerer.stream(AnswerRequest(QUESTION, id="left"))) as deltas:
             await anext(deltas)
@@ -221,7 +221,7 @@ def test_compact_models_read_the_last_question_and_others_the_conversation() -> 
     assert conversation_for_the_cloud(talk, "compact") == (Message("user", "c"),)
 
 
-async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is_wanted(world: World) -> None:
+async def test_local_attempt_is_sent_with_the_last_question_where_configured(world: World) -> None:
     await world.ask()
     assert world.client.calls[-1].messages == QUESTION
     world.hint_chars = 100
@@ -229,7 +229,7 @@ async def test_the_local_attempt_goes_along_with_the_last_question_where_that_is
     assert world.client.calls[-1].messages == (Message("user", f"What is 4 + 1?\n\n{LEAD}\nStep 1: hard"),)
 
 
-async def test_a_pause_while_the_model_writes_holds_before_the_call_leaves(world: World) -> None:
+async def test_pause_during_generation_stops_the_cloud_call(world: World) -> None:
     async with world.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
         await anext(deltas)
         agent.budgets.pause_cloud(True)
@@ -239,7 +239,7 @@ async def test_a_pause_while_the_model_writes_holds_before_the_call_leaves(world
     assert world.client.calls == [] and record.call_key == ""
 
 
-async def test_a_question_that_is_sampled_is_sampled_by_the_cloud_too(world: World) -> None:
+async def test_sampled_question_is_sampled_by_the_cloud_too(world: World) -> None:
     async with world.agent() as agent:
         await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
         await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=0.7))

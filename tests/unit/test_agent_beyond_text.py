@@ -1,4 +1,4 @@
-"""Requests with tools: who is asked, what is answered where nobody can call them, and what is kept of it."""
+"""Requests with tools: who is asked, the answer where nobody can call them, and the stored record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world_of(tmp_path: Path, **options: Any) -> World:
 
 
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
-async def test_tools_are_asked_of_the_cloud_at_once_and_untouched(tmp_path: Path, mode: str) -> None:
+async def test_tools_are_sent_to_the_cloud_immediately_and_unchanged(tmp_path: Path, mode: str) -> None:
     world = world_of(tmp_path, mode=mode)
     record, _ = await world.ask(beyond=TOOLS)
     assert (record.source, record.local_text, record.completion_tokens) == ("cloud", "", 0)
@@ -33,7 +33,7 @@ async def test_tools_are_asked_of_the_cloud_at_once_and_untouched(tmp_path: Path
 
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_where_the_cloud_fails_there_is_no_answer_without_tools(tmp_path: Path, mode: str, refusal: Any) -> None:
+async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, refusal: Any) -> None:
     world = world_of(tmp_path, mode=mode)
     world.client.fail_next("stream_complete", refusal)
     with pytest.raises(Unsupported if isinstance(refusal, InvalidRequest) else type(refusal), match=str(refusal)):
@@ -43,19 +43,19 @@ async def test_where_the_cloud_fails_there_is_no_answer_without_tools(tmp_path: 
 @pytest.mark.parametrize(
     "options", [{"mode": "local-only"}, {"switched_off": "switched off"}, {"switched_off": "off", "mode": "cloud-only"}]
 )
-async def test_where_the_cloud_is_not_asked_tools_are_refused_before_anything_is_said(tmp_path: Path, options: Any) -> None:
+async def test_tools_are_refused_before_any_text_where_the_cloud_is_not_asked(tmp_path: Path, options: Any) -> None:
     world = world_of(tmp_path, **options)
     with pytest.raises(Unsupported) as caught:
         await world.ask(beyond=TOOLS)
     assert (caught.value.parameter, world.client.calls) == ("tools", [])
 
 
-async def test_tools_that_may_not_be_used_go_along_only_when_the_model_asks(tmp_path: Path) -> None:
+async def test_optional_tools_are_sent_only_when_the_model_asks(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     record, _ = await world.ask(beyond=BeyondText(SENT))
     assert (record.source, world.client.calls) == ("local", [])
 
 
-def test_only_words_of_openais_say_why_a_completion_ended() -> None:
+def test_finish_reason_is_always_one_of_openais() -> None:
     assert finish_of('{"finish_reason": "tool_calls"}') == "tool_calls"
-    assert [finish_of(told) for told in ("", "{}", '{"finish_reason": "odd"}', '{"finish_reason": []}')] == [""] * 4
+    assert [finish_of(text) for text in ("", "{}", '{"finish_reason": "odd"}', '{"finish_reason": []}')] == [""] * 4

@@ -1,4 +1,4 @@
-"""The calls of a step to the cloud: made at once, and what happens to one of them changes no other."""
+"""The concurrent cloud calls of a step: the outcome of one changes no other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def asked_together(client, calls):
     return await asyncio.gather(*(asking.ask(each) for each in calls))
 
 
-async def test_nothing_is_asked_where_the_cloud_is_switched_off() -> None:
+async def test_nothing_is_asked_where_the_cloud_is_disabled() -> None:
     client = CountingClient()
     assert (await GroupCalls(client, 5.0, lambda: "off").ask(call())).reason == "off"
     assert client.begun == 0 and not client.calls
@@ -61,7 +61,7 @@ async def test_a_refused_call_leaves_the_others_answered() -> None:
 @pytest.mark.parametrize(
     "error", [CallInProgress("runs", retry_after_s=0.0), RateLimited("slowly", retry_after_s=0.001)], ids=type
 )
-async def test_what_can_be_waited_out_is_waited_out(error) -> None:
+async def test_temporary_failures_are_waited_out(error) -> None:
     client = CountingClient()
     client.instead["k1"] = error
     outcomes = await asked_together(client, numbered(3))
@@ -69,7 +69,7 @@ async def test_what_can_be_waited_out_is_waited_out(error) -> None:
     assert len(client.calls) == 3 and client.looked_up == (["k1"] if isinstance(error, CallInProgress) else [])
 
 
-async def test_leaving_a_step_in_the_middle_leaves_no_task_behind() -> None:
+async def test_leaving_a_step_early_leaves_no_task_behind() -> None:
     client = CountingClient(delay_s=60.0)
     before = asyncio.all_tasks()
     asking = asyncio.create_task(asked_together(client, numbered(3)))
@@ -80,7 +80,7 @@ async def test_leaving_a_step_in_the_middle_leaves_no_task_behind() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_what_calls_made_at_once_meet_is_noticed_and_the_newest_budget_kept() -> None:
+async def test_concurrent_calls_report_offline_and_online_and_keep_the_newest_budget() -> None:
     sink, client = MemorySink(), CountingClient()
     watched = WatchedClient(client, sink, ManualClock())
     client.instead = {"k0": CoordinatorUnavailable("gone", reason="CONNECTION_LOST")}
@@ -99,7 +99,7 @@ async def test_a_cloud_without_a_price_is_noticed_once_with_the_keys_to_set() ->
     assert "coordinator.embedded.price_in_uusd_per_mtok" in sink.events[0].text
 
 
-async def test_a_call_that_waits_out_a_rate_limit_does_not_leave_after_the_cloud_was_switched_off() -> None:
+async def test_rate_limited_call_is_not_sent_after_the_cloud_was_disabled() -> None:
     client, off = CountingClient(), []
     client.fail_next("complete", RateLimited("soon", retry_after_s=0.01))
     asking = GroupCalls(client, 5.0, lambda: off.pop() if off else "")

@@ -47,7 +47,7 @@ async def test_the_child_is_started_with_its_settings_and_stopped(tmp_path: Path
 
 
 @pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGILL], ids=["killed", "crashed"])
-async def test_a_child_that_dies_is_started_again_and_said_once(tmp_path: Path, signalled: signal.Signals) -> None:
+async def test_dead_child_is_restarted_and_reported_once(tmp_path: Path, signalled: signal.Signals) -> None:
     sink = MemorySink()
     child = child_of(tmp_path / "c", CHILD, sink)
     await child.start()
@@ -57,8 +57,8 @@ async def test_a_child_that_dies_is_started_again_and_said_once(tmp_path: Path, 
         while child.pid in (None, first):
             await asyncio.sleep(0.01)
     await child.aclose()
-    (told,) = [event.text for event in sink.events if isinstance(event, Notice)]
-    assert signalled.name in told and ("edge-agent doctor" in told) is (signalled == signal.SIGILL)
+    (notice,) = [event.text for event in sink.events if isinstance(event, Notice)]
+    assert signalled.name in notice and ("edge-agent doctor" in notice) is (signalled == signal.SIGILL)
 
 
 STARTS_SLOWLY = """
@@ -74,7 +74,7 @@ while True:
 """
 
 
-async def test_a_child_that_is_starting_is_signalled_only_once_it_serves(tmp_path: Path) -> None:
+async def test_starting_child_is_signalled_only_once_it_serves(tmp_path: Path) -> None:
     folder, sink = tmp_path / "c", MemorySink()
     child = child_of(folder, STARTS_SLOWLY, sink)
     starting = asyncio.create_task(child.start())
@@ -95,7 +95,7 @@ async def test_a_child_that_is_starting_is_signalled_only_once_it_serves(tmp_pat
     assert not [event for event in sink.events if isinstance(event, Notice)], "it did not end"
 
 
-async def test_a_child_that_serves_later_than_it_was_waited_for_goes_on_starting(tmp_path: Path) -> None:
+async def test_slow_child_continues_starting_after_the_wait(tmp_path: Path) -> None:
     child = child_of(tmp_path / "c", STARTS_SLOWLY, MemorySink(), timeout_s=2.0)
     with pytest.raises(CoordinatorUnavailable, match="not serving after 2 s"):
         await child.start()
@@ -112,7 +112,7 @@ DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0
 
 
 @pytest.mark.parametrize(
-    ("code", "timeout_s", "told", "hint"),
+    ("code", "timeout_s", "message", "hint"),
     [
         ("import sys; sys.exit('the port is taken')", 3.0, "the port is taken", ""),
         (DIES, 3600.0, "SIGSEGV", "edge-agent doctor"),  # at once, long before the time is over
@@ -120,15 +120,15 @@ DIES = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0
     ids=["ends", "crashes"],
 )
 async def test_a_child_that_cannot_start_is_reported_with_its_last_words(
-    tmp_path: Path, code: str, timeout_s: float, told: str, hint: str
+    tmp_path: Path, code: str, timeout_s: float, message: str, hint: str
 ) -> None:
     child = child_of(tmp_path / "c", code, MemorySink(), timeout_s=timeout_s)
-    with pytest.raises(CoordinatorUnavailable, match=told) as error:
+    with pytest.raises(CoordinatorUnavailable, match=message) as error:
         await child.start()
     assert child.pid is None and hint in (error.value.hint or "")
 
 
-def test_a_long_socket_path_gives_way_to_a_short_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_socket_path_is_replaced_by_a_short_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = tmp_path / "s"
     assert socket_path(short) == short / "coordinator.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
@@ -175,7 +175,7 @@ def embedded(*settings: str) -> list[str]:
 
 
 def child_upstream(*settings: str) -> UpstreamConfig:
-    """What the child makes of an agent's settings for its cloud LLM."""
+    """The child's upstream for an agent's cloud settings."""
     config = resolve_agent_config(sets=embedded(*settings)).config
     return CoordinatorConfig.model_validate(embedded_settings(config)).effective_upstreams["default"]
 
@@ -188,7 +188,7 @@ def test_an_anthropic_upstream_has_its_key_by_reference_and_its_published_price(
         assert tariff is not None and tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
 
 
-def test_a_cassette_and_a_server_in_the_own_network_can_be_the_cloud() -> None:
+def test_cassette_or_local_server_can_be_the_cloud() -> None:
     assert child_upstream("upstream=recorded", "path=/a.jsonl").path == "/a.jsonl"
     server = ("base_url=http://10.0.0.2/v1", "api_key_env=SOME_KEY", "allow_plaintext=true", "tokens_field=max_completion_tokens")
     prices = ("price_in_uusd_per_mtok=1000", "price_out_uusd_per_mtok=2000")
@@ -197,13 +197,13 @@ def test_a_cassette_and_a_server_in_the_own_network_can_be_the_cloud() -> None:
     assert (upstream.allow_plaintext, upstream.tokens_field) == (True, "max_completion_tokens")
 
 
-def test_every_setting_of_the_child_s_cloud_has_the_name_that_the_coordinator_gives_it() -> None:
+def test_cloud_settings_of_the_child_use_the_coordinators_names() -> None:
     own = set(EmbeddedCoordinatorConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
     assert own <= set(UpstreamConfig.model_fields)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (("upstream=anthropic", "api_key_env=K"), "needs model"),
         (ANTHROPIC, "api_key_env"),
@@ -213,7 +213,7 @@ def test_every_setting_of_the_child_s_cloud_has_the_name_that_the_coordinator_gi
         (("upstream=azure",), "upstream"),
     ],
 )
-def test_a_cloud_that_cannot_work_is_refused_in_one_line_without_its_secret(settings: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as refused:
+def test_unusable_cloud_is_refused_in_one_line_without_its_secret(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         resolve_agent_config(sets=embedded(*settings))
     assert "\n" not in str(refused.value) and "abcdefghijklmnop" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""What an evaluation asks of the model, the cloud and the judges, and what its numbers mean."""
+"""The requests of an evaluation to model, cloud and judges, and the meaning of its numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_level(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
 
 
 class Examination:
-    """Judges sums in a scripted world; remembers what was asked."""
+    """Judges sums in a scripted world and records the questions."""
 
     def __init__(self, folder: Path, script: Any = by_level, *, failures: int = 0, temperature: float = 0.0) -> None:
         world = World(folder / "state")
@@ -63,7 +63,7 @@ async def nine_sums(tmp_path: Path, *, failures: int = 0, **options: Any) -> Sco
     return score(await Examination(tmp_path, failures=failures).judged(Sums().test(9), **options))
 
 
-async def test_each_accuracy_means_what_it_says_and_comes_with_its_rate(tmp_path: Path) -> None:
+async def test_each_accuracy_matches_its_definition_and_has_its_rate(tmp_path: Path) -> None:
     scores = await nine_sums(tmp_path)
     assert (scores.items, scores.kept_accuracy, scores.coverage) == (9, 1.0, pytest.approx(1 / 3))
     assert scores.assist_rate == pytest.approx(2 / 3)
@@ -75,7 +75,7 @@ async def test_each_accuracy_means_what_it_says_and_comes_with_its_rate(tmp_path
     assert (refused.cloud_failures, refused.joint_accuracy) == (2, pytest.approx(7 / 9)), "a refused call is a wrong joint answer"
 
 
-async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: Path) -> None:
+async def test_cached_answer_is_a_call_without_cost(tmp_path: Path) -> None:
     examination = Examination(tmp_path, failures=1)
     complete = examination.client.complete
 
@@ -89,13 +89,13 @@ async def test_an_answer_from_the_cache_is_a_call_that_costs_nothing(tmp_path: P
     assert scores.cloud_cached == scores.cloud_answers - scores.spend_uusd // 100 >= 4
 
 
-async def test_without_a_cloud_the_joint_accuracy_is_not_known(tmp_path: Path) -> None:
+async def test_without_a_cloud_the_overall_accuracy_is_unknown(tmp_path: Path) -> None:
     scores = await nine_sums(tmp_path, with_cloud=False)
     assert (scores.joint_accuracy, scores.intervals.joint_accuracy, scores.oracle_bound, scores.cloud_calls) == (None,) * 3 + (0,)
     assert scores.forced_local_accuracy == pytest.approx(2 / 3)
 
 
-async def test_cloud_all_asks_every_item_once_and_leaves_the_own_decision_its_own_bill(tmp_path: Path) -> None:
+async def test_cloud_all_asks_every_item_once_and_keeps_the_bill_of_the_own_decisions(tmp_path: Path) -> None:
     examination = Examination(tmp_path)
     judged = await examination.judged(Sums().test(9), cloud_all=True)
     scores = score(judged)
@@ -106,7 +106,7 @@ async def test_cloud_all_asks_every_item_once_and_leaves_the_own_decision_its_ow
     ]
 
 
-async def test_an_answer_that_was_not_asked_for_and_failed_changes_no_score(tmp_path: Path) -> None:
+async def test_failed_answer_that_was_not_requested_changes_no_score(tmp_path: Path) -> None:
     examination = Examination(tmp_path, lambda *_: local_answer(0), failures=9)
     wrong = score(await examination.judged(Sums().test(9), cloud_all=True))
     assert (wrong.cloud_failures, wrong.joint_accuracy, wrong.cloud_accuracy) == (0, 0.0, None)
@@ -125,7 +125,7 @@ async def test_the_forced_answer_is_sampled_with_the_same_seed(tmp_path: Path) -
     assert len({pair[0][1] for pair in seeds.values()}) == 4
 
 
-async def test_a_question_that_does_not_fit_is_a_wrong_answer_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_question_that_does_not_fit_is_a_wrong_answer_and_the_others_continue(tmp_path: Path) -> None:
     examination = Examination(tmp_path, lambda messages, *_: local_answer(number_in(messages[-1].content) + 1))
     examination.backend = _Short(examination.backend, "900002")
     scores = score(await examination.judged(Sums().test(4)))
@@ -145,7 +145,7 @@ class _Short:
         return await self._backend.sample_group(messages, *rest)
 
 
-async def test_mathematics_is_read_both_ways_side_by_side(tmp_path: Path) -> None:
+async def test_mathematics_is_compared_by_both_rules(tmp_path: Path) -> None:
     class Generous:
         def verdict(self, item: TaskItem, response: str) -> MathVerdict:
             exact = ExactMathAnswer().is_correct(item, response)
@@ -166,7 +166,7 @@ async def test_a_larger_step_limit_replaces_the_items_own(tmp_path: Path) -> Non
     assert (eight.format_ok, eight.kept_accuracy) == (1.0, 1.0)
 
 
-async def test_what_is_known_is_not_judged_again(tmp_path: Path) -> None:
+async def test_known_scores_are_not_computed_again(tmp_path: Path) -> None:
     first = Examination(tmp_path / "a")
     judged = await first.judged(Sums().test(6))
     again = Examination(tmp_path / "b", lambda *_: "nonsense")
@@ -181,7 +181,7 @@ def test_a_repeated_question_is_one_candidate_with_both_weights() -> None:
     assert [(candidate.item, candidate.weight) for candidate in candidates] == [(one, 0.75), (other, 1.0)]
 
 
-def test_an_item_of_several_sources_counts_once_with_the_weight_of_the_first() -> None:
+def test_item_of_several_sources_counts_once_with_the_first_weight() -> None:
     first = [Candidate(item(1), 0.5), Candidate(item(2))]
     second = [Candidate(replace(item(1), task="group")), Candidate(item(3), 2.0)]
     candidates = counted_once([first, second, first])
@@ -192,7 +192,7 @@ def test_an_item_of_several_sources_counts_once_with_the_weight_of_the_first() -
     ]
 
 
-def test_the_key_tells_items_apart_by_what_is_asked() -> None:
+def test_key_distinguishes_items_by_their_question() -> None:
     one = candidates_of([(item(1), 1.0)])[0]
     changes = [{"question": "?"}, {"options": ("a",)}, {"max_steps": 9}, {"answer": "0"}, {"preamble": "x"}]
     assert len({one.key, *(replace(one, item=replace(one.item, **change)).key for change in changes)}) == 6

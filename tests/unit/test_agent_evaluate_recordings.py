@@ -1,4 +1,4 @@
-"""Recorded cloud answers, one format for device and coordinator; and what an interrupted evaluation keeps."""
+"""Recorded cloud answers in one format for device and coordinator, and interrupted evaluations."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: P
         assert again == replace(outcome.completion, call_key="other", model="default")
 
 
-async def test_a_cached_answer_is_a_call_that_costs_nothing_also_in_a_replay(tmp_path: Path) -> None:
+async def test_cached_answer_in_a_replay_is_a_call_without_cost(tmp_path: Path) -> None:
     append_answer(tmp_path / "r.jsonl", digest_of(call()), RecordedAnswer("4", TokenUsage(3, 4), charged_uusd=0, cached=True))
     outcome = await ReplayedAnswers(tmp_path / "r.jsonl").ask(call())
     assert bill_of(outcome) == Bill(1, 0, 0, cached=1)
 
 
-async def test_a_replay_asks_as_the_recording_did_whatever_is_configured(tmp_path: Path) -> None:
+async def test_replay_asks_like_the_recording_regardless_of_configuration(tmp_path: Path) -> None:
     settings = RolloutSettings("run", 0, 2, 1.0, 64, "compact", "full", 512)
     await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(replace(call(), model_alias="other"))
     asked = ReplayedAnswers(tmp_path / "r.jsonl").asked_as(settings)
@@ -83,7 +83,7 @@ async def test_two_items_with_the_same_question_make_one_call(tmp_path: Path) ->
     assert len({outcome.completion.text for outcome in both if outcome.completion}) == 1
 
 
-async def test_what_a_kill_cut_off_is_dropped_when_recording_goes_on_and_an_error_in_a_replay(tmp_path: Path) -> None:
+async def test_truncated_recording_is_repaired_when_continued_and_an_error_in_a_replay(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     recorder = RecordingAnswers(path, Cloud(), "compact")
     await recorder.ask(call("one"))
@@ -100,7 +100,7 @@ async def test_what_a_kill_cut_off_is_dropped_when_recording_goes_on_and_an_erro
 
 
 @pytest.mark.parametrize("content", ['{"report": 1}', "name,score\nx,1", '{\n"request": 1\n}\n'])
-def test_another_file_is_refused_and_left_as_it_was(tmp_path: Path, content: str) -> None:
+def test_foreign_file_is_refused_and_left_unchanged(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"mine:1: not a cassette line"):
@@ -122,7 +122,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
         ReplayedAnswers(tmp_path / "r.jsonl")
 
 
-async def test_the_coordinator_plays_what_a_device_recorded(tmp_path: Path) -> None:
+async def test_coordinator_replays_what_a_device_recorded(tmp_path: Path) -> None:
     outcome = await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(call())
     request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")
     played = await RecordedProvider(UpstreamConfig(provider="recorded", path=str(tmp_path / "r.jsonl")), "r").complete(request)
@@ -153,7 +153,7 @@ def filled(tmp_path: Path) -> Path:
     return first.path
 
 
-def test_a_journal_gives_back_what_was_judged_and_the_tag_it_began_with(tmp_path: Path) -> None:
+def test_journal_returns_the_scored_items_and_its_initial_tag(tmp_path: Path) -> None:
     filled(tmp_path)
     again = journal(tmp_path, "second")
     assert (again.known, again.tag) == ({"a": DONE, "b": replace(DONE, tokens=5)}, "first")
@@ -161,7 +161,7 @@ def test_a_journal_gives_back_what_was_judged_and_the_tag_it_began_with(tmp_path
     assert not again.path.exists()
 
 
-def test_items_whose_call_failed_are_not_kept(tmp_path: Path) -> None:
+def test_items_with_a_failed_call_are_not_stored(tmp_path: Path) -> None:
     first = journal(tmp_path)
     first.add("a", replace(DONE, failure="away"))
     first.close()
@@ -169,7 +169,7 @@ def test_items_whose_call_failed_are_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 40])
-def test_a_line_that_a_kill_cut_off_is_judged_again(tmp_path: Path, cut: int) -> None:
+def test_truncated_line_is_scored_again(tmp_path: Path, cut: int) -> None:
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes()[:-cut])
     again = journal(tmp_path)
@@ -179,14 +179,14 @@ def test_a_line_that_a_kill_cut_off_is_judged_again(tmp_path: Path, cut: int) ->
     assert list(known(tmp_path)) == ["a", "b"]
 
 
-def test_the_journal_of_another_evaluation_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_journal_of_another_evaluation_is_refused_with_the_difference(tmp_path: Path) -> None:
     before = filled(tmp_path).read_text()
     with pytest.raises(StateError, match=r"temperature was 0\.0 and is 1\.0"):
         journal(tmp_path, temperature=1.0)
     assert (tmp_path / "j.jsonl").read_text() == before
 
 
-def test_a_damaged_journal_or_another_file_is_named_with_the_line_and_left_as_it_was(tmp_path: Path) -> None:
+def test_damaged_journal_or_foreign_file_is_named_with_the_line_and_left_unchanged(tmp_path: Path) -> None:
     path = filled(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
     for content, line in ((lines[0] + '{"item": "a"}\n' + lines[2], 2), ("something else", 1), ("something\nelse\n", 1)):
@@ -196,6 +196,6 @@ def test_a_damaged_journal_or_another_file_is_named_with_the_line_and_left_as_it
         assert path.read_text() == content
 
 
-def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_bill() -> None:
+def test_charged_call_without_an_answer_is_in_the_bill() -> None:
     assert bill_of(CloudOutcome(None, reason="cut", lost_uusd=70)) == Bill(1, 0, 70)
     assert bill_of(CloudOutcome(None, reason="away")) == Bill()

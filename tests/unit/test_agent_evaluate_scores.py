@@ -47,25 +47,25 @@ def test_with_equal_weights_shares_and_intervals_are_those_of_the_counts(outcome
     assert scores.coverage == pytest.approx(sum(not asked for asked, _ in outcomes) / len(outcomes))
 
 
-def test_weights_count_in_every_share_and_kept_accuracy_is_weighted_by_what_was_kept() -> None:
+def test_weights_apply_to_every_share_and_local_accuracy_is_weighted_by_local_answers() -> None:
     items = [judged(0, weight=3.0), judged(1, weight=1.0, local=False), judged(2, weight=4.0, asked=True, cloud=True)]
     scores = score(items)
     assert (scores.assist_rate, scores.kept_accuracy, scores.forced_local_accuracy) == (0.5, 0.75, 7 / 8)
     assert scores.joint_accuracy == 7 / 8
 
 
-def test_a_weighted_share_is_as_certain_as_its_effective_number_of_items() -> None:
+def test_weighted_interval_uses_the_effective_number_of_items() -> None:
     items = [judged(0, weight=3.0), judged(1, weight=1.0, local=False)]
     assert effective_trials([3.0, 1.0]) == pytest.approx(1.6)
     assert score(items).intervals.forced_local_accuracy == pytest.approx(wilson_interval_of_share(0.75, 1.6))
 
 
-def test_nothing_kept_has_no_kept_accuracy() -> None:
+def test_without_local_answers_there_is_no_local_accuracy() -> None:
     scores = score([judged(0, asked=True, cloud=True)])
     assert (scores.kept_accuracy, scores.intervals.kept_accuracy, scores.coverage) == (None, None, 0.0)
 
 
-def test_the_report_is_json_by_family_and_level_with_what_was_measured() -> None:
+def test_report_is_json_by_family_and_level_with_the_measured_setup() -> None:
     bill = Bill(1, 30, 7)
     items = [judged(n, asked=n % 2 == 0, cloud=True, bill=bill) for n in range(6)]
     body = json.loads(json.dumps(build_report(measured(), items).to_json(), allow_nan=False))
@@ -76,7 +76,7 @@ def test_the_report_is_json_by_family_and_level_with_what_was_measured() -> None
     assert sum(level["scores"]["items"] for level in family["levels"]) == 6
 
 
-def test_what_was_judged_survives_json() -> None:
+def test_scores_survive_json() -> None:
     for one in (judged(0), judged(1, asked=True, cloud=False, help_log_odds=float("-inf"), bill=Bill(1, 2, 3))):
         assert Judged.from_json(json.loads(json.dumps(one.judged.to_json()))) == one.judged
 
@@ -117,7 +117,7 @@ def test_infinite_log_odds_stay_comparable_and_can_be_written() -> None:
     assert json.loads(text)["points"][1]["joint_accuracy"] == 1.0
 
 
-def test_a_curve_needs_every_answer_of_the_cloud() -> None:
+def test_curve_needs_every_cloud_answer() -> None:
     items = [knowing(0, True, 1.0), judged(1)]
     with pytest.raises(EdgeError, match="not known for 1 of 2 items"):
         cost_quality(build_report(measured(), items), items)

@@ -1,4 +1,4 @@
-"""Reports say how far from the floor a step was, where the device was measured, and nothing of it elsewhere."""
+"""Reports relate a step to its floor where the device was measured, and do not mention it elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def run(tmp_path: Path, measure: StepMeasure | None) -> tuple[Path, list[S
         return folder.folder, agent.steps()
 
 
-async def test_a_measured_device_tells_seconds_at_the_floor_and_times_the_floor(tmp_path: Path) -> None:
+async def test_measured_device_reports_floor_seconds_and_multiples_of_the_floor(tmp_path: Path) -> None:
     folder, steps = await run(tmp_path, MEASURE)
     for one in steps:
         assert one.time.floor_s is not None and one.time.floor_s > 0
@@ -43,7 +43,7 @@ async def test_a_measured_device_tells_seconds_at_the_floor_and_times_the_floor(
     assert "times_floor" in (folder / "metrics.csv").read_text()
 
 
-async def test_the_floor_of_a_step_is_that_of_its_own_counts(tmp_path: Path) -> None:
+async def test_floor_of_a_step_uses_its_own_counts(tmp_path: Path) -> None:
     _, steps = await run(tmp_path, MEASURE)
     first = steps[0]
     tokens = first.time.tokens / first.scores.responses
@@ -59,7 +59,7 @@ async def test_the_floor_of_a_step_is_that_of_its_own_counts(tmp_path: Path) -> 
     assert 3 * prompt_tokens == pytest.approx(round(3 * prompt_tokens))
 
 
-async def test_without_a_measured_device_nothing_is_said_of_a_floor(tmp_path: Path) -> None:
+async def test_without_a_measured_device_no_floor_is_reported(tmp_path: Path) -> None:
     folder, steps = await run(tmp_path, None)
     assert [(one.time.floor_s, one.time.times_floor) for one in steps] == [(None, None)] * 2
     summary = json.loads((folder / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Figures are drawn when they are due, on a thread, and never in the way of learning."""
+"""Figures are drawn when due, on a thread, without delaying learning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edge.learning import figures as gallery_module
 from edge.learning.figures import STEPS_BETWEEN, LiveFigures
 from edge.state.events import HeldOutScored, PhaseStarted, StepFinished
-from tests.unit.test_agent_retention import look
+from tests.unit.test_agent_retention import scored
 from tests.unit.test_console import step
 
 
@@ -37,13 +37,13 @@ class Drawn:
         self._done.clear()
 
 
-async def test_figures_are_drawn_every_so_many_new_steps_and_at_the_end_with_what_was_before(tmp_path: Path) -> None:
+async def test_figures_are_drawn_at_intervals_and_at_the_end_with_earlier_steps(tmp_path: Path) -> None:
     draw = Drawn()
     async with LiveFigures(tmp_path / "figures", lambda line: None, draw).open([step(1)]):
         pass
-    assert draw.numbers == [], "what was before is no reason to draw"
+    assert draw.numbers == [], "earlier steps are no reason to draw"
     gallery = LiveFigures(tmp_path / "figures", lambda line: None, draw)
-    async with gallery.open([step(1)], [look(0, "a", 0.5)]):
+    async with gallery.open([step(1)], [scored(0, "a", 0.5)]):
         for number in range(2, STEPS_BETWEEN + 2):
             gallery.emit(step(number))
         await draw.once_more()
@@ -51,7 +51,7 @@ async def test_figures_are_drawn_every_so_many_new_steps_and_at_the_end_with_wha
     assert draw.numbers == [(STEPS_BETWEEN + 1, 1), (STEPS_BETWEEN + 2, 1)]
 
 
-async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_drawn_at_once(tmp_path: Path) -> None:
+async def test_phase_switch_and_held_out_results_are_drawn_immediately(tmp_path: Path) -> None:
     draw = Drawn()
     gallery = LiveFigures(tmp_path, lambda line: None, draw)
     async with gallery.open([], at_the_end=False):
@@ -59,31 +59,33 @@ async def test_the_switch_to_another_phase_and_results_on_held_out_items_are_dra
         gallery.emit(step(1))
         gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
         await draw.once_more()
-        gallery.emit(look(1, "a", 0.5))
+        gallery.emit(scored(1, "a", 0.5))
         await draw.once_more()
         gallery.emit(step(2))
     assert draw.numbers == [(1, 0), (1, 1)]
 
 
-async def test_a_failure_to_draw_is_said_once_and_ends_drawing_only(tmp_path: Path) -> None:
-    said: list[str] = []
+async def test_drawing_failure_is_reported_once_and_ends_drawing_only(tmp_path: Path) -> None:
+    lines: list[str] = []
     draw = Drawn(OSError("disk full"))
-    gallery = LiveFigures(tmp_path, said.append, draw)
+    gallery = LiveFigures(tmp_path, lines.append, draw)
     async with gallery.open([]):
         gallery.emit(step(1))
         gallery.emit(PhaseStarted(1, "b", "b", 0.3, None, 1))
         await draw.once_more()
         gallery.emit(step(2))
-    (line,) = said
+    (line,) = lines
     assert "disk full" in line and draw.numbers == [(1, 0)]
 
 
-async def test_without_matplotlib_one_line_is_said_and_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_matplotlib_one_line_is_printed_and_nothing_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gallery_module, "what_is_missing", lambda: "no figures: matplotlib is not installed")
-    said: list[str] = []
+    lines: list[str] = []
     draw = Drawn()
-    gallery = LiveFigures(tmp_path / "figures", said.append, draw)
+    gallery = LiveFigures(tmp_path / "figures", lines.append, draw)
     async with gallery.open([]):
         for number in range(50):
             gallery.emit(step(number))
-    assert (len(said), draw.numbers, (tmp_path / "figures").exists()) == (1, [], False)
+    assert (len(lines), draw.numbers, (tmp_path / "figures").exists()) == (1, [], False)

@@ -1,4 +1,4 @@
-"""Answers in a form, and with tools that the local model calls: what is held, who is asked, and what is kept of it."""
+"""Answers in a form, and local tool calls: constraints, fallbacks and records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_the_model_thinks_freely_and_then_writes_the_form(tmp_path: Path) 
     assert model.asked[0].max_tokens < model.asked[1].max_tokens
 
 
-async def test_a_model_that_does_not_think_first_writes_the_form_at_once_and_says_where_it_was_cut(tmp_path: Path) -> None:
+async def test_model_without_thinking_writes_the_form_immediately_and_reports_truncation(tmp_path: Path) -> None:
     record, _ = await answered(world_of(tmp_path / "whole", Speaks(thought=""), mode="local-only"))
     assert (record.text, record.local_text) == (LOCAL, LOCAL)
     model = Speaks(thought="", answer="{ 1 2 3 4 5")
@@ -69,7 +69,7 @@ async def test_a_model_that_does_not_think_first_writes_the_form_at_once_and_say
     assert record.finish == "length"
 
 
-async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Path) -> None:
+async def test_text_after_the_thinking_part_is_not_shown(tmp_path: Path) -> None:
     def bare(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
         return f"{THOUGHT}<answer>{LOCAL}" if sampling.grammar else f"{THOUGHT}It is five, as everybody knows. {LOCAL}"
 
@@ -78,7 +78,7 @@ async def test_what_a_model_writes_behind_its_thought_is_not_shown(tmp_path: Pat
     assert (record.source, record.final) == ("local", LOCAL)
 
 
-async def test_a_model_that_asks_gets_the_clouds_answer_in_the_form(tmp_path: Path) -> None:
+async def test_request_for_help_gets_the_cloud_answer_in_the_form(tmp_path: Path) -> None:
     world = world_of(tmp_path, Speaks(asks=True))
     record, pieces = await answered(world)
     assert (record.source, record.final, record.reason, record.asked) == ("cloud", CLOUD, "the model asked for help", True)
@@ -87,7 +87,7 @@ async def test_a_model_that_asks_gets_the_clouds_answer_in_the_form(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cloud", ['{"answer": "six"}', "six", '{"answer": NaN}', "[6]"])
-async def test_a_cloud_answer_without_the_form_is_none_but_is_recorded_as_paid(tmp_path: Path, cloud: str) -> None:
+async def test_nonconforming_cloud_answer_is_dropped_but_recorded_as_paid(tmp_path: Path, cloud: str) -> None:
     record, pieces = await answered(world_of(tmp_path, Speaks(asks=True), cloud))
     assert (record.source, record.final) == ("local-fallback", LOCAL)
     assert record.cloud_tokens > 0 and "response_format" in record.reason
@@ -97,7 +97,7 @@ async def test_a_cloud_answer_without_the_form_is_none_but_is_recorded_as_paid(t
 @pytest.mark.parametrize(
     ("failure", "kind"), [(InvalidRequest("it cannot"), Unsupported), (CoordinatorUnavailable("gone"), CoordinatorUnavailable)]
 )
-async def test_a_demand_for_the_cloud_that_fails_is_an_error(tmp_path: Path, failure: Any, kind: Any) -> None:
+async def test_failed_cloud_only_request_is_an_error(tmp_path: Path, failure: Any, kind: Any) -> None:
     world = world_of(tmp_path, Speaks(), mode="cloud-only")
     world.client.fail_next("stream_complete", failure)
     with pytest.raises(kind):
@@ -105,7 +105,7 @@ async def test_a_demand_for_the_cloud_that_fails_is_an_error(tmp_path: Path, fai
 
 
 @pytest.mark.parametrize("options", [{"mode": "cloud-only"}, {"form": UNHELD}], ids=["demanded", "no grammar"])
-async def test_a_cloud_answer_without_the_form_that_nobody_else_gives_is_an_error_and_recorded(
+async def test_nonconforming_cloud_answer_without_a_fallback_is_an_error_and_recorded(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     world = world_of(tmp_path, Speaks(), "six")
@@ -115,7 +115,7 @@ async def test_a_cloud_answer_without_the_form_that_nobody_else_gives_is_an_erro
         assert agent.records.used_today().today.calls == 1
 
 
-async def test_a_demanded_form_of_a_cloud_that_is_switched_off_is_an_error(tmp_path: Path) -> None:
+async def test_cloud_only_form_with_the_cloud_disabled_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CloudOff):
         await answered(World(tmp_path, mode="cloud-only", switched_off="off"))
 
@@ -124,13 +124,13 @@ NO_FORMS = InvalidRequest("model 'cloud' does not take this request: this upstre
 
 
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
-async def test_a_form_that_no_grammar_holds_is_the_clouds(tmp_path: Path, mode: str) -> None:
+async def test_form_without_a_grammar_goes_to_the_cloud(tmp_path: Path, mode: str) -> None:
     record, _ = await answered(world_of(tmp_path, Speaks(), mode=mode), form=UNHELD)
     assert (record.source, record.final) == ("cloud", CLOUD)
 
 
 @pytest.mark.parametrize("options", [{"mode": "local-only"}, {"switched_off": "off"}])
-async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_where_no_cloud_may_be_asked(
+async def test_form_without_a_grammar_is_refused_with_its_path_where_no_cloud_may_be_asked(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     world = world_of(tmp_path, Speaks(), **options)
@@ -141,7 +141,7 @@ async def test_a_form_that_no_grammar_holds_is_refused_at_its_place_where_no_clo
         await answered(world_of(tmp_path / "own", Speaks()), form=UNHELD, no_cloud="private", mode="local-only")
 
 
-async def test_a_cloud_that_follows_no_forms_is_not_asked_for_one_again_for_an_hour(tmp_path: Path) -> None:
+async def test_cloud_without_form_support_is_not_asked_for_one_for_an_hour(tmp_path: Path) -> None:
     world = world_of(tmp_path, Speaks(asks=True))
     world.client.fail_next("stream_complete", NO_FORMS)
     request = AnswerRequest(QUESTION, form=FORM, beyond=BeyondText(SENT))
@@ -158,7 +158,7 @@ async def test_a_cloud_that_follows_no_forms_is_not_asked_for_one_again_for_an_h
         assert (await agent.answerer.answer(request)).source == "cloud"
 
 
-async def test_an_engine_that_follows_no_grammar_is_refused_by_the_name_that_the_caller_sent(tmp_path: Path) -> None:
+async def test_engine_without_grammar_support_is_refused_by_the_callers_name(tmp_path: Path) -> None:
     def refuses(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
         if sampling.grammar:
             raise Unsupported("a model folder cannot be held to a form", parameter="grammar")
@@ -218,13 +218,13 @@ async def test_the_local_model_calls_tools(tmp_path: Path, mode: str, tools: Too
     assert world.client.calls == []
 
 
-async def test_a_model_that_may_call_tools_may_just_answer(tmp_path: Path) -> None:
+async def test_model_with_tools_may_just_answer(tmp_path: Path) -> None:
     world = calling_world(tmp_path, lambda *_: "Five.")
     record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
     assert (record.finish, record.final, record.openai_json) == ("stop", "Five.", "")
 
 
-async def test_calls_that_were_cut_off_are_none(tmp_path: Path) -> None:
+async def test_truncated_tool_calls_are_dropped(tmp_path: Path) -> None:
     world = calling_world(tmp_path, calls)
     record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"), max_tokens=8)
     assert (record.finish, record.openai_json) == ("length", "")

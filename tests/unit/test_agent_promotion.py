@@ -1,4 +1,4 @@
-"""The gate in the agent's loop: what serves, what is trained, what is said, and that a cut run decides the same."""
+"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and identical decisions after a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTION = [Message("user", "What is 3 + 1?")]
 
 
 def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequence[int] = (), **options: Any) -> World:
-    """A world whose anchors are wrong with the adapter versions in `worse`, and right with all others."""
+    """A world in which the adapter versions in `worse` answer the validation questions wrongly and all others rightly."""
     world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), gate=rules, **options)
 
     def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
@@ -47,7 +47,7 @@ async def learned(world: World) -> tuple[list[Any], Lineage]:
         return agent.steps(), with_line
 
 
-async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_path: Path) -> None:
+async def test_only_evaluated_versions_are_promoted_and_learning_continues_meanwhile(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=5)
     async with world.agent() as agent:
         served = []
@@ -61,7 +61,7 @@ async def test_only_judged_versions_serve_and_learning_goes_on_meanwhile(tmp_pat
     assert [(event.step, event.verdict) for event in world.events(GateJudged)] == [(step, "promoted") for step in (2, 4, 5)]
 
 
-async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_on_from_it(tmp_path: Path) -> None:
+async def test_candidate_below_the_gate_is_rejected_and_training_continues_from_it(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", worse=[4])
     steps, line = await learned(world)
     assert [(step.adapter.gate, step.adapter.serving_version, step.adapter.base_version) for step in steps] == [
@@ -74,13 +74,13 @@ async def test_a_candidate_that_forgot_its_anchors_is_refused_and_training_goes_
     assert world.opened == ["rollouts", "learner"], "the engine for learning is open before the learner's memory is tried"
 
 
-async def test_a_task_of_one_anchor_does_not_keep_every_candidate_from_serving(tmp_path: Path) -> None:
+async def test_task_with_one_validation_question_does_not_block_every_candidate(tmp_path: Path) -> None:
     steps, line = await learned(gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, anchors_per_task=1)))
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted"] * 3
     assert ((steps[1].adapter.gate_before, steps[1].adapter.gate_after), line.serving) == ((1.0, 0.0), 6)
 
 
-async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serves(tmp_path: Path) -> None:
+async def test_after_too_many_rejections_training_returns_to_the_active_version(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=8, worse=[4, 6])
     steps, line = await learned(world)
     assert [step.adapter.base_version for step in steps] == [0, 1, 2, 3, 4, 5, 2, 7]
@@ -90,7 +90,7 @@ async def test_after_too_many_refusals_in_a_row_training_goes_back_to_what_serve
     assert "back to adapter 2" in world.events(Notice)[-1].text
 
 
-async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_path: Path) -> None:
+async def test_without_any_promotion_training_returns_to_the_bare_model(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=6, worse=[2, 4])
     steps, _ = await learned(world)
     assert [(step.step, step.adapter.base_version) for step in steps][3:] == [(4, 3), (5, 0), (6, 5)]
@@ -98,12 +98,12 @@ async def test_where_none_was_promoted_training_goes_back_to_the_bare_model(tmp_
     assert "bare model" in world.events(Notice)[-1].text
 
 
-async def test_small_falls_that_add_up_are_judged_by_the_best_adapter_so_far(tmp_path: Path) -> None:
+async def test_accumulated_small_losses_are_judged_against_the_best_adapter(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=6, rules=replace(RULES, anchors_per_task=20, max_drop=0.2))
     calm, seen = world.script, dict[int, int]()
 
     def forgetful(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
-        """Each version has two anchors less than the one before."""
+        """Each version has two right validation answers less than the one before."""
         number = number_in(messages[-1].content)
         if sampling.temperature or seen.setdefault(number, len(seen)) >= 2 * world.rollouts.adapter_version:
             return calm(messages, sampling, seed)
@@ -123,7 +123,7 @@ class Skill(Sums):
         return [item(800_000 + number) for number in range(limit)]
 
 
-async def test_a_skill_that_no_phase_learns_is_examined_too(tmp_path: Path) -> None:
+async def test_skill_outside_all_phases_is_evaluated_too(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=4, rules=replace(RULES, anchors_per_task=8), skills=("skill",))
     world.open_source = lambda name: Skill(name) if name == "skill" else Sums(name)
     calm = world.script
@@ -140,7 +140,7 @@ async def test_a_skill_that_no_phase_learns_is_examined_too(tmp_path: Path) -> N
     assert {step.source for step in steps} == {"sums"}
 
 
-async def test_how_often_an_adapter_asks_is_left_to_the_dial(tmp_path: Path) -> None:
+async def test_gate_ignores_how_often_an_adapter_asks(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=4)
     calm = world.script
 
@@ -153,7 +153,7 @@ async def test_how_often_an_adapter_asks_is_left_to_the_dial(tmp_path: Path) -> 
     assert steps[3].adapter.gate_rate == 1.0
 
 
-async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:
+async def test_validation_questions_of_an_earlier_phase_are_judged_in_the_next_one(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     world.phases = (PhaseConfig(source="sums", steps=2), PhaseConfig(source="other", steps=2))
     await learned(world)
@@ -164,7 +164,7 @@ async def test_the_anchors_of_an_earlier_phase_are_judged_in_the_next_one(tmp_pa
     assert not any(call.prompt_id.startswith("eval") for call in world.client.calls)
 
 
-async def test_the_adapter_in_use_is_examined_once(tmp_path: Path) -> None:
+async def test_active_adapter_is_evaluated_once(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, max_refusals=9))
     asked: list[int] = []
     calm = world.script
@@ -179,7 +179,7 @@ async def test_the_adapter_in_use_is_examined_once(tmp_path: Path) -> None:
     assert asked == [0] * 5 + [2] * 5 + [4] * 5 + [6] * 5
 
 
-async def test_the_gate_changes_nothing_in_what_is_learned_while_it_refuses_nothing(tmp_path: Path) -> None:
+async def test_gate_without_rejections_does_not_change_what_is_learned(tmp_path: Path) -> None:
     ungated = gated(tmp_path / "ungated")
     ungated.gate = None
     plain, _ = await learned(ungated)
@@ -206,7 +206,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
     assert world.learners[-1].step == calm.learners[-1].step
 
 
-async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tmp_path: Path) -> None:
+async def test_restart_serves_the_promoted_version_and_trains_on_from_the_latest(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     await world.learn(max_steps=3)
     async with world.agent() as agent:
@@ -216,7 +216,7 @@ async def test_a_restart_serves_what_was_promoted_and_trains_on_from_the_head(tm
         assert agent.steps()[-1].adapter.base_version == 3
 
 
-async def test_what_served_stays_on_disk_and_no_more(tmp_path: Path) -> None:
+async def test_only_promoted_versions_stay_on_disk(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=12, worse=[8, 10], rules=replace(RULES, max_refusals=9))
     await learned(world)
     kept = sorted(int(path.name.removeprefix("step-")) for path in (world.folder / "checkpoints").iterdir())
@@ -225,7 +225,7 @@ async def test_what_served_stays_on_disk_and_no_more(tmp_path: Path) -> None:
         assert state.lineage().kept == (6, 12)
 
 
-async def test_a_gate_without_an_engine_of_its_own_for_learning_is_refused(tmp_path: Path) -> None:
+async def test_gate_without_a_separate_engine_for_learning_is_refused(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     world._open_rollouts = None  # type: ignore[assignment, method-assign]
     with pytest.raises(ValueError, match="second engine"):
@@ -236,7 +236,7 @@ async def test_a_gate_without_an_engine_of_its_own_for_learning_is_refused(tmp_p
         assert (await agent.learn(max_steps=1)).adapter_version == 1
 
 
-async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_goes_on_from_it(tmp_path: Path) -> None:
+async def test_rollback_between_steps_serves_immediately_and_learning_continues_from_it(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     async with world.agent() as agent:
         await agent.learn(max_steps=5)
@@ -252,7 +252,7 @@ async def test_a_rollback_while_nothing_is_learned_serves_at_once_and_learning_g
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (5, False), (6, True)]
 
 
-async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_path: Path) -> None:
+async def test_rollback_during_a_step_discards_that_step(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     async with world.agent() as agent:
         calm, asked = world.script, []
@@ -279,7 +279,7 @@ async def test_a_rollback_in_the_middle_of_a_step_leaves_that_step_behind(tmp_pa
     assert steps[3].adapter.serving_version == 2
 
 
-async def test_a_rollback_to_what_is_damaged_or_unknown_changes_nothing(tmp_path: Path) -> None:
+async def test_rollback_to_a_damaged_or_unknown_version_changes_nothing(tmp_path: Path) -> None:
     world = gated(tmp_path / "state")
     async with world.agent() as agent:
         await agent.learn(max_steps=4)

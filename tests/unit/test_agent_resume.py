@@ -1,4 +1,4 @@
-"""Crashes at every named place of a step, and a coordinator that goes away: the run ends with the same numbers."""
+"""Crashes at every named place of a step, and an unreachable coordinator: the run ends with the same numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 
 
 class Crash(BaseException):
-    """Stands for kill -9: nothing after it runs."""
+    """Simulates kill -9: nothing after it runs."""
 
 
 def crash_at(place: str, times: int) -> Callable[[str], None]:
@@ -59,9 +59,7 @@ async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing_twice(
-    tmp_path: Path, place: str, times: int
-) -> None:
+async def test_crash_anywhere_in_a_step_changes_no_number_and_pays_nothing_twice(tmp_path: Path, place: str, times: int) -> None:
     calm, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "crashing")
     with pytest.raises(Crash):
@@ -74,7 +72,7 @@ async def test_a_crash_at_any_place_of_a_step_changes_no_number_and_pays_nothing
     assert world.learners[-1].step == calm.learners[-1].step
 
 
-async def test_a_step_cut_after_its_checkpoint_is_finished_at_the_start_and_said(tmp_path: Path) -> None:
+async def test_step_cut_after_its_checkpoint_is_finished_at_the_start_and_reported(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
         await world.learn(failpoint=crash_at("checkpointed", 2))
@@ -107,7 +105,7 @@ def damage(checkpoint: Path, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["manifest", "adapter", "learner", "all"])
-async def test_with_a_damaged_last_checkpoint_serving_and_learning_go_on_from_the_one_before(tmp_path: Path, part: str) -> None:
+async def test_with_a_damaged_last_checkpoint_serving_and_learning_use_the_one_before(tmp_path: Path, part: str) -> None:
     world, _ = await uninterrupted(tmp_path / "state")
     world.phases = (PhaseConfig(source="sums", target_rate=0.3, steps=6),)
     damage(world.folder / "checkpoints" / "step-000004", part)
@@ -135,7 +133,7 @@ async def test_without_any_intact_checkpoint_the_bare_model_answers_and_learning
 
 @pytest.mark.parametrize("place", ["checkpointed", "closed"])
 @pytest.mark.parametrize("part", ["manifest", "adapter"])
-async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(tmp_path: Path, place: str, part: str) -> None:
+async def test_cut_step_with_a_damaged_checkpoint_does_not_block_the_agent(tmp_path: Path, place: str, part: str) -> None:
     world = World(tmp_path / "state")
     with pytest.raises(Crash):
         await world.learn(failpoint=crash_at(place, 2))
@@ -147,7 +145,7 @@ async def test_a_cut_step_whose_checkpoint_is_damaged_does_not_block_the_agent(t
     assert finished.steps_done == 4
 
 
-async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_price_and_reports_later(tmp_path: Path) -> None:
+async def test_while_the_coordinator_is_away_learning_uses_the_last_price_and_reports_later(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
@@ -173,7 +171,7 @@ async def test_while_the_coordinator_is_away_learning_goes_on_with_the_last_pric
     assert [(event.reports, event.dual) for event in world.events(ReportsDelivered)] == [(2, dual)]
 
 
-async def test_reports_wait_in_the_state_folder_over_a_restart(tmp_path: Path) -> None:
+async def test_pending_reports_survive_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     unreachable(world)
     async with world.agent() as agent:
@@ -215,7 +213,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     assert len(other.events(Notice)) == 1 and not step.control.offline
 
 
-async def test_a_coordinator_that_was_reset_is_followed_and_waiting_reports_are_renumbered(tmp_path: Path) -> None:
+async def test_reset_coordinator_is_followed_and_pending_reports_are_renumbered(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
@@ -239,7 +237,7 @@ async def test_a_refused_credential_ends_the_start_with_the_coordinators_words(t
         pass
 
 
-async def test_a_task_that_the_device_may_not_work_on_is_answered_here_and_refused_before_it_is_learned(tmp_path: Path) -> None:
+async def test_forbidden_task_is_answered_locally_and_refused_before_learning(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     foreign = PermissionDenied("device lamp may not work on task 'math'", hint="its token names its tasks")
     world.client.fail_next("register", foreign)
@@ -269,7 +267,7 @@ async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> N
 
 
 class Started:
-    """A coordinator process that counts what is asked of it."""
+    """A coordinator process that counts its requests."""
 
     def __init__(self) -> None:
         self.starts = self.ends = 0
@@ -282,7 +280,7 @@ class Started:
 
 
 @pytest.mark.parametrize(("switched_off", "answering_only"), [("", 1), ("the cloud is switched off", 0)])
-async def test_with_the_cloud_switched_off_only_learning_starts_the_embedded_coordinator(
+async def test_with_the_cloud_disabled_only_learning_starts_the_embedded_coordinator(
     tmp_path: Path, switched_off: str, answering_only: int
 ) -> None:
     coordinator = Started()
@@ -296,7 +294,7 @@ async def test_with_the_cloud_switched_off_only_learning_starts_the_embedded_coo
     assert coordinator.ends == 1
 
 
-async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path) -> None:
+async def test_changed_phases_start_anew_with_the_current_adapter(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     await world.learn(max_steps=2)
     world.phases = (PhaseConfig(source="other", steps=1), PhaseConfig(source="sums", steps=1))
@@ -304,7 +302,7 @@ async def test_changed_phases_begin_anew_with_the_present_adapter(tmp_path: Path
     assert [(step.step, step.task, step.phase_step) for step in steps[2:]] == [(3, "code", 1), (4, "math", 1)]
 
 
-async def test_more_steps_or_another_rate_for_the_same_phase_go_on_where_it_stopped(tmp_path: Path) -> None:
+async def test_more_steps_or_another_rate_for_the_same_phase_resume_where_it_stopped(tmp_path: Path) -> None:
     world, _ = await uninterrupted(tmp_path / "state")
     world.phases = (PhaseConfig(source="sums", target_rate=0.6, steps=6),)
     async with world.agent() as agent:
@@ -324,7 +322,7 @@ def test_a_second_process_on_the_same_state_folder_is_refused_in_one_line(tmp_pa
         assert state.position() == Position()
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_free_immediately(tmp_path: Path) -> None:
     code = (
         "import os, signal; from pathlib import Path; from edge.state.folder import StateFolder;"
         f"state = StateFolder(Path({str(tmp_path / 'state')!r})); state.set_meta('a', 'b'); os.kill(os.getpid(), signal.SIGKILL)"
@@ -368,7 +366,7 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
         assert state.unreported() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
 
 
-def test_a_state_folder_of_format_4_keeps_what_learning_spent(tmp_path: Path) -> None:
+def test_state_folder_of_format_4_keeps_the_spending_of_learning(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
         state.database.execute("DROP INDEX requests_by_time")
@@ -383,7 +381,7 @@ def test_a_state_folder_of_format_4_keeps_what_learning_spent(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("query", ["SELECT chars, x FROM learning_spend", "SELECT chars FROM learning"])
-def test_a_query_for_what_is_not_there_is_nothing_in_an_older_folder_alone(tmp_path: Path, query: str) -> None:
+def test_query_for_a_missing_table_is_empty_in_an_older_folder_only(tmp_path: Path, query: str) -> None:
     with StateFolder(tmp_path / "state") as state:
         with pytest.raises(sqlite3.OperationalError, match="no such"):
             state.rows(query)
@@ -392,7 +390,7 @@ def test_a_query_for_what_is_not_there_is_nothing_in_an_older_folder_alone(tmp_p
             assert older is not None and older.rows(query) == []
 
 
-async def test_a_report_that_waits_keeps_what_was_not_called_for(tmp_path: Path) -> None:
+async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP, skip_unanimous_calls=True)
     world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
     await world.learn(max_steps=1)
@@ -409,7 +407,7 @@ def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path:
             state.request("none")
 
 
-async def test_learning_while_everybody_asks_and_the_cloud_is_off_trains_on_nothing_but_goes_on(tmp_path: Path) -> None:
+async def test_learning_without_any_signal_skips_updates_and_continues(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=[HELP, local_answer(1)], switched_off="the cloud is switched off")
     async with world.agent() as agent:
         finished = await agent.learn()

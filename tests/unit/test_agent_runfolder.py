@@ -47,7 +47,7 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
     assert (summary["steps"], summary["cloud_calls"], summary["reason"]) == (6, steps[-1].cloud.total_cloud_calls, "done")
 
 
-async def test_the_summary_weighs_kept_accuracy_by_what_was_kept_and_tells_each_phase(tmp_path: Path) -> None:
+async def test_summary_weights_local_accuracy_by_local_answers_and_reports_each_phase(tmp_path: Path) -> None:
     _, summary, steps, finished = await finished_run(tmp_path, 4)
     last = steps[-summary["last_steps"] :]
     kept = sum(round(step.scores.coverage * step.scores.responses) for step in last)
@@ -62,7 +62,7 @@ async def test_the_summary_weighs_kept_accuracy_by_what_was_kept_and_tells_each_
     assert (list(families), families["sums"]["assist_rate"]) == (["sums"], pytest.approx(steps[-1].control.assist_rate))
 
 
-def test_a_familys_means_are_weighted_by_its_prompts_and_what_it_kept() -> None:
+def test_family_means_are_weighted_by_prompts_and_local_answers() -> None:
     steps = [
         changed(step(1), families=(FamilyScores("a", 1, 0.5, 1.0, 1.0), FamilyScores("b", 3, 1.0, None, 0.5))),
         changed(step(2), families=(FamilyScores("a", 3, 0.0, 0.5, 0.5),)),
@@ -80,7 +80,7 @@ def result(at: int, run_id: str = "r", source: str = "sums") -> HeldOutScored:
     return HeldOutScored(run_id, at, source, "math", at, 10, 0.5, (0.2, 0.8), None, 0.0, 1.0, 3.0)
 
 
-def test_results_on_held_out_items_are_found_again_without_the_line_a_kill_cut_off(tmp_path: Path) -> None:
+def test_held_out_results_are_read_without_a_truncated_last_line(tmp_path: Path) -> None:
     with closing(RunFolder(tmp_path, "")) as folder:
         for one in (result(3), result(0), result(0, "another")):
             folder.emit(one)
@@ -93,7 +93,7 @@ def test_results_on_held_out_items_are_found_again_without_the_line_a_kill_cut_o
         assert folder.held_out("r") == [result(0), result(3), result(5)]
 
 
-def test_a_damaged_line_among_the_results_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_damaged_result_line_is_refused_with_its_number(tmp_path: Path) -> None:
     with closing(RunFolder(tmp_path, "")) as folder:
         folder.emit(result(0))
     with (tmp_path / "evals.jsonl").open("a", encoding="utf-8") as file:
@@ -116,19 +116,19 @@ def two_phases(names: tuple[str, ...]) -> list[StepFinished]:
         ((), [result(0), result(3, source="other")], ["rate_and_price.png", "accuracy.png", "forgetting.png"]),
     ],
 )
-def test_figures_are_drawn_where_there_is_something_to_show(
+def test_figures_are_drawn_where_there_is_data(
     tmp_path: Path, families: tuple[str, ...], held_out: list[HeldOutScored], names: list[str]
 ) -> None:
     assert [path.name for path in write_figures(tmp_path, two_phases(families), held_out)] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-def test_steps_without_any_kept_answer_can_be_drawn(tmp_path: Path) -> None:
+def test_steps_without_any_local_answer_can_be_drawn(tmp_path: Path) -> None:
     lonely = changed(step(1), kept_accuracy=None, joint_accuracy=None, families=(FamilyScores("a", 1, 1.0, None, None),) * 2)
     assert len(write_figures(tmp_path, [lonely], [result(0)])) == 3
 
 
-def test_a_run_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unwritable_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot write the run folder"):
         RunFolder(tmp_path / "file" / "run", "")

@@ -53,7 +53,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "state")
 
 
-async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_once(world: World) -> None:
+async def test_rewards_and_costs_follow_the_table_and_a_group_makes_one_cloud_call(world: World) -> None:
     texts = [
         local_answer(1),
         local_answer(5),
@@ -72,7 +72,7 @@ async def test_rewards_and_costs_follow_the_table_and_a_group_asks_the_cloud_onc
     assert step_units([group]) == StepUnits(6, 2)
 
 
-async def test_the_first_attempt_that_asks_goes_along_as_a_hint_where_that_is_wanted(world: World) -> None:
+async def test_first_attempt_that_asks_is_sent_as_a_hint_where_configured(world: World) -> None:
     world.hint_chars = 100
     texts = [local_answer(1), HELP.replace("hard", "mail me@example.org"), HELP]
     await collected(world, world.client, texts)
@@ -80,7 +80,7 @@ async def test_the_first_attempt_that_asks_goes_along_as_a_hint_where_that_is_wa
     assert call.messages[-1].content == f"What is 0 + 1?\n\n{LEAD}\nStep 1: mail [cut]"
     plain = replace(call, messages=(Message("user", "What is 0 + 1?"),))
     assert call.help_units == 2 and fingerprint(call) != fingerprint(plain)
-    assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold is for what is sent"
+    assert bound_by_bytes(call.messages) > bound_by_bytes(plain.messages), "the hold covers what is sent"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ async def test_the_first_attempt_that_asks_goes_along_as_a_hint_where_that_is_wa
     ],
     ids=["nobody validly asks", "the cloud is wrong", "cut at its length"],
 )
-async def test_only_a_valid_request_is_called_for_and_only_a_right_answer_rewarded(
+async def test_only_a_valid_request_makes_a_call_and_only_a_right_answer_is_rewarded(
     world: World, texts: list[str], answer: str, rewards: list[float], costs: list[int], calls: int
 ) -> None:
     client = ScriptedCoordinatorClient(lambda call: answer)
@@ -101,7 +101,7 @@ async def test_only_a_valid_request_is_called_for_and_only_a_right_answer_reward
     assert len(client.calls) == calls and not any(scored.masked for scored in group.responses)
 
 
-async def test_with_skip_only_a_group_in_which_all_ask_makes_no_call_and_counts_as_demand(world: World) -> None:
+async def test_with_skip_only_a_unanimous_group_makes_no_call_and_counts_as_demand(world: World) -> None:
     world.skip_unanimous_calls = True
     [divided] = await collected(world, world.client, [HELP, local_answer(1), HELP])
     assert len(world.client.calls) == 1 and step_units([divided]) == StepUnits(3, 2, 0)
@@ -134,7 +134,7 @@ async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no
 @pytest.mark.parametrize(
     "error", [CoordinatorUnavailable("away"), OutcomeUnknown("cut"), CoordinatorUnavailable("500", reason="UPSTREAM_FAILED")]
 )
-async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, error: Exception) -> None:
+async def test_cloud_failure_masks_only_the_responses_that_asked(world: World, error: Exception) -> None:
     world.client.fail_next("complete", error)  # type: ignore[arg-type]
     [group] = await collected(world, world.client, [HELP, local_answer(1), local_answer(2), HELP])
     assert [scored.masked for scored in group.responses] == [True, False, False, True]
@@ -144,11 +144,11 @@ async def test_a_cloud_failure_masks_the_asking_responses_only(world: World, err
     assert step_units([group]) == StepUnits(4, 2)
 
 
-@pytest.mark.parametrize(("told", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
-async def test_a_call_that_was_charged_and_brought_no_answer_is_in_the_step_s_bill(
-    world: World, told: dict[str, str], use: tuple[int, int, int]
+@pytest.mark.parametrize(("metadata", "use"), [({"charged_uusd": "70"}, (1, 0, 70)), ({}, (0, 0, 0))])
+async def test_charged_call_without_an_answer_is_in_the_bill_of_the_step(
+    world: World, metadata: dict[str, str], use: tuple[int, int, int]
 ) -> None:
-    world.client.fail_next("complete", OutcomeUnknown("cut", metadata=told))
+    world.client.fail_next("complete", OutcomeUnknown("cut", metadata=metadata))
     [group] = await collected(world, world.client, [HELP, local_answer(1)])
     assert (group.completion, cloud_use([group])) == (None, use)
 
@@ -223,8 +223,8 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
 
 @pytest.mark.parametrize("gain", [0.0, 0.5])
 @pytest.mark.parametrize("scope", ["task", "global"])
-async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
-    """math, code, math again. `task`: math goes on where it stopped and code begins anew; `global`: one price goes through all."""
+async def test_label_keeps_its_price_across_phases_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
+    """math, code, math again. `task`: math resumes where it was and code starts anew; `global`: one price for all."""
     phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
     world = World(tmp_path / "state", phases=phases, terms=terms)
@@ -243,7 +243,7 @@ async def test_a_label_keeps_its_price_over_another_phase_or_all_labels_move_one
 
 
 async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:
-    """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages tell which λ was used."""
+    """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages show which λ was used."""
     halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
     terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: next(halves), terms=terms)
@@ -257,17 +257,17 @@ async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with
     assert len({step.control.dual_before for step in steps}) == 4
 
 
-async def test_a_run_of_refusals_is_told_once(tmp_path: Path) -> None:
+async def test_series_of_refusals_is_reported_once(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: HELP)
     world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
     async with world.agent() as agent:
         await agent.learn()
         assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4
-    [told] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
-    assert "device calls 12 of 12" in told
+    [text] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
+    assert "device calls 12 of 12" in text
 
 
-async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_path: Path) -> None:
+async def test_phases_have_their_own_rate_and_task_and_the_cursor_continues(tmp_path: Path) -> None:
     phases = tuple(
         PhaseConfig(source=name, target_rate=rate, steps=2) for name, rate in [("sums", 0.1), ("other", 0.5), ("sums", 0.7)]
     )
@@ -287,7 +287,7 @@ async def test_phases_have_their_own_rate_and_task_and_the_cursor_goes_on(tmp_pa
     assert firsts == [*range(7000, 7006), *range(7000, 7006), *range(7006, 7012)]
 
 
-async def test_a_stop_during_the_rollout_gives_the_step_up_and_pays_nothing_twice(tmp_path: Path) -> None:
+async def test_stop_during_the_rollout_abandons_the_step_and_pays_nothing_twice(tmp_path: Path) -> None:
     world = World(tmp_path / "state", seconds_per_token=0.002)
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn())
@@ -318,7 +318,7 @@ class Refuses(ScriptedBackend):
         return await super().sample_group(messages, sampling, seeds)
 
 
-async def test_a_prompt_that_does_not_fit_is_left_out_and_said_and_where_none_fits_the_run_ends(world: World) -> None:
+async def test_oversized_prompt_is_skipped_with_a_notice_and_the_run_ends_where_none_fits(world: World) -> None:
     backend = Refuses(mixed_script)
     backend.refused = frozenset({7001})
 
@@ -338,7 +338,7 @@ async def test_a_prompt_that_does_not_fit_is_left_out_and_said_and_where_none_fi
         assert agent.status().learning == "stopped"
 
 
-async def test_learning_twice_at_once_is_refused(tmp_path: Path) -> None:
+async def test_learning_twice_concurrently_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path / "state", seconds_per_token=0.01)
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn(max_steps=1))

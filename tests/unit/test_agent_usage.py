@@ -1,4 +1,4 @@
-"""What was used, today and ever, is counted from the state folder's records."""
+"""Today's and total use, counted from the records in the state folder."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_today_begins_at_local_midnight_and_learning_is_counted_apart(tmp_path: 
         put(state, 3, NOW)
         put_learning(state, 1, DAY_START - 1, 200)
         put_learning(state, 2, DAY_START, 300)
-        told = used_today(state.database, NOW)
-    assert told.today == Used(2, 1, 5, 30, 1, 30, 300)
-    assert told.ever == Used(3, 2, 12, 80, 2, 50, 500)
+        used = used_today(state.database, NOW)
+    assert used.today == Used(2, 1, 5, 30, 1, 30, 300)
+    assert used.ever == Used(3, 2, 12, 80, 2, 50, 500)
 
 
-def test_what_was_withheld_refused_cached_or_lost_is_no_billed_call_and_what_was_charged_without_an_answer_is(
+def test_usage_counts_billed_calls_only_but_all_charges(
     tmp_path: Path,
 ) -> None:
     with StateFolder(tmp_path / "state") as state:
@@ -63,5 +63,5 @@ def test_what_was_withheld_refused_cached_or_lost_is_no_billed_call_and_what_was
         put(state, 7, NOW, call_key="g", call_state="completed", cloud_tokens=4)
         put_learning(state, 1, NOW, 0)
         put_learning(state, 2, NOW, 0, settled=0)
-        told = used_today(state.database, NOW)
-    assert told.today == Used(7, 3, 4, 100, 0, 0, 0)
+        used = used_today(state.database, NOW)
+    assert used.today == Used(7, 3, 4, 100, 0, 0, 0)

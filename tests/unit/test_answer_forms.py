@@ -1,4 +1,4 @@
-"""Schemas as clients send them: a form, a form that only the cloud can follow, or a refusal that names the place. Never an exception."""
+"""Schemas from clients: a form, a form that only the cloud can follow, or a refusal with its path; never an exception."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def use(parameters: Any, *, strict: bool = False) -> ToolUse | None:
 
 
 @pytest.mark.parametrize(("schema", "place"), NO_SCHEMAS, ids=repr)
-def test_what_is_no_schema_is_refused_at_its_place_for_answers_and_for_tools(schema: Any, place: str) -> None:
+def test_invalid_schema_is_refused_with_its_path_for_answers_and_tools(schema: Any, place: str) -> None:
     for read in (lambda: answer_form(schema, "f", "s"), lambda: use(schema)):
         with pytest.raises(RequestProblem) as caught:
             read()
@@ -43,7 +43,7 @@ def test_what_is_no_schema_is_refused_at_its_place_for_answers_and_for_tools(sch
 
 
 def outcome(read: Callable[[], AnswerForm | ToolUse | None]) -> str:
-    """What becomes of a request: "held", "unheld", or the status and place of its refusal."""
+    """The outcome of a request: "held", "unheld", or the status and path of its refusal."""
     try:
         found = read()
     except RequestProblem as problem:
@@ -51,7 +51,7 @@ def outcome(read: Callable[[], AnswerForm | ToolUse | None]) -> str:
     return "unheld" if isinstance(found, AnswerForm) and not found.grammar else "held"
 
 
-def test_whatever_looks_like_a_schema_is_a_form_or_a_refusal() -> None:
+def test_any_schema_like_value_is_a_form_or_refused() -> None:
     schemas = [what_is_hardly_a_schema(Random(seed)) for seed in range(3000)]
     forms = [outcome(lambda schema=schema: answer_form(schema, "f", "s")) for schema in schemas]  # type: ignore[misc]
     tools = [outcome(lambda schema=schema: use(schema)) for schema in schemas if isinstance(schema, dict)]  # type: ignore[misc]

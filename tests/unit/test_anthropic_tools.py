@@ -1,4 +1,4 @@
-"""OpenAI's tools in the words of Anthropic's Messages API, and what has no word there."""
+"""OpenAI's tools translated for Anthropic's Messages API, and what has no equivalent there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.providers.anthropic_wire import NotTranslatable, tool_call, tra
 ADD = {"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object", "required": ["a"]}}}
 
 
-def said(**fields: Any) -> dict[str, Any]:
+def fields_for(**fields: Any) -> dict[str, Any]:
     return translated(json.dumps(fields))
 
 
@@ -22,7 +22,7 @@ def called(call_id: str, arguments: str = '{"a": 2}') -> dict[str, Any]:
 
 def test_functions_become_tools_with_an_input_schema() -> None:
     bare = {"type": "function", "function": {"name": "now"}}
-    assert said(tools=[ADD, bare]) == {
+    assert fields_for(tools=[ADD, bare]) == {
         "tools": [
             {"name": "add", "description": "sum", "input_schema": {"type": "object", "required": ["a"]}},
             {"name": "now", "input_schema": {"type": "object", "properties": {}}},
@@ -42,9 +42,9 @@ def test_functions_become_tools_with_an_input_schema() -> None:
         ({"parallel_tool_calls": True}, {"type": "auto"}),
     ],
 )
-def test_the_choice_of_tools_is_said_in_its_words(fields: dict[str, Any], choice: dict[str, Any]) -> None:
-    assert said(tools=[ADD], **fields)["tool_choice"] == choice
-    assert said(tools=[], **fields) == {}, "a choice without tools is not sent"
+def test_tool_choice_is_translated(fields: dict[str, Any], choice: dict[str, Any]) -> None:
+    assert fields_for(tools=[ADD], **fields)["tool_choice"] == choice
+    assert fields_for(tools=[], **fields) == {}, "a choice without tools is not sent"
 
 
 def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
@@ -58,7 +58,7 @@ def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
         {"role": "assistant", "content": None, "tool_calls": None},
         {"role": "developer", "content": "be kind"},
     ]
-    assert said(messages=messages) == {
+    assert fields_for(messages=messages) == {
         "system": "be brief\n\nbe kind",
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "2+2?"}]},
@@ -96,7 +96,7 @@ def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
         ({"messages": [{"role": "system", "content": "be brief"}]}, "a turn besides"),
     ],
 )
-def test_what_has_no_word_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:
+def test_untranslatable_field_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(NotTranslatable, match=why) as refused:
-        said(**fields)
+        fields_for(**fields)
     assert "\n" not in str(refused.value)

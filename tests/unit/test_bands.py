@@ -1,4 +1,4 @@
-"""What became of practice questions in a step, by band, and what asking gained."""
+"""The outcomes of practice questions in a step by band, and the gain from asking."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_response_is_right_here_asked_or_wrong() -> None:
     assert band_shares(groups) == (BandShares("known", 4, 0.5, 0.25, 0.25), BandShares("learnable", 2, 0.0, 0.5, 0.5))
 
 
-def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
+def test_gain_of_asking_is_counted_within_groups_that_contain_both() -> None:
     item = FAMILIES["arith"].generate(0, "train", 5)
     mixed = group(item, scored(ASKED, True, 1.0), scored(KEPT, False, 0.0), scored(KEPT, True, 1.0))
     alone = group(item, scored(ASKED, True, 1.0), scored(ASKED, True, 1.0))
@@ -40,5 +40,5 @@ def test_what_asking_gains_is_counted_within_groups_that_hold_both() -> None:
     assert help_gain([alone]) is None
     right = group(item, scored(ASKED, True, 1.0), scored(KEPT, True, 1.0))
     wrong = group(item, scored(ASKED, False, 0.0), scored(KEPT, False, 0.0))
-    assert help_gain([right]) is None, "all are right: nothing is said against asking"
+    assert help_gain([right]) is None, "all are right: no evidence against asking"
     assert help_gain([right, wrong]) == 0.0

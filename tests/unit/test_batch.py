@@ -1,4 +1,4 @@
-"""Many items answered at once: one reply for each, bounded, closed without a trace."""
+"""Many items answered concurrently: one reply for each, bounded, closed without leftovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def failed(item):
 
 
 @given(pauses=st.lists(st.integers(0, 3), max_size=30), most=st.integers(1, 5))
-def test_every_item_has_one_reply_and_no_more_than_allowed_are_under_way(pauses, most) -> None:
+def test_every_item_has_one_reply_and_concurrency_is_limited(pauses, most) -> None:
     async def run() -> None:
         under_way, most_seen = set(), 0
 
@@ -42,7 +42,7 @@ def test_every_item_has_one_reply_and_no_more_than_allowed_are_under_way(pauses,
     asyncio.run(run())
 
 
-async def test_nothing_more_is_read_while_replies_are_not_taken() -> None:
+async def test_no_more_items_are_read_while_replies_are_not_taken() -> None:
     taken: list[int] = []
 
     async def answer(item):
@@ -57,7 +57,7 @@ async def test_nothing_more_is_read_while_replies_are_not_taken() -> None:
     assert len(rest) == 99
 
 
-async def test_a_failure_of_the_items_is_raised_after_the_replies_before_it() -> None:
+async def test_item_failure_is_raised_after_the_replies_before_it() -> None:
     async def failing():
         yield 1
         raise RuntimeError("cut")

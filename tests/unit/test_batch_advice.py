@@ -1,4 +1,4 @@
-"""Which batch is recommended: rows that still gain, prompts that fill them, and a micro-batch that fits."""
+"""The recommended batch: rows that still gain speed, prompts that fill them, and a micro-batch that fits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_fewest_rows_that_are_about_as_fast_as_the_fastest() -> None:
 
 
 @pytest.mark.parametrize(("rows", "prompts"), [(1, 1), (8, 1), (9, 2), (128, 16)])
-def test_there_are_as_many_prompts_as_fill_the_rows_with_their_responses(rows: int, prompts: int) -> None:
+def test_prompts_fill_the_rows_with_their_responses(rows: int, prompts: int) -> None:
     advice = batch_advice(SHAPE, LIMITS, SETTING, rows, 1 << 40)
     assert (advice.prompts, advice.group_size, advice.rows) == (prompts, 8, rows)
     assert (advice.micro_batch_tokens, advice.gradient_checkpointing, advice.fits) == (MICRO_BATCH_TOKENS[0], False, True)

@@ -1,4 +1,4 @@
-"""Continuous batching over an engine that follows a script: who gets which row, when responses end, how help is steered."""
+"""Continuous batching over a scripted engine: allocation of rows, ends of responses, and control of help requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokens:
 
 
 class PlannedEngine:
-    """Rows remember what was fed to them; logits favour the next token of a plan that the prompt selects."""
+    """Rows remember their tokens; logits favour the next token of a plan selected by the prompt."""
 
     vocab_size = len(TEXTS)
     n_ctx = 64
@@ -63,10 +63,10 @@ class PlannedEngine:
         self.memory[target] = self.memory[source][:length]
 
     def _logits(self, row: int) -> np.ndarray:
-        prompt, *said = self.memory[row]
+        prompt, *output = self.memory[row]
         logits = np.zeros(self.vocab_size, dtype=np.float32)
         plan = self.plans[prompt]
-        logits[plan[len(said)] if len(said) < len(plan) else EOS] = self.favour
+        logits[plan[len(output)] if len(output) < len(plan) else EOS] = self.favour
         return logits
 
 
@@ -144,7 +144,7 @@ def test_serving_joins_a_full_batch_at_the_next_slice() -> None:
     assert max(engine.widths) == 4, "rollouts never take the row that is kept for serving"
 
 
-def test_an_answer_comes_before_the_raw_texts_that_wait_and_has_a_row_beside_those_that_run() -> None:
+def test_answer_precedes_queued_raw_texts_and_has_a_row_beside_running_ones() -> None:
     plans = {1: ids("a") * 9, 2: ids("b") * 9, 3: ids("a") * 30}
     batcher, engine = planned(8, plans, rollout_rows=4)
     texts = [request(1, 1, Priority.TEXTS) for _ in range(20)]
@@ -174,7 +174,7 @@ def test_a_withdrawn_request_frees_its_rows() -> None:
     assert len(engine.widths) == 2
 
 
-def test_on_hold_what_has_begun_is_finished_and_nothing_else_starts() -> None:
+def test_on_hold_running_requests_finish_and_nothing_else_starts() -> None:
     batcher, _ = planned(2, {1: ids("a") * 4, 2: ids("b")})
     begun, waiting = request(1, 5), request(2, 1)
     batcher.add(begun)
@@ -190,7 +190,7 @@ def test_on_hold_what_has_begun_is_finished_and_nothing_else_starts() -> None:
     assert waiting.future.done()
 
 
-def test_a_failure_reaches_everybody_and_the_batch_goes_on_afterwards() -> None:
+def test_failure_reaches_every_caller_and_the_batch_works_afterwards() -> None:
     batcher, _ = planned(2, {1: ids("a") * 4})
     requests = [request(1, 3), request(1, 1)]
     for item in requests:
@@ -204,7 +204,7 @@ def test_a_failure_reaches_everybody_and_the_batch_goes_on_afterwards() -> None:
     assert run(batcher, request(1))[0][0].text == "aaaa"
 
 
-def test_tokens_run_out() -> None:
+def test_generation_ends_at_the_token_limit() -> None:
     batcher, _ = planned(2, {1: ids("a") * 100})
     ((short,), (full,)) = run(batcher, request(1, max_tokens=7), request(1, max_tokens=500))
     assert (short.finish, len(short.token_ids)) == (FinishReason.LENGTH, 7)
@@ -254,7 +254,7 @@ def test_help_can_be_forced_and_forbidden_at_a_decision_point(plan: list[int]) -
     assert all(first_letter_of_decision(response.text) != "i" for response in forbidden)
 
 
-def test_log_odds_are_unbiased_and_those_of_the_first_decision_point() -> None:
+def test_log_odds_are_unbiased_and_from_the_first_decision_point() -> None:
     plan = ids("</think>\n", "<answer>", "b")
     batcher, _ = planned(2, {1: plan}, favour=5.0)
     starts = len(HelpTokens(TEXTS).starts[""])
@@ -296,14 +296,14 @@ def test_recorded_log_probabilities_are_those_of_the_biased_distribution() -> No
     assert forbidden.logprobs[2] == pytest.approx(5.0 - np.log(np.exp(5.0) + others), abs=1e-5)
 
 
-def test_a_bias_does_nothing_where_no_decision_is_taken() -> None:
+def test_bias_has_no_effect_without_a_decision_point() -> None:
     batcher, _ = planned(2, {1: ids("a", "b", "think", "In", "a")})
     (plain,), (biased,) = run(batcher, request(1), request(1, help_bias=40.0))
     assert plain == biased
     assert plain.help_log_odds is None
 
 
-def test_a_token_that_closes_the_tag_and_starts_the_phrase_cannot_slip_through() -> None:
+def test_token_that_closes_the_tag_and_starts_the_phrase_is_still_a_decision() -> None:
     batcher, _ = planned(2, {1: ids("</think", ">I", " need")})
     ((allowed,), (forbidden,)) = run(batcher, request(1), request(1, suppress_help=True))
     assert allowed.text == "</think>I need"
@@ -322,7 +322,7 @@ def test_forced_tokens_are_scored_and_not_sampled() -> None:
     assert np.isfinite(response.logprobs).all(), "also where help is suppressed"
 
 
-def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
+def test_followed_text_has_the_same_decision_points_as_the_whole_text() -> None:
     tokens = HelpTokens(TEXTS)
     random = np.random.Generator(np.random.Philox(1))
     seen = 0
@@ -336,7 +336,7 @@ def test_a_follower_sees_the_same_decision_points_as_the_whole_text() -> None:
     assert seen > 100
 
 
-def test_a_response_may_go_on_behind_the_end_of_a_text() -> None:
+def test_response_may_continue_after_the_end_of_a_text() -> None:
     batcher, _ = planned(1, {1: [2, EOS, 3]})
     ((response,),) = run(batcher, request(1, ignore_eos=True, max_tokens=4, top_logprobs=0))
     assert response.token_ids == (2, EOS, 3, EOS)
@@ -359,7 +359,7 @@ def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request(pla
     assert (response.text, response.finish, response.overridden) == (text, FinishReason.EOS, "to ask")
 
 
-def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
+def test_decision_of_the_model_itself_is_not_attributed_to_the_bias() -> None:
     batcher, _ = planned(2, {1: ids("</think>\n", "I", " need"), 2: ids("</think>\n", "b")}, favour=20.0)
     ((asks,), (stays,), (kept,)) = run(
         batcher,
@@ -373,7 +373,7 @@ def test_what_the_model_decides_by_itself_is_not_the_biass_doing() -> None:
 
 
 @pytest.mark.parametrize("kept", [{"suppress_help": True}, {"help_bias": -60.0}], ids=["suppressed", "overridden by the dial"])
-def test_a_model_kept_from_its_request_goes_on_with_an_answer(kept: dict[str, object]) -> None:
+def test_model_kept_from_its_request_continues_with_an_answer(kept: dict[str, object]) -> None:
     engine = PlannedEngine(1, {1: ids("</think>\n", "I", "a")}, favour=20.0)
     plain_logits = engine._logits
 
@@ -388,7 +388,7 @@ def test_a_model_kept_from_its_request_goes_on_with_an_answer(kept: dict[str, ob
 
 
 @pytest.mark.parametrize("plan", [ids("</think>\n", "b"), ids("<answer>", "b")], ids=["behind the thinking", "in the answer"])
-def test_a_model_that_does_not_wish_to_ask_is_not_led_to_an_answer(plan: list[int]) -> None:
+def test_suppressed_help_changes_nothing_where_the_model_would_not_ask(plan: list[int]) -> None:
     batcher, _ = planned(1, {1: plan}, favour=20.0)
     ((response,),) = run(batcher, request(1, temperature=0.0, suppress_help=True))
     assert response.text == "".join(TEXTS[token] for token in plan)

@@ -1,4 +1,4 @@
-"""The coordinator's bench: its audit finds what must not be and its rows hold figures against goals."""
+"""The coordinator's bench: its audit finds violations, and its rows compare figures with goals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _ledger(path: Path, keys: list[str]) -> list[str]:
     return sent
 
 
-async def test_books_that_agree_with_the_upstream_and_the_clients_show_nothing_wrong(tmp_path: Path) -> None:
+async def test_ledger_that_agrees_with_upstream_and_clients_shows_no_error(tmp_path: Path) -> None:
     sent = await _ledger(tmp_path / "ledger.sqlite3", ["a", "b"])
     found = audit(tmp_path / "ledger.sqlite3", sent, ["d1|a", "d1|b"], COST)
     assert (found.upstream_requests, found.acknowledged, found.wrong) == (2, 2, 0)
@@ -51,7 +51,7 @@ async def test_books_that_agree_with_the_upstream_and_the_clients_show_nothing_w
         (["d1|a|1"], ["d1|a"], (1, 100, 301), {"undercharged": 1}),
     ],
 )
-async def test_each_disagreement_is_counted_as_what_it_is(
+async def test_each_kind_of_disagreement_is_counted(
     tmp_path: Path, seen: list[str], acknowledged: list[str], cost: tuple[int, ...], wrong: dict[str, int]
 ) -> None:
     await _ledger(tmp_path / "ledger.sqlite3", ["a"])
@@ -61,7 +61,7 @@ async def test_each_disagreement_is_counted_as_what_it_is(
     } == wrong
 
 
-def test_a_budget_above_its_limit_is_an_overspend_at_every_entry_that_leaves_it_so() -> None:
+def test_budget_above_its_limit_is_an_overspend_at_every_such_entry() -> None:
     books = Books()
     hold = {"device": "d", "task": "t", "step": 0, "budgets": ["b"], "hold": [1, 0, 0], "attempt": 1}
     books.take("limits", {"budget": "b", "limits": [1, None, None]})
@@ -79,18 +79,18 @@ def _round(**spent: float) -> dict[str, Any]:
     return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "batch", "budget", "close"), phase), "audit": books}
 
 
-def test_rates_are_per_second_of_processor_time_and_latencies_above_the_upstreams_own() -> None:
+def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
     row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round()], "echo-http": [_round()]})
-    told = {verdict.what: verdict for verdict in row.verdicts}
-    assert told["Complete per core"].value == 3000.0
-    assert told["Complete per core, times more"].value == 20.0
-    assert told["added p50, one call at a time"].value == 1.0
-    assert told["CloseStep per core"].met is False
+    verdicts = {verdict.what: verdict for verdict in row.verdicts}
+    assert verdicts["Complete per core"].value == 3000.0
+    assert verdicts["Complete per core, times more"].value == 20.0
+    assert verdicts["added p50, one call at a time"].value == 1.0
+    assert verdicts["CloseStep per core"].met is False
     assert row.missed
 
 
-def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
+def test_missing_row_and_zero_rounds_are_refused() -> None:
     assert rows_of(",".join(ROWS), ROWS) == list(ROWS)
     with pytest.raises(UsageError, match="unknown row nothing"):
         rows_of("calls,nothing", ROWS)
@@ -99,7 +99,7 @@ def test_a_row_that_is_not_there_and_no_round_at_all_are_refused() -> None:
     assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
 
 
-def test_the_configuration_under_test_is_one_that_the_coordinator_accepts(tmp_path: Path) -> None:
+def test_benchmark_configuration_is_accepted_by_the_coordinator(tmp_path: Path) -> None:
     config = CoordinatorConfig.model_validate(services.settings(tmp_path, 80, metrics_port=None))
     assert config.budgets.fleet.calls_limit == services.AMPLE
 
@@ -110,10 +110,10 @@ def test_an_echo_answers_what_the_load_asks(service: str, tmp_path: Path) -> Non
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
     with services.started({"service": service}, tmp_path) as started:
-        told = loaded(started, phase, tmp_path)
-    assert told["calls"] >= 20
-    assert told["errors"] == {}
-    assert told["ms"]["p50"] > 0.0
+        result = loaded(started, phase, tmp_path)
+    assert result["calls"] >= 20
+    assert result["errors"] == {}
+    assert result["ms"]["p50"] > 0.0
 
 
 LOOK = [30, 9, 15, 90.0]
@@ -129,7 +129,7 @@ LOOK = [30, 9, 15, 90.0]
         ([30, 9, 15, 120.0], "MiB"),
     ],
 )
-def test_a_soak_misses_its_goal_when_something_grows(last: list[float], missed: str) -> None:
+def test_soak_fails_when_something_grows(last: list[float], missed: str) -> None:
     result = {"looks": [LOOK, LOOK, LOOK, last], "rested": True, "outcomes": {"answered": 500, "left": 3}, "asked": 400}
     row = rows.soak_row({**result, "differences": 0, "open": 0})
     assert [missed in verdict.what for verdict in row.verdicts if verdict.met is False] == [True] * bool(missed)

@@ -1,4 +1,4 @@
-"""The table of goals: what is held against what, resuming, both sides of a comparison, and processes that end in every case."""
+"""The table of goals: comparisons, resuming, both sides of a comparison, and processes that always end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def peer_round(seconds: float, peak: float) -> dict:
     return {"steps": [step, step], "peak_mib": peak, "advantage_error": 1e-8, "versions": {"trl": "1.16.0"}}
 
 
-def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leanest() -> None:
+def test_small_row_is_compared_with_fp32_and_the_peers_best_and_leanest() -> None:
     peers = {"fp32": [peer_round(4.2, 2000)], "defaults": [peer_round(2.5, 1100)], "tuned": [peer_round(3.0, 2500)]}
     row = rows.small_row([our_round(1.0)], [our_round(1.6, 600)], peers)
     assert "1.6x faster than its best" in next(line.measured for line in row.verdicts if "bundled cloud" in line.what)
@@ -80,11 +80,11 @@ def test_the_small_row_is_held_against_fp32_and_against_the_peers_best_and_leane
     assert memory.met is False
 
 
-def test_the_answering_cloud_is_right_where_it_knows_the_question(tmp_path: Path) -> None:
+def test_answering_cloud_is_right_on_known_questions(tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     items.write_text(json.dumps({"question": "What is 2 + 3?", "answer": "5"}) + "\n")
     with answering(items) as cloud:
-        port = cloud.told["port"]
+        port = cloud.ready["port"]
         texts = [_answer(port, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
     assert "\\boxed{5}" in texts[0]
     assert "\\boxed{}" in texts[1]
@@ -98,7 +98,7 @@ def _answer(port: int, content: str) -> str:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() -> None:
+def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
     size = {
         "weights": 1_000_000,
         "block_weights": 1_000_000,
@@ -126,7 +126,7 @@ def test_the_floor_row_divides_by_the_formula_of_the_best_rates_of_all_rounds() 
 
 
 def counting(calls: list[str], result: dict):
-    def run(part: Part, job: Path, raw: Path, tell) -> float:
+    def run(part: Part, job: Path, raw: Path, note) -> float:
         calls.append(part.key)
         raw.write_text(json.dumps(result), encoding="utf-8")
         return 1.0
@@ -145,7 +145,7 @@ def test_a_finished_part_is_read_back_and_another_job_is_measured_again(tmp_path
     assert calls == ["row/a/1", "row/a/1"]
 
 
-def test_a_result_does_not_count_when_the_files_it_names_are_gone_or_it_is_damaged(tmp_path: Path) -> None:
+def test_result_does_not_count_when_damaged_or_its_files_are_gone(tmp_path: Path) -> None:
     calls: list[str] = []
     made = tmp_path / "made"
     made.touch()
@@ -164,7 +164,7 @@ def test_a_result_does_not_count_when_the_files_it_names_are_gone_or_it_is_damag
 # -- processes ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_part_is_given_its_job_and_its_result_is_kept_with_when_it_was_taken(tmp_path: Path) -> None:
+def test_part_receives_its_job_and_its_result_is_stored_with_its_time(tmp_path: Path) -> None:
     code = (
         "import json,os,sys; job=json.load(open(sys.argv[1]));"
         "json.dump({'twice': 2*job['n'], 'e': os.environ['E']}, open(sys.argv[2], 'w'))"
@@ -175,7 +175,7 @@ def test_a_part_is_given_its_job_and_its_result_is_kept_with_when_it_was_taken(t
     assert found["taken"]["key"] == "row/a/1"
 
 
-def test_a_part_that_fails_tells_its_last_words(tmp_path: Path) -> None:
+def test_failed_part_prints_its_last_output(tmp_path: Path) -> None:
     code = "import sys; print('first'); print('the reason', file=sys.stderr); sys.exit(3)"
     with pytest.raises(ProcessFailed, match="ended with 3: the reason"):
         run_child([sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ, folder=tmp_path)
@@ -187,7 +187,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         run_child([sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ, folder=tmp_path, timeout_s=0.1)
 
 
-def test_a_part_is_ended_with_what_it_has_started_when_the_bench_leaves(tmp_path: Path) -> None:
+def test_part_and_its_children_are_ended_when_the_bench_exits(tmp_path: Path) -> None:
     code = (
         "import subprocess,sys,time; child=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']);"
         "print(child.pid, flush=True); time.sleep(60)"
@@ -221,10 +221,10 @@ def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
     assert until(lambda: gone(child))
 
 
-def until(look, seconds: float = 30.0):
+def until(check, seconds: float = 30.0):
     clock, pause = SystemClock(), Event()
     end = clock.monotonic() + seconds
-    while not (found := look()):
+    while not (found := check()):
         assert clock.monotonic() < end, "never happened"
         pause.wait(0.05)
     return found
@@ -241,12 +241,12 @@ def gone(pid: int) -> bool:
 # -- peers -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_peer_gets_the_very_torch_build_that_we_have_and_our_versions_of_the_rest() -> None:
+def test_peer_gets_our_torch_build_and_versions() -> None:
     text = peer_constraints("# a comment\ntorch==2.13.0\npeft==0.21.2\n", "2.13.0+cpu")
     assert text.splitlines() == ["torch==2.13.0+cpu", "peft==0.21.2"]
 
 
-def test_the_batched_benchs_prompts_count_once_each_and_its_decodes_once() -> None:
+def test_batched_bench_counts_each_prompt_once_and_its_decodes_once() -> None:
     output = 'noise\n{"n_kv_max": 7168, "pp": 320, "tg": 127, "pl": 16, "t_pp": 0.5, "t_tg": 10.0, "speed": 1}\n'
     assert seconds_of(output, prompts=2) == 11.0
     with pytest.raises(ValueError, match="no measurement"):
@@ -259,7 +259,7 @@ def trl_job(tmp_path: Path, setting, *, random_model: bool) -> dict:
     return dict(part.job)
 
 
-def test_the_peers_arguments_are_dagrpos_and_leave_its_defaults_alone_where_they_are_measured(tmp_path: Path) -> None:
+def test_peer_arguments_are_dagrpos_and_keep_the_measured_defaults(tmp_path: Path) -> None:
     given = arguments_of(trl_job(tmp_path, {}, random_model=False))
     assert given["reward_weights"] == [1.0, -0.5]
     assert given["scale_rewards"] == "none"
@@ -274,7 +274,7 @@ def test_the_peers_arguments_are_dagrpos_and_leave_its_defaults_alone_where_they
     assert large["gradient_checkpointing"] is True
 
 
-def test_the_expected_advantages_are_r_less_lambda_c_centred_in_each_group() -> None:
+def test_expected_advantages_are_reward_minus_lambda_cost_centred_in_each_group() -> None:
     found = centred([1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], dual=0.5, group_size=2)
     assert found == pytest.approx([0.25, -0.25, 0.25, -0.25])
 
@@ -293,7 +293,7 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
     assert [ours[name] for name in shared.split()] == [theirs[name] for name in shared.split()]
 
 
-def test_a_job_becomes_a_valid_configuration_of_the_agent(tmp_path: Path) -> None:
+def test_job_becomes_a_valid_agent_configuration(tmp_path: Path) -> None:
     config = config_of(our_job(tmp_path, weights="streamed", learning=LEAN))
     assert config.learning.prompts_per_step == 2
     assert config.learning.max_tokens == 128

@@ -1,4 +1,4 @@
-"""Learning and measuring judge by the configuration; names of models are looked up without surprises."""
+"""Learning and measuring judge by the configuration; model names are resolved predictably."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_measuring_and_learning_use_the_configured_sandbox(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["api_key_env=NOT_SET_HERE", "api_key=env:NOT_SET_HERE"])
-def test_a_key_that_is_not_set_is_said_before_anything_starts_where_a_cloud_may_be_asked(tmp_path: Path, key: str) -> None:
+def test_unset_key_is_reported_before_anything_starts_where_a_cloud_may_be_asked(tmp_path: Path, key: str) -> None:
     cloud = ["upstream=openai_compatible", "base_url=https://example.org/v1", "model=m", key]
     sets = [f"state_folder={tmp_path}", *(f"coordinator.embedded.{setting}" for setting in cloud)]
     with pytest.raises(ConfigError, match="NOT_SET_HERE is not set"):
@@ -39,14 +39,14 @@ def test_a_key_that_is_not_set_is_said_before_anything_starts_where_a_cloud_may_
 
 
 @pytest.mark.parametrize(("match", "right"), [("exact", False), ("equivalent", True)])
-def test_the_match_of_mathematical_answers_is_the_configured_one(match: str, right: bool) -> None:
+def test_configured_math_comparison_is_used(match: str, right: bool) -> None:
     pytest.importorskip("math_verify", reason="math-verify comes with the lab extra")
     verifier = build_verifier(AgentConfig(learning=LearningConfig(answer_match=match)))  # type: ignore[arg-type]
     assert verifier.is_correct(FRACTION, "\\boxed{\\frac{1}{2}}") is right
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name/x.gguf", "x\0y"])
-def test_a_model_name_that_no_file_can_have_is_refused_in_one_short_line(name: str) -> None:
+def test_impossible_model_name_is_refused_in_one_short_line(name: str) -> None:
     with pytest.raises(ModelFileError, match="no such model file") as refusal:
         model_file(name)
     assert len(str(refusal.value)) < 200

@@ -1,4 +1,4 @@
-"""Which engine serves and trains: what is asked for, what is installed, what the machine is, and what the model comes as."""
+"""The choice of the serving and training engine: configuration, installed packages, machine, and model format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def config(backend: str) -> AgentConfig:
         (False, "", "onnx", False, "onnx"),
     ],
 )
-def test_what_is_asked_for_is_taken_and_auto_is_mlx_on_apple_silicon_where_it_is_installed(
+def test_configured_engine_is_used_and_auto_is_mlx_on_apple_silicon_where_installed(
     machine, apple: bool, missing: str, backend: str, folder: bool, chosen: str, tmp_path: Path
 ) -> None:
     machine(apple=apple, missing=missing)
@@ -54,7 +54,7 @@ def test_what_is_asked_for_is_taken_and_auto_is_mlx_on_apple_silicon_where_it_is
 
 
 @pytest.mark.parametrize(
-    ("missing", "backend", "folder", "told", "hint"),
+    ("missing", "backend", "folder", "message", "hint"),
     [
         ("", "llamacpp", True, "GGUF", ""),
         ("", "onnx", True, "GGUF", ""),
@@ -63,11 +63,11 @@ def test_what_is_asked_for_is_taken_and_auto_is_mlx_on_apple_silicon_where_it_is
         ("onnx", "onnx", False, "ONNX is not installed", ".[onnx]"),
     ],
 )
-def test_an_engine_that_cannot_serve_is_refused_with_what_to_do(
-    machine, missing: str, backend: str, folder: bool, told: str, hint: str, tmp_path: Path
+def test_unusable_engine_is_refused_with_advice(
+    machine, missing: str, backend: str, folder: bool, message: str, hint: str, tmp_path: Path
 ) -> None:
     machine(apple=True, missing=missing)
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         app.choose_engine(config(backend), tmp_path if folder else FILE)
     assert hint in (caught.value.hint or "")
 
@@ -93,9 +93,7 @@ def abacus_learner(config: AgentConfig, path: Path, worker: EngineWorker, weight
     return ScriptedLearner()
 
 
-async def test_a_row_of_the_table_is_all_that_choosing_and_opening_an_engine_need(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_one_table_row_is_all_that_an_engine_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(ENGINES, "abacus", ABACUS)  # type: ignore[arg-type]
     monkeypatch.setattr("edge.app.engines.probe_memory", _nothing_to_probe)
     engine = EngineConfig(max_rows=3).model_copy(update={"backend": "abacus"})
@@ -118,7 +116,7 @@ async def _nothing_to_probe(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("apple", "missing", "backend", "state", "said"),
+    ("apple", "missing", "backend", "state", "words"),
     [
         (True, "", "auto", "ok", "MLX"),
         (True, "mlx", "auto", "warn", "MLX"),
@@ -126,10 +124,10 @@ async def _nothing_to_probe(*_: object) -> None:
         (False, "mlx", "mlx", "fail", "MLX"),
     ],
 )
-def test_the_doctor_says_which_engine(machine, apple: bool, missing: str, backend: str, state: str, said: str) -> None:
+def test_doctor_names_the_engine(machine, apple: bool, missing: str, backend: str, state: str, words: str) -> None:
     machine(apple=apple, missing=missing)
     finding = doctor.check_engine(config(backend))
-    assert (finding.state, said in finding.text) == (state, True)
+    assert (finding.state, words in finding.text) == (state, True)
     assert (state == "ok") != (".[mlx]" in finding.hint)
 
 
@@ -180,7 +178,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
     worker.close()
 
 
-async def test_onnx_serves_what_torch_trains_and_rolls_out_beside_it_over_one_session(tmp_path: Path) -> None:
+async def test_onnx_serves_what_torch_trains_and_rolls_out_in_one_session(tmp_path: Path) -> None:
     if not app.installed(ENGINES["onnx"]):
         pytest.skip("ONNX Runtime is not installed")
     from edge.inference.onnx_backend import OnnxBackend

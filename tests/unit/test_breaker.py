@@ -1,4 +1,4 @@
-"""The circuit breaker: opens on failures and on Retry-After, probes one call at a time, never opens for a client's own fault."""
+"""The circuit breaker opens on failures and Retry-After, probes with one call at a time, and never opens for a client error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD, BAD, NEUTRAL = Outcome.GOOD, Outcome.BAD, Outcome.NEUTRAL
 
 
 def play(breaker: Breaker, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
-    """One call that passes at once and ends at once."""
+    """One call that passes and ends immediately."""
     passed = breaker.enter(now_s)
     assert passed is not None
     breaker.leave(passed, outcome, now_s, retry_after_s)
@@ -28,7 +28,7 @@ def opened(now_s: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_it_opens_after_failures_in_a_row_and_refuses_until_the_pause_is_over() -> None:
+def test_breaker_opens_after_consecutive_failures_and_refuses_during_the_pause() -> None:
     breaker = opened()
     assert (breaker.state(0.0), breaker.wait_s(0.0), breaker.enter(4.9)) == (BreakerState.OPEN, 5.0, None)
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
@@ -43,14 +43,14 @@ def test_it_opens_after_failures_in_a_row_and_refuses_until_the_pause_is_over() 
         ([*[NEUTRAL] * 100, BAD, NEUTRAL, BAD, NEUTRAL, BAD], BreakerState.OPEN),
     ],
 )
-def test_a_clients_own_fault_never_opens_it_and_does_not_hide_real_failures(outcomes: list[Outcome], state: BreakerState) -> None:
+def test_client_errors_never_open_it_and_do_not_hide_real_failures(outcomes: list[Outcome], state: BreakerState) -> None:
     breaker = Breaker(TERMS)
     for outcome in outcomes:
         play(breaker, outcome, 0.0, retry_after_s=0.0)
     assert breaker.state(0.0) is state
 
 
-def test_one_probe_at_a_time_passes_and_a_good_one_closes_it() -> None:
+def test_one_probe_at_a_time_passes_and_success_closes_it() -> None:
     breaker = opened()
     probe = breaker.enter(5.0)
     assert probe is not None and breaker.enter(5.0) is None and breaker.wait_s(5.0) == PROBE_RETRY_S
@@ -60,7 +60,7 @@ def test_one_probe_at_a_time_passes_and_a_good_one_closes_it() -> None:
     assert breaker.state(6.0) is BreakerState.CLOSED
 
 
-def test_a_bad_probe_doubles_the_pause_up_to_the_longest_and_a_good_one_resets_it() -> None:
+def test_failed_probe_doubles_the_pause_up_to_the_maximum_and_success_resets_it() -> None:
     breaker, now_s, pauses = opened(), 0.0, []
     for _ in range(4):
         pauses.append(breaker.wait_s(now_s))
@@ -74,7 +74,7 @@ def test_a_bad_probe_doubles_the_pause_up_to_the_longest_and_a_good_one_resets_i
     assert breaker.wait_s(now_s) == 5.0
 
 
-def test_a_probe_that_tells_nothing_lets_the_next_call_probe() -> None:
+def test_neutral_probe_lets_the_next_call_probe() -> None:
     breaker = opened()
     play(breaker, NEUTRAL, 5.0)
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
@@ -82,7 +82,7 @@ def test_a_probe_that_tells_nothing_lets_the_next_call_probe() -> None:
     assert breaker.state(5.0) is BreakerState.CLOSED
 
 
-def test_a_retry_after_is_honoured_at_once_but_not_for_ever() -> None:
+def test_retry_after_is_honoured_immediately_up_to_a_maximum() -> None:
     breaker = Breaker(TERMS)
     play(breaker, BAD, 0.0, retry_after_s=42.0)
     assert breaker.wait_s(0.0) == 42.0 and breaker.enter(41.9) is None
@@ -100,7 +100,7 @@ def test_a_shorter_retry_after_does_not_shorten_a_pause() -> None:
     assert breaker.wait_s(2.0) == 59.0
 
 
-def test_what_was_let_pass_before_it_opened_neither_closes_nor_lengthens_it() -> None:
+def test_outcomes_of_calls_started_before_opening_neither_close_nor_extend_it() -> None:
     breaker = Breaker(TERMS)
     early = [breaker.enter(0.0) for _ in range(6)]
     for passed in early[:3]:
@@ -113,7 +113,7 @@ def test_what_was_let_pass_before_it_opened_neither_closes_nor_lengthens_it() ->
 
 
 @given(st.lists(st.tuples(st.sampled_from([GOOD, BAD, NEUTRAL]), st.floats(0.0, 30.0), st.sampled_from([None, 0.0, 3.0, 1e9]))))
-def test_whatever_happens_it_lets_a_call_pass_again_within_the_longest_pause(events) -> None:
+def test_breaker_always_passes_a_call_within_the_longest_pause(events) -> None:
     breaker, now_s = Breaker(TERMS), 0.0
     for outcome, pause_s, retry_after_s in events:
         now_s += pause_s

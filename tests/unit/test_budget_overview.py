@@ -1,4 +1,4 @@
-"""What several tasks share of a budget is told once, and what each has used stands with it."""
+"""A budget shared by several tasks is reported once, with the use of each task."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def overview(*tasks: TaskBudget) -> Overview:
     return Overview("agent", "math", None, False, "", 0, 0, tasks, Held(None, None, "", "the model decides"))
 
 
-def test_what_the_whole_device_has_used_is_told_once_and_each_tasks_own_use_with_the_task() -> None:
+def test_device_use_is_reported_once_and_task_use_with_each_task() -> None:
     both = overview(task("math", 50, 60, used=47), task("code", 50, 60, used=3)).to_json()
     assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
     assert [line for line in budget_lines(both) if "50 of" in line] == ["calls    50 of 60"]
 
 
-def test_a_tasks_own_limit_stands_with_the_task() -> None:
+def test_limit_of_a_task_is_shown_with_the_task() -> None:
     own = overview(task("math", 12, 20), task("code", 3, 5)).to_json()
     assert "calls_limit" not in own["device"] and own["device"]["tokens"] == 90
     lines = budget_lines(own)
     assert [lines[lines.index(f"task     {name}") + 1] for name in ("math", "code")] == ["calls    12 of 20", "calls    3 of 5"]
 
 
-def test_a_tasks_own_use_is_counted_from_answers_and_learning(tmp_path: Path) -> None:
+def test_use_of_a_task_is_counted_from_answers_and_learning(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
         paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
         for number, record in enumerate([paid, paid, {**paid, "cached": True, "charged_uusd": 0}, {"task": "qa"}]):
@@ -71,7 +71,7 @@ AT_REST = {
 
 
 @pytest.mark.parametrize(("reported", "configured", "set_here", "calls"), AT_REST.values(), ids=AT_REST)
-def test_at_rest_a_limit_holds_as_for_the_next_agent(
+def test_idle_folder_shows_the_limit_of_the_next_agent(
     tmp_path: Path, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
 ) -> None:
     with StateFolder(tmp_path / "state") as state:

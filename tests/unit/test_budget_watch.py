@@ -1,4 +1,4 @@
-"""Who is woken when a budget changes, and what a watcher of it is told."""
+"""Which watchers a budget change notifies, and the content of the notification."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_slow_reader_gets_only_the_newest_version() -> None:
     assert ledger.reads == 3 and ledger.notifier.watchers == 0
 
 
-async def test_a_quiet_budget_sends_heartbeats_and_a_change_elsewhere_is_seen_with_them() -> None:
+async def test_idle_budget_sends_heartbeats_that_reveal_changes_elsewhere() -> None:
     ledger = Ledger(BudgetNotifier())
     async with aclosing(versions(ledger.notifier, "d", "math", ledger.read, 0.01)) as seen:
         assert (await anext(seen)).version == 1
@@ -68,7 +68,7 @@ async def test_only_the_watchers_of_the_device_and_task_are_woken() -> None:
         assert foreign.is_set()
 
 
-async def test_what_concerns_many_is_notified_at_once_and_then_once_for_all_that_follows_within_the_pause() -> None:
+async def test_changes_for_many_are_notified_immediately_and_then_once_per_pause() -> None:
     notifier = BudgetNotifier(shared_pause_s=0.05)
     with notifier.watching("d", "math") as mine, notifier.watching("e", "code") as other:
         notifier.notify_shared("math")
@@ -83,11 +83,11 @@ async def test_what_concerns_many_is_notified_at_once_and_then_once_for_all_that
         assert mine.is_set()
         mine.clear()
         notifier.notify_shared()
-        assert not mine.is_set(), "the pause begins anew with each round"
+        assert not mine.is_set(), "the pause restarts with each round"
         await asyncio.wait_for(mine.wait(), 5.0)
 
 
-async def test_what_concerns_very_many_is_notified_a_few_at_a_time_and_for_everybody_in_the_end() -> None:
+async def test_changes_for_very_many_are_notified_in_small_groups_until_all_are_reached() -> None:
     notifier, count = BudgetNotifier(shared_pause_s=0.0), 3 * NOTIFIED_AT_ONCE
     with ExitStack() as held:
         changes = [held.enter_context(notifier.watching(f"d{number}", "math")) for number in range(count)]
@@ -95,7 +95,7 @@ async def test_what_concerns_very_many_is_notified_a_few_at_a_time_and_for_every
         assert sum(changed.is_set() for changed in changes) == NOTIFIED_AT_ONCE
         for changed in changes:
             changed.clear()
-        notifier.notify_shared()  # those that were notified hear of this, too
+        notifier.notify_shared()  # those already notified get this change, too
         for changed in changes:
             await asyncio.wait_for(changed.wait(), 10.0)
 

@@ -1,4 +1,4 @@
-"""`edge-agent adapters` on a state folder that no agent uses: real adapters and checkpoints, made-up weights."""
+"""`edge-agent adapters` on an idle state folder: real adapters and checkpoints with made-up weights."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def checkpoint(world: World, step: int) -> Path:
     return world.folder / "checkpoints" / f"step-{step:06d}"
 
 
-def test_list_tells_what_there_is_and_what_serves(world: World, adapters: Adapters) -> None:
+def test_list_shows_all_versions_and_the_active_one(world: World, adapters: Adapters) -> None:
     versions = listed(adapters)
     assert list(versions) == [3, 4]
     assert [(one["serving"], one["head"], one["on_line"], one["damage"]) for one in versions.values()] == [
@@ -97,7 +97,7 @@ def test_list_tells_what_there_is_and_what_serves(world: World, adapters: Adapte
     assert versions[4]["size_bytes"] == sum(file.stat().st_size for file in checkpoint(world, 4).rglob("*") if file.is_file())
 
 
-def test_a_damaged_version_is_listed_as_such_and_not_gone_back_to(world: World, adapters: Adapters) -> None:
+def test_damaged_version_is_listed_as_damaged_and_rollback_to_it_refused(world: World, adapters: Adapters) -> None:
     for part in ("manifest.json", "adapter/adapter_model.safetensors", "adapter/adapter.gguf", "adapter/adapter_config.json"):
         file = checkpoint(world, 3) / part
         whole = file.read_bytes()
@@ -120,7 +120,7 @@ def test_show_has_manifest_configuration_and_norms(world: World, adapters: Adapt
     adapters("show", "9").refused(1, "no adapter version 9", "adapters list")
 
 
-def test_rollback_serves_and_learns_on_from_the_version_and_numbers_on(world: World, adapters: Adapters) -> None:
+def test_rollback_serves_the_version_and_learning_continues_from_it(world: World, adapters: Adapters) -> None:
     assert adapters("rollback", "3").code == 0
     versions = listed(adapters)
     assert [(one["version"], one["serving"], one["on_line"]) for one in versions.values()] == [(3, True, True), (4, False, False)]
@@ -178,7 +178,7 @@ def test_exports_hold_the_same_weights_in_each_form(world: World, tmp_path: Path
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "gguf").read_bytes()
 
 
-def test_an_export_overwrites_only_when_told_and_only_adapters(tmp_path: Path, adapters: Adapters) -> None:
+def test_export_overwrites_only_adapters_and_only_with_force(tmp_path: Path, adapters: Adapters) -> None:
     out = tmp_path / "out"
     assert adapters("export", "4", str(out)).code == 0
     before = (out / "adapter_model.safetensors").read_bytes()
@@ -192,7 +192,7 @@ def test_an_export_overwrites_only_when_told_and_only_adapters(tmp_path: Path, a
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "state"]
 
 
-def test_an_export_that_cannot_be_made_leaves_nothing(world: World, tmp_path: Path, adapters: Adapters) -> None:
+def test_failed_export_leaves_nothing(world: World, tmp_path: Path, adapters: Adapters) -> None:
     out = str(tmp_path / "a")
     adapters("export", "4", out, "--format", "onnx").refused(2, "no such format", "peft, gguf, mlx")
     adapters("export", "7", out).refused(1, "no adapter version 7")

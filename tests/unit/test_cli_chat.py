@@ -1,4 +1,4 @@
-"""What the lines of a conversation mean, and the history of what was asked."""
+"""The parsing of chat lines, and the input history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.core.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("What is 2 + 2?", ("", "What is 2 + 2?")),
         ("//etc/hosts", ("", "/etc/hosts")),
@@ -25,17 +25,17 @@ from edge.core.errors import UsageError
         ("half /quit", ("", "half /quit")),
     ],
 )
-def test_a_line_means_a_question_or_a_command(line: str, said: tuple[str, str]) -> None:
-    assert understood(line) == said
+def test_chat_line_is_a_question_or_a_command(line: str, expected: tuple[str, str]) -> None:
+    assert understood(line) == expected
 
 
 @pytest.mark.parametrize("line", ["/", "/local", "/cloud  ", "/Quit", "/etc/hosts is a file"])
-def test_a_command_that_is_none_or_lacks_its_question_is_wrong_usage(line: str) -> None:
+def test_unknown_or_incomplete_command_is_wrong_usage(line: str) -> None:
     with pytest.raises(UsageError):
         understood(line)
 
 
-def test_the_history_is_the_owners_alone_even_where_it_was_not(tmp_path: Path) -> None:
+def test_history_is_made_private_even_if_it_was_not(tmp_path: Path) -> None:
     file = tmp_path / HISTORY_FILE
     file.touch(mode=0o644)
     open_history(tmp_path, stored=True).append_string("one\ntwo")
@@ -53,12 +53,12 @@ def test_a_long_history_keeps_its_newest_entries_in_order(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == [HISTORY_FILE]
 
 
-def test_odd_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
+def test_unusual_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
     open_history(tmp_path, stored=True).append_string("half \udce9 character")
     assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["half ? character"]
 
 
-def test_a_history_that_cannot_be_kept_is_told_and_lives_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_history_is_reported_and_kept_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(open_history(tmp_path / "none", stored=True), InMemoryHistory)
     assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "elsewhere").touch()

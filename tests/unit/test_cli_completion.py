@@ -1,4 +1,4 @@
-"""What a shell completes, asked as the shells ask."""
+"""Shell completion, queried as the shells do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_imports_stay_light import loaded_by
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """What bash is given for the last word of a line."""
+    """The completions that bash gets for the last word of a line."""
     words = line.split(" ")
     asked = {"_EDGE_AGENT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     result = subprocess.run(
@@ -47,14 +47,14 @@ def test_the_modes_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_gets_lines_that_it_can_read(shell: str, edge_agent: EdgeAgent) -> None:
+def test_each_shell_gets_valid_completion_lines(shell: str, edge_agent: EdgeAgent) -> None:
     script = edge_agent("completion", shell).out
     assert "edge-agent" in script and f"complete_{shell}" in script
     if shutil.which(shell):
         assert subprocess.run([shell, "-n"], input=script, capture_output=True, text=True, check=False).returncode == 0
 
 
-def test_the_lines_of_bash_complete_in_bash(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_bash_lines_complete_in_bash(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     if not shutil.which("bash"):
         pytest.skip("bash is not installed")
     script = edge_agent("completion", "bash").out

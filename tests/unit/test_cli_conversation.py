@@ -1,4 +1,4 @@
-"""A conversation with an agent of this process: Ctrl-C, commands, and what is kept. The agent is real, its model scripted."""
+"""A conversation with an agent in this process: Ctrl-C, commands and records. The agent is real, its model scripted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
             yield Setting(world, agent, conversation, interrupts)
 
 
-def told(capsys: Capture) -> list[Mapping[str, Any]]:
+def printed(capsys: Capture) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -69,14 +69,14 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)  # impatience changes nothing
     assert await turn
-    assert (told(capsys), setting.kept()) == ([{"error": "stopped", "hint": ""}], [])
+    assert (printed(capsys), setting.kept()) == ([{"error": "stopped", "hint": ""}], [])
     setting.slow(0.0)
     await setting.conversation.take("What is 2 + 1?")
-    (answer,) = told(capsys)
+    (answer,) = printed(capsys)
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
 
 
-async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, capsys: Capture) -> None:
+async def test_new_conversation_starts_without_the_old_one(setting: Setting, capsys: Capture) -> None:
     own, lengths = own_reader(setting.agent), list[int]()
 
     def noted(question: AnswerRequest) -> Reading:
@@ -87,7 +87,7 @@ async def test_a_new_conversation_begins_without_the_old_one(setting: Setting, c
     for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
         await conversation.take(line)
     assert lengths == [1, 3, 3, 1]
-    assert told(capsys)[-1]["error"] == "nothing was asked yet"
+    assert printed(capsys)[-1]["error"] == "nothing was asked yet"
 
 
 async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:
@@ -97,7 +97,7 @@ async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setti
         await strict.take("/nonsense")
 
 
-async def test_a_signal_between_two_works_is_for_who_waits() -> None:
+async def test_signal_between_two_jobs_reaches_the_waiting_caller() -> None:
     idle: list[str] = []
     with Interrupts(idle=lambda: idle.append("idle")) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
@@ -108,7 +108,7 @@ async def test_a_signal_between_two_works_is_for_who_waits() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Stopped):
             await work
-        with pytest.raises(NotFound):  # what fails by itself is no stop
+        with pytest.raises(NotFound):  # a failure of its own is no stop
             await interrupts.stoppable(fails())
     assert idle == ["idle"]
 

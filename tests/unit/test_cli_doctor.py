@@ -1,4 +1,4 @@
-"""The doctor says what is wrong and what to do, and fails only when `run` would."""
+"""The doctor names each problem with advice, and fails only when `run` would."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_healthy_machine_has_no_fail_and_exit_code_0(tmp_path: Path, edge_agen
     assert {"agent", "train", "cores", "memory", "model", "cloud model", "sandbox", "state folder", "coordinator"} <= set(names)
 
 
-def test_missing_packages_are_named_with_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_the_command_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("llama_cpp", "torch") else object())
     agent, train = doctor.check_extra("agent"), doctor.check_extra("train")
     assert (agent.state, "llama_cpp" in agent.text, agent.hint) == ("fail", True, install_extra("agent"))
@@ -54,7 +54,7 @@ def planted(code: str, limit_s: float = 60.0) -> Callable[[], tuple[str, bool]]:
     return partial(llama_fault, lambda: [sys.executable, "-c", code], limit_s)
 
 
-def test_a_llama_cpp_that_crashes_fails_and_is_not_touched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashing_llama_cpp_fails_and_is_not_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.cli.doctor.llama_fault", planted(CRASHES))
     monkeypatch.setattr("edge.cli.doctor.cpu_flags", lambda: {"amx_int8"})
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", pytest.fail)
@@ -96,7 +96,7 @@ def test_a_configured_cloud_is_connected_to_and_asked_nothing(tmp_path: Path, mo
     ("option", "value", "finding"),
     [("--coordinator", "nowhere", "coordinator"), ("--model", "/no/such.gguf", "model")],
 )
-def test_what_run_would_refuse_fails_and_is_exit_code_1(
+def test_whatever_run_would_refuse_fails_with_exit_code_1(
     option: str, value: str, finding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_loaded", lambda path: str(find_model(path)))
@@ -112,12 +112,12 @@ def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
         assert (finding.state, "cannot be written" in finding.text) == ("fail", True)
 
 
-def test_looking_at_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_checking_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     assert findings(tmp_path, state=tmp_path / "deep" / "er" / "state")["state folder"].state != "fail"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_configuration_that_cannot_be_read_is_said_before_anything_is_measured(
+def test_unreadable_configuration_is_reported_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("edge.cli.doctor.llama_fault", pytest.fail)

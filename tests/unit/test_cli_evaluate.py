@@ -1,4 +1,4 @@
-"""`edge-agent eval` before and after the measuring: options that contradict one another, strata, and the report for a person."""
+"""`edge-agent eval` around the measurement: contradicting options, strata, and the printed report."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from tests.unit.test_agent_evaluate_scores import judged, measured
         "--json-out /",
     ],
 )
-def test_options_that_cannot_be_met_are_refused_at_once(options: str, tmp_path: Path) -> None:
+def test_impossible_options_are_refused_immediately(options: str, tmp_path: Path) -> None:
     assert main(["eval", "--state", str(tmp_path / "state"), *options.split()]) == 2
     assert not (tmp_path / "state").exists()
 
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EvalPlan]:
-    """What `eval` with these options would carry out."""
+    """The plan of `eval` with these options."""
     plans: list[EvalPlan] = []
 
     async def evaluate(config: AgentConfig, sink: EventSink, plan: EvalPlan) -> EvalOutcome:
@@ -71,30 +71,30 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ev
     return plan_of
 
 
-def test_the_plan_takes_the_sources_of_the_configuration_where_none_are_named(planned: Callable[..., EvalPlan]) -> None:
+def test_plan_uses_the_configured_sources_where_none_are_named(planned: Callable[..., EvalPlan]) -> None:
     plan = planned()
     assert (plan.sources, plan.limit, plan.cloud) == (tuple(phase.source for phase in AgentConfig().phases), 200, "coordinator")
     named = [word for name in ("arith", "facts", "arith") for word in ("--tasks", f"practice:{name}")]
     assert planned(*named).sources == ("practice:arith", "practice:facts")
 
 
-def test_with_the_cloud_switched_off_nobody_is_asked_but_a_replay_works(
+def test_with_the_cloud_disabled_nobody_is_asked_but_a_replay_works(
     planned: Callable[..., EvalPlan], monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.setenv("EDGE_AGENT_NO_CLOUD", "1")
     assert planned().cloud == "none"
     replay = planned("--replay", "report", "--plot", "p.png")
-    assert (replay.cloud, replay.cloud_all) == ("replay", True), "a plot looks for every answer"
+    assert (replay.cloud, replay.cloud_all) == ("replay", True), "a plot needs every answer"
     edge_agent("eval", "--cloud-all").refused(2, "EDGE_AGENT_NO_CLOUD")
 
 
-def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_that_is(tmp_path: Path) -> None:
+def test_active_adapter_is_measured_by_default_and_its_name_is_printed(tmp_path: Path) -> None:
     config = AgentConfig(state_folder=str(tmp_path))
 
     def steps(adapter: str) -> list[int]:
         return [int(folder.parent.name.removeprefix("step-")) for folder in adapter_folders(adapter, config)]
 
-    def told(adapter: str) -> str:
+    def notice(adapter: str) -> str:
         return adapter_described(adapter_folders(adapter, config), adapter, config)
 
     with StateFolder(tmp_path) as state:  # read while an agent holds the folder
@@ -102,13 +102,13 @@ def test_what_serves_is_measured_unless_told_otherwise_and_it_is_said_which_one_
             (tmp_path / f"checkpoints/step-{step:06d}/adapter").mkdir(parents=True)
         state.set_lineage(Lineage(3, 3))
         assert (steps("serving"), steps("latest"), steps("none")) == ([3], [12, 3], [])
-        assert "adapter 3" in told("serving") and "adapter 12" in told("latest") and "adapter 3 is active" in told("latest")
+        assert "adapter 3" in notice("serving") and "adapter 12" in notice("latest") and "adapter 3 is active" in notice("latest")
         state.set_lineage(Lineage(0, 0))
-        assert (steps("serving"), "bare model" in told("serving"), "bare model" in told("latest")) == ([], True, True)
+        assert (steps("serving"), "bare model" in notice("serving"), "bare model" in notice("latest")) == ([], True, True)
     assert adapter_folders("serving", AgentConfig(state_folder=str(tmp_path / "none"))) == ()
 
 
-def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: Path) -> None:
+def test_adapter_of_a_run_has_the_final_version_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     assert adapter_version(tmp_path / "adapter") is None
     (tmp_path / "summary.json").write_text('{"adapter_version": 8}')
@@ -117,7 +117,7 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "code"),
+    ("words", "message", "code"),
     [
         (["--tasks", "practice:nonsense"], "unknown practice family", 2),
         (["--tasks", "none.jsonl"], "no such task file", 1),
@@ -131,46 +131,46 @@ def test_the_adapter_of_a_run_has_the_version_that_the_run_ended_with(tmp_path: 
         (["--temperature", "-1"], "--temperature", 2),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(words: list[str], told: str, code: int, tmp_path: Path, edge_agent: EdgeAgent) -> None:
-    edge_agent("eval", "--state", str(tmp_path / "state"), *words).refused(code, told)
+def test_error_is_one_line(words: list[str], message: str, code: int, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    edge_agent("eval", "--state", str(tmp_path / "state"), *words).refused(code, message)
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--per-level", "3"]])
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('{"question": "a\\ud800b", "split": "test", "answer": 1}', "half a character"),
         ('{"question": "a", "split": "train", "answer": 1}', "no test item"),
     ],
 )
-def test_a_task_file_that_cannot_be_measured_is_told_before_anything_begins(
-    line: str, told: str, options: list[str], tmp_path: Path, edge_agent: EdgeAgent
+def test_unusable_task_file_is_reported_before_anything_starts(
+    line: str, message: str, options: list[str], tmp_path: Path, edge_agent: EdgeAgent
 ) -> None:
     source = tmp_path / "t.jsonl"
     source.write_text(line + "\n")
-    edge_agent("eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options).refused(1, told, str(source))
+    edge_agent("eval", "--state", str(tmp_path / "state"), "--tasks", str(source), *options).refused(1, message, str(source))
 
 
 # --- strata ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_practice_family_has_as_many_items_of_every_level_and_keeps_its_mix(family: str) -> None:
+def test_practice_family_has_equally_many_items_of_every_level_and_keeps_its_weights(family: str) -> None:
     strata = strata_of(open_source(f"practice:{family}"), 4)
     assert [(one.level, len(one.items)) for one in strata] == [(level, 4) for level in FAMILIES[family].levels]
     assert sum(one.weight for one in strata) == pytest.approx(1.0)
     assert all(item.split == "test" and item.level == one.level for one in strata for item in one.items)
 
 
-def test_a_groups_items_have_the_groups_label_and_its_families_weigh_the_same() -> None:
+def test_group_items_have_the_groups_label_and_equal_family_weights() -> None:
     candidates = eval_candidates(EvalPlan(("practice:group1",), per_level=3))
     assert {one.item.task for one in candidates} == {"group1"}
     weights = {name: sum(one.weight for one in candidates if one.item.family == name) for name in ("arith", "science")}
     assert weights == {"arith": pytest.approx(1.0), "science": pytest.approx(1.0)}
 
 
-def test_items_that_two_sources_share_are_measured_once() -> None:
+def test_items_shared_by_two_sources_are_measured_once() -> None:
     for mix in ({"per_level": 3}, {"limit": 20}):
         group = eval_candidates(EvalPlan(("practice:group1",), **mix))
         both = eval_candidates(EvalPlan(("practice:group1", "practice:arith"), **mix))
@@ -198,16 +198,16 @@ async def test_a_journal_belongs_to_one_adapter_and_one_policy(tmp_path: Path) -
 
     await run(plan, adapters[0])
     await run(plan, adapters[0])
-    for other, adapter, said in (
+    for other, adapter, message in (
         (plan, adapters[1], "adapter"),
         (plan, None, "adapter"),
         (replace(plan, policy="router"), adapters[0], "policy"),
     ):
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             await run(other, adapter)
 
 
-def test_a_files_levels_are_weighted_as_its_test_split_mixes_them(tmp_path: Path) -> None:
+def test_levels_of_a_file_are_weighted_like_its_test_split(tmp_path: Path) -> None:
     source = tmp_path / "t.jsonl"
     levels = [1] * 6 + [2] * 2
     lines = [{"question": f"{n}?", "answer": n, "split": "test", "level": level} for n, level in enumerate(levels)]
@@ -223,7 +223,7 @@ def lines_of(items: list[Any], **facts: Any) -> list[str]:
     return list(report_lines(build_report(measured(**facts), items)))
 
 
-def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
+def test_no_accuracy_is_printed_without_its_rate_or_coverage() -> None:
     items = [judged(n, asked=n % 3 == 0, cloud=True) for n in range(12)]
     lines = lines_of(items)
     rates = {
@@ -238,7 +238,7 @@ def test_no_accuracy_stands_without_its_rate_or_coverage() -> None:
     assert len(table) == 4 and all(" of " in line and " @ " in line for line in table)
 
 
-def test_a_family_cannot_steer_the_terminal() -> None:
+def test_family_name_cannot_inject_terminal_codes() -> None:
     one = judged(0)
     item = replace(one.item, family="\x1b[2Jsums")
     assert any("\\x1b[2Jsums" in line for line in lines_of([judged(1), replace(one, candidate=Candidate(item))]))

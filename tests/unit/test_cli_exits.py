@@ -1,4 +1,4 @@
-"""How commands start and end: light help, one line of error, exit codes that mean something."""
+"""How commands start and end: fast help, one line of error, exit codes."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_a_failure_is_one_line_with_exit_code_1_and_wrong_usage_one_with_2(
     edge_agent(*words).refused(code, part)
 
 
-def test_a_message_of_many_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_multi_line_message_becomes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> int:
         raise EdgeError("first\nsecond", hint="do\nthis")
 
     Ended(ending(fails), *capsys.readouterr()).refused(1, "first second; do this")
 
 
-def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_exits_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
@@ -94,7 +94,7 @@ def test_ctrl_c_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_nobody_foresaw_leaves_its_traceback_in_a_file_and_shows_it_for_debugging(
+def test_unexpected_error_writes_its_traceback_to_a_file_and_prints_it_for_debugging(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDGE_AGENT_DEBUG", raising=False)
@@ -112,21 +112,21 @@ def test_what_nobody_foresaw_leaves_its_traceback_in_a_file_and_shows_it_for_deb
         ending(breaks)
 
 
-def test_a_part_that_is_not_installed_is_named_with_the_command_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_package_is_named_with_the_command_to_install_it(capsys: pytest.CaptureFixture[str]) -> None:
     def needs_torch() -> int:
         raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
 
     Ended(ending(needs_torch), *capsys.readouterr()).refused(1, install_extra("train"))
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_closed_output_pipe_is_no_error() -> None:
     program = f"{sys.executable} -m edge.cli config show | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
-def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
+def test_full_disk_or_closed_output_is_no_traceback() -> None:
     command = f"{sys.executable} -m edge.cli config keys"
     full = subprocess.run(["sh", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False)
     assert (full.returncode, full.stderr.count("\n")) == (1, 1)
@@ -137,7 +137,7 @@ def test_output_without_room_or_without_a_place_is_no_traceback() -> None:
     assert shown.returncode == 0 and "\\u" in shown.stdout
 
 
-def test_config_show_tells_where_each_value_came_from(edge_agent: EdgeAgent, tmp_path: Path) -> None:
+def test_config_show_prints_the_origin_of_each_value(edge_agent: EdgeAgent, tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("serve:\n  port: 9001\n", encoding="utf-8")
     shown = edge_agent("config", "show", "--config", str(file), "--set", "learning.seed=4", "--json").json
@@ -163,7 +163,7 @@ def test_config_show_tells_where_each_value_came_from(edge_agent: EdgeAgent, tmp
         ([], {}, True, False),
     ],
 )
-def test_only_commands_that_train_are_started_again_and_only_once(
+def test_only_training_commands_are_restarted_and_only_once(
     words: list[str], environment: dict[str, str], glibc: bool, wanted: bool
 ) -> None:
     assert wants_tuning(words, environment, glibc=glibc) is wanted

@@ -1,4 +1,4 @@
-"""`edge-agent feedback` on a folder that no agent runs on: kept without a model, in the folder alone."""
+"""`edge-agent feedback` on an idle folder: stored without a model, in the folder only."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def said(state: Path) -> Feedback:
+def feedback(state: Path) -> Feedback:
     with StateFolder(state) as folder:
         return FeedbackBook(folder).of("a1")
 
 
-def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, edge_agent: EdgeAgent) -> None:
+def test_feedback_is_stored_and_withdrawn_without_a_model(state: Path, edge_agent: EdgeAgent) -> None:
     place = ("--state", str(state), "--set", "model.path=/no/such/model.gguf")
     assert edge_agent("feedback", "chatcmpl-a1", "bad", " it is 5 ", *place).code == 0
-    assert said(state) == Feedback("a1", "bad", "it is 5")
+    assert feedback(state) == Feedback("a1", "bad", "it is 5")
     assert edge_agent("feedback", "last", "good", *place).code == 0
-    assert said(state) == Feedback("a1", "good")
+    assert feedback(state) == Feedback("a1", "good")
     assert edge_agent("feedback", "a1", "none", "--json", *place).json == {
         "id": "a1",
         "verdict": "none",
         "correction": None,
         "outlook": "",
     }
-    assert said(state) == Feedback("a1", "none")
+    assert feedback(state) == Feedback("a1", "none")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_verdict_is_kept_and_taken_back_without_a_model(state: Path, edge_agen
         (("bad", "5"), {}, ("--set", "use.share=0"), "not learned from: use.feedback"),
     ],
 )
-def test_what_becomes_of_a_verdict_is_reported(
+def test_use_of_feedback_is_reported(
     state: Path,
     edge_agent: EdgeAgent,
     verdict: tuple[str, ...],
@@ -62,33 +62,31 @@ def test_what_becomes_of_a_verdict_is_reported(
     assert outlook in edge_agent("feedback", "a2", *verdict, "--state", str(state), *settings).out
 
 
-def test_an_answer_that_is_not_there_is_told_and_nothing_is_made(state: Path, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_missing_answer_is_reported_and_nothing_is_created(state: Path, tmp_path: Path, edge_agent: EdgeAgent) -> None:
     edge_agent("feedback", "a2", "good", "--state", str(state)).refused(1, f"a2 in {state}")
     empty = tmp_path / "empty"
     edge_agent("feedback", "a2", "good", "--state", str(empty)).refused(1, str(empty))
     assert not empty.exists()
 
 
-def test_a_correction_stays_when_the_answer_is_called_bad_again_and_goes_with_the_verdict(
-    state: Path, edge_agent: EdgeAgent
-) -> None:
+def test_correction_survives_a_repeated_bad_mark_and_is_removed_with_the_feedback(state: Path, edge_agent: EdgeAgent) -> None:
     place = ["--state", str(state)]
     assert edge_agent("feedback", "a1", "bad", "seven", *place).code == 0
     assert edge_agent("feedback", "a1", "bad", *place).code == 0
-    assert said(state).correction == "seven"
+    assert feedback(state).correction == "seven"
     assert edge_agent("feedback", "a1", "none", *place).code == 0
     assert edge_agent("feedback", "a1", "bad", *place).code == 0
-    assert said(state).correction is None
+    assert feedback(state).correction is None
     edge_agent("feedback", "a1", "bad", "\x1b[2J", *place).refused(2, "control characters")
 
 
-def test_what_is_no_id_is_told_and_nothing_is_looked_up(state: Path, edge_agent: EdgeAgent) -> None:
+def test_invalid_id_is_reported_and_nothing_is_looked_up(state: Path, edge_agent: EdgeAgent) -> None:
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
         edge_agent(*words, "--state", str(state)).refused(2, "no id of an answer")
     assert edge_agent("why", "chatcmpl-a1", "--json", "--state", str(state)).json["id"] == "a1"
 
 
-def test_a_folder_in_use_or_damaged_is_told_in_one_line(state: Path, edge_agent: EdgeAgent) -> None:
+def test_folder_in_use_or_damaged_is_one_line(state: Path, edge_agent: EdgeAgent) -> None:
     with StateFolder(state):
         edge_agent("feedback", "a1", "good", "--state", str(state)).refused(1, "another agent is using this state folder")
     (state / "agent.sqlite").write_bytes(b"not a database" * 100)

@@ -1,4 +1,4 @@
-"""What `edge-agent learn` looks at before it loads or creates anything."""
+"""The checks of `edge-agent learn` before it loads or creates anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outbox`, `privacy check` and `--never-send` on a folder that no agent uses: what is said, and what of bad input."""
+"""`outbox`, `privacy check` and `--never-send` on an idle folder: output and errors."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_outbox_lists_what_left_newest_first_with_the_reason_of_the_answer(folder: Path, edge_agent: EdgeAgent) -> None:
+def test_outbox_lists_sent_entries_newest_first_with_the_answers_reason(folder: Path, edge_agent: EdgeAgent) -> None:
     code, out, err = edge_agent("outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
     assert "the model asked for help" in first and "1 email" in first and "1 report" in err
 
 
-def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: Path, edge_agent: EdgeAgent) -> None:
+def test_entry_is_shown_with_its_exact_bytes_and_without_the_address(folder: Path, edge_agent: EdgeAgent) -> None:
     code, out, _ = edge_agent("outbox", "show", "2", "--json", "--state", str(folder))
     shown = json.loads(out)
     sent = codec.encode_call(call("k1", "write to [EMAIL_1]", prompt_id="a1")).SerializeToString()
@@ -52,14 +52,14 @@ def test_one_entry_is_shown_with_its_very_bytes_and_without_the_address(folder: 
     assert shown["payload"]["messages"][0]["content"] == "write to [EMAIL_1]" and "jo@x.org" not in out
 
 
-def test_filters_and_waiting_reports(folder: Path, edge_agent: EdgeAgent) -> None:
+def test_outbox_filters_entries_and_lists_pending_reports(folder: Path, edge_agent: EdgeAgent) -> None:
     for words, sent in ((["--kind", "answering"], 1), (["--limit", "1"], 1), (["--since", "1d"], 0), ([], 2)):
         assert len(edge_agent("outbox", *words, "--json", "--state", str(folder)).json["sent"]) == sent
     assert "12 of 64" in edge_agent("outbox", "--waiting", "--state", str(folder)).out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--since", "soon"], 2, "no such time"),
         (["--since", "2999-01-01"], 2, "lies in the future"),
@@ -67,18 +67,18 @@ def test_filters_and_waiting_reports(folder: Path, edge_agent: EdgeAgent) -> Non
         (["show", "99"], 1, "nothing with the number 99"),
     ],
 )
-def test_bad_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[str], code: int, said: str) -> None:
-    edge_agent("outbox", *words, "--state", str(folder)).refused(code, said)
+def test_invalid_input_is_one_line(folder: Path, edge_agent: EdgeAgent, words: list[str], code: int, message: str) -> None:
+    edge_agent("outbox", *words, "--state", str(folder)).refused(code, message)
 
 
-def test_a_folder_that_is_missing_or_damaged_is_refused(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_missing_or_damaged_folder_is_refused(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     edge_agent("outbox", "--state", str(tmp_path / "none")).refused(1, str(tmp_path / "none"), "--state")
     assert not (tmp_path / "none").exists()
     (tmp_path / "agent.sqlite").write_bytes(b"no database" * 100)
     edge_agent("outbox", "--state", str(tmp_path)).refused(1, "cannot be read")
 
 
-def test_privacy_check_shows_what_would_leave(edge_agent: EdgeAgent) -> None:
+def test_privacy_check_shows_what_would_be_sent(edge_agent: EdgeAgent) -> None:
     code, out, err = edge_agent("privacy", "check", "write to jo@x.org of Falcon", "--set", "privacy.terms=[Falcon]")
     assert (code, out) == (0, "write to [EMAIL_1] of [TERM_1]\n") and "1 email, 1 term" in err
     sets = ["--set", "privacy.kinds=[ip,email]", "--set", "privacy.region=DE"]
@@ -99,7 +99,7 @@ def test_never_send_adds_to_the_configured_rules(tmp_path: Path) -> None:
     assert config.privacy.never_send == ("first", "second")
 
 
-def test_terms_come_from_a_file_too_and_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_terms_are_read_from_a_file_and_a_bad_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "terms.txt").write_text("# people\nAnneliese  # sister\n\n")
     config = resolve_agent_config(None, [f"privacy.terms_file={tmp_path}/terms.txt"]).config
     assert build_registry(config).redacted(["to anneliese"]).texts == ("to [TERM_1]",)

@@ -1,4 +1,4 @@
-"""Options mean the same in every command, become configuration values, and each value says that it came from there."""
+"""Options mean the same in every command, become configuration values, and are the recorded origin of each value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_rate_without_tasks_applies_to_every_phase_of_the_file(tmp_path: Path)
     assert resolved.origins["phases.1.target_rate"] == "--target-rate"
 
 
-def test_a_bad_option_is_wrong_usage_and_a_bad_file_is_not(tmp_path: Path) -> None:
+def test_invalid_option_is_wrong_usage_and_an_invalid_file_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mode"):
         Settings(mode="sideways").config()
     with pytest.raises(UsageError, match=r"--set learning\.groupsize: unknown key"):

@@ -1,4 +1,4 @@
-"""What is said before a command begins: a profile that changes the batch, layers that stay, responses longer than the context."""
+"""Notices before a command starts: a profile that changes the batch, unused GPU layers, responses longer than the context."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def lines(*sets: str, profile: Path | None = None, learns: bool = True) -> list[
     return list(starting_lines(Settings(sets=sets, device_profile=profile).resolve(), learns=learns))
 
 
-def test_layers_for_a_graphics_processor_that_llama_cpp_cannot_use_are_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unusable_gpu_layers_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: False)
-    [told] = lines("engine.gpu_layers=4", learns=False)
+    [notice] = lines("engine.gpu_layers=4", learns=False)
     finding = findings("engine.gpu_layers=4", state=tmp_path)["gpu layers"]
-    assert told.startswith("engine.gpu_layers is 4") and (finding.state, finding.text) == ("warn", told)
+    assert notice.startswith("engine.gpu_layers is 4") and (finding.state, finding.text) == ("warn", notice)
     monkeypatch.setattr("edge.inference.gguf_model.llama_offloads", lambda: True)
     assert lines("engine.gpu_layers=4") == []
 
 
-def test_a_profile_that_says_when_to_learn_is_obeyed_and_told(tmp_path: Path) -> None:
+def test_profile_with_learning_hours_is_applied_and_reported(tmp_path: Path) -> None:
     profile = tmp_path / "laptop.yaml"
     profile.write_text("learning: {when: {quiet_s: 300, from_hour: 22, until_hour: 7}}\n")
     when = Settings(device_profile=profile).config().learning.when
     assert (when.quiet_s, when.from_hour, when.until_hour, when.on_mains) == (300.0, 22, 7, True)
-    [told] = lines(profile=profile)
-    assert all(f"learning.when.{key}" in told for key in ("quiet_s", "from_hour", "until_hour"))
-    [told] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
-    assert "until_hour" in told and "from_hour" not in told and "quiet_s" not in told, "what an option sets is not the profile's"
+    [notice] = lines(profile=profile)
+    assert all(f"learning.when.{key}" in notice for key in ("quiet_s", "from_hour", "until_hour"))
+    [notice] = lines("learning.when.from_hour=1", "learning.when.quiet_s=0", profile=profile)
+    assert "until_hour" in notice and "from_hour" not in notice and "quiet_s" not in notice, (
+        "a value set by an option is not the profile's"
+    )
     assert lines(profile=profile, learns=False) == []
     profile.write_text("learning: {when: {from_hour: 25}}\n")
     with pytest.raises(ConfigError, match=r"learning\.when\.from_hour"):
@@ -64,7 +64,7 @@ def private(*sets: str) -> str:
     return privacy_line(Settings(sets=sets).config())
 
 
-def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_explains_the_handling_of_private_data_before_asking_a_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     assert private(*ANTHROPIC) == private("coordinator.address=c:1")
     assert all(kind in private(*ANTHROPIC) for kind in ("secret", "email", "card", "iban", "phone", "ip", "path"))
     some, none = private(*ANTHROPIC, "privacy.kinds=[email]", "privacy.terms=[Ada]"), private(*ANTHROPIC, "privacy.kinds=[]")
@@ -75,7 +75,7 @@ def test_before_a_cloud_llm_is_asked_run_says_what_becomes_of_private_data(monke
     assert private(*ANTHROPIC) == ""
 
 
-def test_responses_that_no_context_holds_are_told() -> None:
+def test_responses_beyond_any_context_are_reported() -> None:
     [line] = lines("learning.max_tokens=400", "model.context_tokens=400")
     assert "learning.max_tokens" in line and "model.context_tokens" in line
     assert lines("learning.max_tokens=200", "model.context_tokens=400") == []
@@ -96,7 +96,7 @@ def test_doctor_fails_where_training_would_with_the_same_words(monkeypatch: pyte
     assert "training" not in findings(state=tmp_path)
 
 
-def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_hub_model_must_be_pulled_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelFileError, match="not here yet") as caught:
@@ -107,7 +107,7 @@ def test_a_model_of_the_hub_that_is_not_here_is_to_be_fetched_first(monkeypatch:
             find_model(path)
 
 
-def test_a_taken_port_is_told_before_the_model_is_loaded_and_an_occupied_folder_before_that(
+def test_taken_port_is_reported_before_the_model_is_loaded_and_a_locked_folder_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     async def load(agent: Agent) -> Agent:

@@ -1,4 +1,4 @@
-"""`edge-agent tasks list | show | sample`: what is printed can be read by people, by machines, and by the agent itself."""
+"""`edge-agent tasks list | show | sample`: output for people, for machines, and for the agent itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.data_set_files import hub_folder, write_jsonl
 NAMES = [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS]
 
 
-def test_the_list_as_json_tells_levels_labels_and_limits(edge_agent: EdgeAgent) -> None:
+def test_json_list_has_levels_labels_and_limits(edge_agent: EdgeAgent) -> None:
     rows = {row["name"]: row for row in edge_agent("tasks", "list", "--json").json}
     assert list(rows) == NAMES
     assert rows["practice:group1"]["families"] == ["arith", "science"] and rows["practice:group1"]["labels"] == ["group1"]
@@ -30,27 +30,27 @@ def test_the_list_as_json_tells_levels_labels_and_limits(edge_agent: EdgeAgent) 
 @pytest.mark.parametrize("name", ["practice:arith", "practice:code", "practice:group1"])
 def test_a_practice_source_shows_an_example_of_each_level_with_its_solution(name: str, edge_agent: EdgeAgent) -> None:
     shown = edge_agent("tasks", "show", name, "--json").json
-    told = [(example["family"], example["level"]) for example in shown["examples"]]
-    assert told == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
+    listed = [(example["family"], example["level"]) for example in shown["examples"]]
+    assert listed == [(family, level) for family in shown["families"] for level in shown["levels"][family]]
     assert all(example["solution"] and example["prompt"][-1]["role"] == "user" for example in shown["examples"])
     assert {example["task"] for example in shown["examples"]} == set(shown["labels"])
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_a_data_set_shows_what_its_files_hold(name: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_data_set_shows_the_content_of_its_files(name: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:
     code, out, err = edge_agent("tasks", "show", f"{name}:{hub_folder(tmp_path, name)}")
     assert (code, err) == (0, "")
     assert DATA_SETS[name].about in out
     assert ("tests:" if name in ("taco", "humaneval") else "answer:") in out
 
 
-def test_records_that_nobody_could_judge_are_told(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_unjudgeable_records_are_reported(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     rows = [{"problem": f"p{n}", "level": "Level 1", "solution": "\\boxed{7}" if n else "\\boxed{}"} for n in range(5)]
     _, out, _ = edge_agent("tasks", "show", f"math:{write_jsonl(tmp_path / 'test.jsonl', rows)}")
     assert "1 record" in out and "test.jsonl:1" in out
 
 
-def test_control_characters_are_shown_and_not_sent_to_the_terminal(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_control_characters_are_escaped_for_the_terminal(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     path = tmp_path / "mine.jsonl"
     line = {"question": "a\x1b[2J\x9b1m\x07\u202eb\r\n\tc\rd\x0be", "answer": "1\x08", "family": "f\x1b[0m", "task": "t\x00"}
     path.write_text(json.dumps({**line, "solution": "s\x7f", "split": "test"}) + "\n", encoding="utf-8")
@@ -77,7 +77,7 @@ def test_a_bad_task_file_is_one_line_with_its_place(command: str, text: str, tmp
 
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("name", ["practice:arith", "practice:science", "practice:code"])
-def test_a_sample_can_be_fed_back_as_a_task_file(name: str, split: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_sample_can_be_used_as_a_task_file(name: str, split: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:
     code, out, err = edge_agent("tasks", "sample", name, "--n", "4", "--level", "2", "--split", split, "--seed", "1", "--json")
     path = tmp_path / "sample.jsonl"
     path.write_text(out, encoding="utf-8")
@@ -87,7 +87,7 @@ def test_a_sample_can_be_fed_back_as_a_task_file(name: str, split: str, tmp_path
     assert (open_source(str(path)).test(9) != ()) is (split == "test")
 
 
-def test_the_same_seed_gives_the_same_sample_and_another_seed_another(edge_agent: EdgeAgent) -> None:
+def test_sample_is_reproducible_by_seed(edge_agent: EdgeAgent) -> None:
     first, again, other = (
         edge_agent("tasks", "sample", "practice:arith", "--seed", seed, "--json").out for seed in ("1", "1", "2")
     )
@@ -115,5 +115,5 @@ def test_a_sample_of_a_data_set_comes_from_the_wanted_split(tmp_path: Path, edge
         (["sample", "gsm8k:"], 2, "no path"),
     ],
 )
-def test_what_is_wrong_is_one_line_on_stderr(arguments: list[str], code: int, complaint: str, edge_agent: EdgeAgent) -> None:
+def test_error_is_one_line_on_stderr(arguments: list[str], code: int, complaint: str, edge_agent: EdgeAgent) -> None:
     edge_agent("tasks", *arguments).refused(code, complaint)

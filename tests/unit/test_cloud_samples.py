@@ -1,4 +1,4 @@
-"""Cloud answers as one more response to learn from: which, with what advantage, and that nothing counts them as responses."""
+"""Cloud answers as additional training responses: which ones, with what advantage, and never counted as sampled."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def collected(
 async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_with_its_end(tmp_path: Path) -> None:
     group, backend = await collected([HELP, local_answer(7)], f"\n{RIGHT} \n", tmp_path)
     assert group.cloud_sample[-1] == EOS and EOS not in group.cloud_sample[:-1]
-    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not say"
-    said = ScriptedBackend([RIGHT])
-    sampled = (await said.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
+    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not generate"
+    engine = ScriptedBackend([RIGHT])
+    sampled = (await engine.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
     assert group.cloud_sample == sampled.token_ids, "as the engine would have sampled it"
 
 
@@ -77,19 +77,19 @@ async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_wit
         ("", "nothing"),
     ],
 )
-async def test_an_answer_that_the_model_should_not_have_given_does_not_join(answer: str, why: str, tmp_path: Path) -> None:
+async def test_unsuitable_cloud_answer_does_not_join(answer: str, why: str, tmp_path: Path) -> None:
     group, _ = await collected([HELP, local_answer(7)], answer, tmp_path)
     assert group.completion is not None and group.cloud_sample == (), why
 
 
-async def test_where_nobody_asked_or_the_cloud_failed_there_is_nothing_to_join(tmp_path: Path) -> None:
+async def test_without_a_request_or_with_a_failed_cloud_nothing_joins(tmp_path: Path) -> None:
     kept, _ = await collected([RIGHT, local_answer(7)], RIGHT, tmp_path)
     failed, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, fails=True)
     skipped, _ = await collected([HELP, HELP], RIGHT, tmp_path, skip_unanimous_calls=True)
     assert [group.cloud_sample for group in (kept, failed, skipped)] == [(), (), ()]
 
 
-async def test_switched_off_nothing_joins_and_the_groups_are_the_same_otherwise(tmp_path: Path) -> None:
+async def test_disabled_nothing_joins_and_the_groups_are_otherwise_equal(tmp_path: Path) -> None:
     on, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path)
     off, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, cloud_samples=False)
     assert on.cloud_sample and replace(on, cloud_sample=()) == off
@@ -105,7 +105,7 @@ def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6
     return ScoredGroup(item(1), (1, 2), responses, None, prompt_dual=price, cloud_sample=sample)
 
 
-def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_not_part_of() -> None:
+def test_advantage_of_the_answer_is_its_reward_minus_the_mean_of_the_others() -> None:
     # rewards 1, 0, 1, 0; costs 0, 0, 1, 0: mean reward 0.5, mean cost 0.25; at λ = 0.5 the answer's Â is 1 - 0.5 + 0.5 * 0.25
     [trained] = training_groups(DaGrpo(), [group_of([(1.0, 0), (0.0, 0), (1.0, 1), (0.0, 0)])])
     assert [sample.advantage for sample in trained.samples] == pytest.approx([0.625, -0.375, 0.125, -0.375, 0.625])
@@ -118,14 +118,16 @@ def test_the_answers_advantage_is_its_reward_over_the_groups_mean_which_it_is_no
     [all_asked] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
     assert [sample.advantage for sample in all_asked.samples] == pytest.approx([0.0, 0.0, 0.5]), "as loudly as help is dear"
     [priced] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
-    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), "with prices in prompts the group's own counts"
+    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), (
+        "with prices in prompts the price of the group counts"
+    )
 
 
 responses = st.lists(st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1)), min_size=2, max_size=8)
 
 
 @given(responses, st.floats(0, 2))
-def test_a_right_answer_is_never_pushed_away_and_equals_a_free_right_response_of_the_group(
+def test_right_answer_is_never_penalised_and_equals_a_free_right_response_of_the_group(
     table: list[tuple[float, int]], dual: float
 ) -> None:
     rewards, costs = [reward for reward, _ in table], [cost for _, cost in table]
@@ -137,12 +139,12 @@ def test_a_right_answer_is_never_pushed_away_and_equals_a_free_right_response_of
 
 
 @pytest.mark.parametrize("method", [EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
-def test_the_other_methods_know_no_such_sample(method: Method) -> None:
+def test_other_methods_have_no_such_sample(method: Method) -> None:
     [trained] = training_groups(method, [group_of([(1.0, 0), (0.0, 0)])])
     assert len(trained.samples) == 2
 
 
-def test_the_weight_of_a_token_is_the_slope_of_the_shaped_objective_and_a_quarter_at_gamma() -> None:
+def test_token_weight_is_the_slope_of_the_shaped_objective_and_a_quarter_at_gamma() -> None:
     assert shaped_weights(torch.tensor([0.1]).log()).tolist() == pytest.approx([0.25])
     logprob = torch.tensor([-14.0, -3.0, -1.0, -0.1], dtype=torch.float64, requires_grad=True)
     prob = logprob.exp()
@@ -165,7 +167,7 @@ async def learned(folder: Path, max_steps: Sequence[int | None] = (None,), **val
     return found
 
 
-async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_same(tmp_path: Path) -> None:
+async def test_steps_count_cloud_answers_separately_and_resume_identically(tmp_path: Path) -> None:
     on, off = await learned(tmp_path / "on", cloud_samples=True), await learned(tmp_path / "off")
     assert sum(step.cloud.cloud_samples for step in on) > 0
     assert all(step.cloud.cloud_sample_tokens >= 5 * step.cloud.cloud_samples for step in on)
@@ -192,7 +194,7 @@ async def test_steps_count_the_answers_apart_from_the_responses_and_resume_the_s
         ({"advantage_scale": "group"}, "needs advantage_scale none"),
     ],
 )
-def test_what_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:
+def test_method_that_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         LearningConfig.model_validate({"cloud_samples": "on", **values})
 

@@ -1,4 +1,4 @@
-"""Encoding and decoding give back the same values, bit for bit."""
+"""Encoding and decoding return the same values, bit for bit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ COMPLETION = st.builds(
 
 
 def over_the_wire(message):
-    """What the other side parses from the bytes."""
+    """The values that the other side parses from the bytes."""
     return type(message).FromString(message.SerializeToString())
 
 
@@ -111,7 +111,7 @@ def test_a_value_survives_the_wire(values, encode, decode, data) -> None:
 
 
 @given(CALL, st.floats(0.0, 1e6))
-def test_an_item_of_a_batch_survives_with_its_time(call, timeout_s) -> None:
+def test_batch_item_survives_with_its_time(call, timeout_s) -> None:
     item = over_the_wire(codec.encode_item(call, timeout_s))
     assert codec.decode_call(item.call) == call and abs(item.timeout.ToNanoseconds() / 1e9 - timeout_s) < 1e-6
 
@@ -122,13 +122,13 @@ def test_an_answered_item_survives(completion) -> None:
     assert codec.decode_reply(over_the_wire(codec.encode_reply(reply))) == reply
 
 
-def test_a_refused_item_survives_as_the_error_it_was() -> None:
+def test_refused_item_survives_as_its_error() -> None:
     refused = CallReply("k", BudgetExhausted("gone", metadata={"budget": "device"}))
     got = codec.decode_reply(over_the_wire(codec.encode_reply(refused)))
     assert got.call_key == "k" and isinstance(got.outcome, BudgetExhausted) and got.outcome.metadata == {"budget": "device"}
 
 
-def test_a_state_of_a_later_version_is_no_reason_to_think_the_call_is_over() -> None:
+def test_state_of_a_later_version_does_not_mean_the_call_is_over() -> None:
     assert codec.decode_cancelled(call_pb2.CancelCallResponse(state=99)).progress is CallProgress.RUNNING
 
 

@@ -1,4 +1,4 @@
-"""Two exams compared: what is right alone, what is right in the end at one rate, and the questions that changed."""
+"""Comparison of two evaluations: local accuracy, overall accuracy at one rate, and the changed questions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def answers(right: str, wants_help: str, known: str = "abcd") -> dict[str, ExamA
     return {key: ExamAnswer(key in right, odds[key], f"answer {key}") for key in known}
 
 
-def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone() -> None:
+def test_asking_about_unsolved_items_is_a_gain_without_more_local_right_answers() -> None:
     before, after = answers(right="ab", wants_help="ab"), answers(right="ab", wants_help="cd")
     found = compare(before, after, Asking(0.5, 0.9))
     assert (found["right_then"], found["right_now"], found["gained"]) == (2, 2, 0)
@@ -28,7 +28,7 @@ def test_asking_for_what_it_cannot_do_is_a_gain_although_no_more_is_right_alone(
     assert changes == ["asks now", "asks now"]
 
 
-def test_the_same_rate_holds_before_and_after_however_much_either_wants_to_ask() -> None:
+def test_same_rate_applies_before_and_after_regardless_of_the_tendency_to_ask() -> None:
     eager = {key: ExamAnswer(answer.right, answer.help_log_odds + 9.0) for key, answer in answers("ab", "cd").items()}
     assert Asking(0.25, 1.0).asked(eager, eager) == Asking(0.25, 1.0).asked(answers("ab", "cd"), "abcd") == {"c"}
     assert Asking(0.5, 0.0).asked(eager, eager) == set(), "a cloud that is never right is not asked"
@@ -37,7 +37,7 @@ def test_the_same_rate_holds_before_and_after_however_much_either_wants_to_ask()
     assert Asking(1.0).right_in_the_end(eager, eager) == 0.5, "a cloud of which no answer was judged counts for nothing"
 
 
-def test_examples_are_gained_ones_first_and_a_lost_one_is_not_crowded_out() -> None:
+def test_gained_examples_come_first_and_a_lost_one_is_included() -> None:
     before, after = answers(right="d", wants_help=""), answers(right="abc", wants_help="")
     found = changed_examples(before, after, None, QUESTIONS)
     assert [(one["question"], one["change"]) for one in found] == [
@@ -48,7 +48,7 @@ def test_examples_are_gained_ones_first_and_a_lost_one_is_not_crowded_out() -> N
     assert changed_examples(before, after, None, {}) == [], "a question that is no longer stored is not shown"
 
 
-def test_exams_of_older_folders_say_who_was_right_and_nothing_of_asking() -> None:
+def test_evaluations_of_older_folders_report_correctness_without_requests() -> None:
     old = exam_answers(json.dumps({"a": True, "b": False}))
     found = compare(old, answers("ab", "", known="ab"), Asking(0.5))
     assert (found["right_then"], found["right_now"], found["gained"], found["in_the_end"]) == (1, 2, 1, None)

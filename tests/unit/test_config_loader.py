@@ -59,7 +59,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "line", "parts"), REFUSED.values(), ids=REFUSED)
-def test_a_wrong_file_is_refused_in_one_line_with_its_place_the_key_and_what_helps(
+def test_invalid_file_is_refused_in_one_line_with_place_key_and_advice(
     tmp_path: Path, text: str, line: int | None, parts: tuple[str, ...]
 ) -> None:
     message = problem(tmp_path, text)
@@ -82,7 +82,7 @@ def test_a_wrong_setting_is_refused_by_its_option(tmp_path: Path, setting: str, 
     assert all(part in message for part in parts), message
 
 
-def test_an_option_is_named_without_the_key_behind_it_also_where_sources_are_given() -> None:
+def test_option_is_named_without_its_key_even_where_sources_are_given() -> None:
     for tasks in (None, ["practice:arith", "practice:code"]):
         with pytest.raises(OptionError, match=r"^--target-rate must lie in \[0, 1\], not '7'"):
             Settings(tasks=tasks, target_rate="7").resolve()
@@ -93,7 +93,7 @@ def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
         resolve_agent_config(tmp_path / "none.yaml")
 
 
-def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+def test_later_layers_win_and_every_value_has_its_origin(tmp_path: Path) -> None:
     profile = tmp_path / "profile.yaml"
     profile.write_text("engine:\n  threads: 4\n  max_rows: 8\nlearning:\n  prompts_per_step: 4\n")
     file = config_file(
@@ -123,7 +123,7 @@ def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_p
     assert origins["phases.1.target_rate"] == "--set phases.1.target_rate"
 
 
-def test_a_resolved_configuration_written_as_yaml_gives_itself_again(tmp_path: Path) -> None:
+def test_resolved_configuration_round_trips_through_yaml(tmp_path: Path) -> None:
     first = resolve_agent_config(None, sets=["learning.seed=4", "adapter.targets=[q_proj]", "mode=local-only"])
     again = resolve_agent_config(config_file(tmp_path, first.to_yaml()))
     assert again.config == first.config

@@ -1,4 +1,4 @@
-"""The reference of both configurations: nothing without a description, nothing that cannot be set, no default or bound that is another."""
+"""The reference of both configurations: every key is described and can be set, and defaults and bounds are the real ones."""
 
 from __future__ import annotations
 
@@ -77,15 +77,15 @@ AGENT = Kind("agent", AgentConfig, AGENT_BASE, resolve_agent_config, frozenset({
 
 
 def of_each_kind(wanted: Callable[[Key], object] = lambda key: True) -> pytest.MarkDecorator:
-    """The test runs for each such key of both configurations; of sections only what is in them."""
+    """The test runs for each such key of both configurations; sections count only by their keys."""
     pairs = [(kind, key) for kind in (COORDINATOR, AGENT) for key in kind.values() if wanted(key)]
     return pytest.mark.parametrize(("kind", "key"), pairs, ids=[f"{kind.name}:{key.path}" for kind, key in pairs])
 
 
 def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["config", "keys", *arguments])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def concrete(path: str) -> str:
@@ -94,7 +94,7 @@ def concrete(path: str) -> str:
 
 
 def instead_of(key: Key) -> list[str]:
-    """What has to go where this key is given."""
+    """The setting that must be removed where this key is given."""
     if key.path == "learning.updates_per_rollout":
         return ["learning.method=grpo"]
     if key.path.endswith(".dual_ceiling"):
@@ -114,14 +114,14 @@ def paths_in(value: object, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
-def test_every_key_and_section_says_what_it_does_in_a_line_of_its_own(kind: Kind) -> None:
+def test_every_key_and_section_is_described_in_one_line(kind: Kind) -> None:
     keys = keys_of(kind.schema)
     assert len(keys) > 100
     assert [key.path for key in keys if not key.description.endswith(".") or "\n" in key.description] == []
 
 
 @pytest.mark.parametrize("kind", [COORDINATOR, AGENT], ids=lambda kind: kind.name)
-def test_the_reference_lists_exactly_the_keys_that_a_loaded_configuration_has(kind: Kind, tmp_path: Path) -> None:
+def test_reference_lists_exactly_the_keys_of_a_loaded_configuration(kind: Kind, tmp_path: Path) -> None:
     loaded = kind.resolved(tmp_path).config.model_dump(mode="json")
     assert {key.path for key in kind.values()} == set(paths_in(loaded))
 
@@ -130,10 +130,10 @@ def test_the_reference_lists_exactly_the_keys_that_a_loaded_configuration_has(ki
 def test_the_printed_default_of_every_key_can_be_set_and_is_its_default(kind: Kind, tmp_path: Path) -> None:
     assert kind.needed <= set(paths_in(yaml.safe_load(kind.base)))
     keys = [key for key in kind.values() if not key.required and key.path not in kind.needed]
-    told = [f"{concrete(key.path)}={json.dumps(key.default)}" for key in keys]
-    as_told = kind.resolved(tmp_path, told)
-    assert as_told.config == kind.resolved(tmp_path).config
-    assert {concrete(key.path) for key in keys} <= {key.removeprefix("--set ") for key in as_told.origins.values()}
+    defaults = [f"{concrete(key.path)}={json.dumps(key.default)}" for key in keys]
+    explicit = kind.resolved(tmp_path, defaults)
+    assert explicit.config == kind.resolved(tmp_path).config
+    assert {concrete(key.path) for key in keys} <= {key.removeprefix("--set ") for key in explicit.origins.values()}
 
 
 @of_each_kind(lambda key: key.choices and key.type == "choice")
@@ -161,7 +161,7 @@ MORE = {
 
 
 @of_each_kind(lambda key: "minimum" in key.bounds)
-def test_the_printed_least_value_is_taken_and_less_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+def test_printed_minimum_is_accepted_and_less_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
     least = key.bounds["minimum"]
     kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={least}"])
     with pytest.raises(ConfigError, match=r"must be at least|must lie in \[0, 1\]"):
@@ -169,7 +169,7 @@ def test_the_printed_least_value_is_taken_and_less_is_not(kind: Kind, key: Key, 
 
 
 @of_each_kind(lambda key: "maximum" in key.bounds)
-def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
+def test_printed_maximum_is_accepted_and_more_is_not(kind: Kind, key: Key, tmp_path: Path) -> None:
     most = key.bounds["maximum"]
     kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most}"])
     with pytest.raises(ConfigError, match=r"must be at most|must lie in \[0, 1\]"):
@@ -186,13 +186,13 @@ def test_the_printed_greatest_value_is_taken_and_more_is_not(kind: Kind, key: Ke
         ("", "listen", len(KEYS)),
     ],
 )
-def test_a_prefix_narrows_to_a_section_a_key_or_names_that_begin_alike(prefix: str, first: str, count: int) -> None:
+def test_prefix_narrows_to_a_section_a_key_or_names_with_that_beginning(prefix: str, first: str, count: int) -> None:
     found = keys_under(KEYS, prefix)
     assert (found[0].path, len(found)) == (first, count)
 
 
 @pytest.mark.parametrize(
-    ("prefix", "told"),
+    ("prefix", "message"),
     [
         ("storge", "did you mean storage"),
         ("service.calls_per_min", "rates.device.calls_per_min"),
@@ -201,10 +201,10 @@ def test_a_prefix_narrows_to_a_section_a_key_or_names_that_begin_alike(prefix: s
     ],
 )
 def test_an_unknown_prefix_is_one_line_with_names_near_it_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], prefix: str, told: str
+    capsys: pytest.CaptureFixture[str], prefix: str, message: str
 ) -> None:
     code, out, err = outcome(capsys, prefix)
-    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
+    assert (code, out) == (2, "") and err.count("\n") == 1 and message in err
 
 
 def test_the_json_form_has_one_object_a_line_with_the_same_keys(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A configuration to begin with, and all that is wrong with a file at once."""
+"""A starter configuration, and the complete list of problems of a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_starter_holds_its_keys_at_their_defaults_and_changes_nothing(tmp_pa
     assert set(paths_in(yaml.safe_load(file.read_text()))) == set(FIRST_KEYS)
 
 
-def test_init_writes_for_the_owner_alone_and_replaces_only_by_force(
+def test_init_writes_a_private_file_and_replaces_only_with_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_init_writes_for_the_owner_alone_and_replaces_only_by_force(
     assert [each.name for each in tmp_path.iterdir()] == ["edge-agent.yaml"]
 
 
-def test_check_tells_every_problem_with_its_line(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_check_reports_every_problem_with_its_line(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(BAD)
     code, out, err = edge_agent("config", "check", str(file))
@@ -71,11 +71,11 @@ def test_check_tells_every_problem_with_its_line(tmp_path: Path, edge_agent: Edg
     assert (code, out, len(lines)) == (1, "", len(wrong))
     for line, (number, key) in zip(lines, wrong.items(), strict=True):
         assert line.startswith(f"error: {file}:{number}: ") and key in line
-    told = json.loads(edge_agent("config", "check", str(file), "--json").out)
-    assert told["ok"] is False and {problem["line"]: problem["key"] for problem in told["problems"]} == wrong
+    result = json.loads(edge_agent("config", "check", str(file), "--json").out)
+    assert result["ok"] is False and {problem["line"]: problem["key"] for problem in result["problems"]} == wrong
 
 
-def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_check_validates_the_device_profile_of_an_otherwise_valid_file(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     profile, file = tmp_path / "profile.yaml", tmp_path / "good.yaml"
     profile.write_text("engine:\n  max_rows: many\n  rows: 3\n")
     file.write_text(f"device_profile: {profile}\n")
@@ -83,7 +83,7 @@ def test_check_looks_at_the_device_profile_where_all_else_is_right(tmp_path: Pat
     assert code == 1 and f"{profile}:2: engine.max_rows" in err and f"{profile}:3: unknown key engine.rows" in err
 
 
-def test_an_option_that_cannot_be_used_is_wrong_usage_whatever_the_file_says(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+def test_unusable_option_is_wrong_usage_whatever_the_file_contains(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("mode: auto\n")
     edge_agent("config", "check", str(file), "--set", "serve.prot=3").refused(2, "--set serve.prot")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: means with their coverage, time left, and no more lines than can be read."""
+"""The console output of a run: means with their coverage, time left, and a readable number of lines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def plain(max_steps: int | None = None) -> tuple[PlainConsole, io.StringIO, Manu
     return PlainConsole(stream, clock, Progress(max_steps)), stream, clock
 
 
-def test_kept_accuracy_is_weighted_by_what_was_kept() -> None:
+def test_local_accuracy_is_weighted_by_local_answers() -> None:
     progress = Progress()
     progress.feed(step(1, kept=1.0, coverage=0.1))
     progress.feed(step(2, kept=0.5, coverage=0.9))
@@ -104,7 +104,7 @@ NUMBERS = ("1/4", "local accuracy 50.0 %", "20.0 %", "30.0 %", "λ 0.480", "7 ca
 """Of the first step: accuracy, rate and target, price, spend and time left, each of which a person is shown."""
 
 
-def test_a_plain_line_tells_every_number_with_its_companion() -> None:
+def test_plain_line_prints_every_number_with_its_companion() -> None:
     console, stream, clock = plain(max_steps=4)
     console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
     clock.advance(5)
@@ -124,7 +124,7 @@ def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
     assert lines[-1].startswith("step 100/100")
 
 
-def test_a_slow_step_gives_signs_of_life_and_its_own_line_however_short_ago_that_was() -> None:
+def test_slow_step_prints_progress_and_always_its_own_line() -> None:
     console, stream, clock = plain(max_steps=100)
     for number in range(1, 4):
         for done in range(1, 9):
@@ -138,7 +138,7 @@ def test_a_slow_step_gives_signs_of_life_and_its_own_line_however_short_ago_that
     assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
 
 
-def test_what_a_person_should_know_is_said_at_once() -> None:
+def test_notices_are_printed_immediately() -> None:
     console, stream, _ = plain()
     console.emit(Offline("connection refused", 0.0))
     console.emit(Notice("step skipped", 0.0))
@@ -175,7 +175,7 @@ def test_json_is_one_event_a_line_on_stdout_and_nothing_else(capsys: pytest.Capt
     assert json.loads(out)["kind"] == "step_finished"
 
 
-def test_numbers_are_written_for_people() -> None:
+def test_numbers_are_formatted_for_people() -> None:
     assert [percent(None), percent(0.3125)] == ["-", "31.2 %"]
     assert [money(0), money(1_500), money(2_500_000)] == ["0.00 USD", "0.0015 USD", "2.50 USD"]
     assert [duration(59.4), duration(200), duration(7500)] == ["59 s", "3 min 20 s", "2 h 05 min"]
@@ -188,7 +188,7 @@ def own(number: int, source: str = "mine:chat", **fields: float) -> StepFinished
 
 @pytest.mark.parametrize("source", ["mine:chat", "watched:geo", "/home/jo/facts.jsonl", "facts.csv#geo"])
 @pytest.mark.parametrize("end", [OwnUseThrough("", 3, 4, 0.0), RunFinished("r", "stopped", 30, 0, 1, 2, 3, 61.0, 0.0)])
-def test_the_first_and_the_last_step_on_ones_own_questions_have_a_line_however_fast(source: str, end: Event) -> None:
+def test_first_and_last_step_on_own_questions_always_have_a_line(source: str, end: Event) -> None:
     console, stream, clock = plain()
     clock.advance(5)
     console.emit(step(1))
@@ -201,7 +201,7 @@ def test_the_first_and_the_last_step_on_ones_own_questions_have_a_line_however_f
     assert [int(line.split()[1]) for line in lines] == [1, 4, 16]
 
 
-def test_a_line_mixes_no_practice_with_ones_own() -> None:
+def test_line_never_mixes_practice_with_own_questions() -> None:
     console, stream, clock = plain()
     for number in range(1, 13):
         clock.advance(5)

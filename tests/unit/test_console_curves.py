@@ -1,4 +1,4 @@
-"""The console's curves: folded from the journal they tell what the ledger knows, whatever its length."""
+"""The console's curves, folded from the journal, match the ledger at any length."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closing(seq: int, device: str, step: int, helped: int, dual: float) -> Journ
     return entry(seq, "close_step", 1000 * seq, **body, dual_after=dual.hex())
 
 
-async def test_a_price_is_the_mean_of_what_each_device_had_last() -> None:
+async def test_price_is_the_mean_of_the_last_price_of_each_device() -> None:
     opened = [
         entry(seq, "open_step", device=device, task="math", target_rate=(0.3).hex()) for seq, device in ((1, "a"), (2, "b"))
     ]
@@ -48,7 +48,7 @@ async def test_a_price_is_the_mean_of_what_each_device_had_last() -> None:
     assert {point["target_rate"] for point in points} == {0.3}
 
 
-async def test_of_tasks_without_end_the_ones_that_closed_a_step_last_are_shown() -> None:
+async def test_of_too_many_tasks_the_most_recently_closed_are_shown() -> None:
     def of(task: str, seq: int) -> list[JournalEntry]:
         closed = {"step": 0, "total_units": 10, "help_units": 1, "dual_after": (0.5).hex()}
         opened = entry(seq, "open_step", device="a", task=task, target_rate=(0.3).hex())
@@ -61,7 +61,7 @@ async def test_of_tasks_without_end_the_ones_that_closed_a_step_last_are_shown()
     assert [point["target_rate"] for point in curves.tasks()["t-last"]] == [0.3]
 
 
-async def test_many_steps_become_few_points_and_lose_none() -> None:
+async def test_many_steps_are_binned_into_few_points_without_loss() -> None:
     steps = 3 * POINTS + 7
     curves = curves_of([closing(seq, "a", seq, 3, 0.5) for seq in range(1, steps + 1)])
     await curves.catch_up()
@@ -70,7 +70,7 @@ async def test_many_steps_become_few_points_and_lose_none() -> None:
     assert all(point["assist_rate"] == pytest.approx(0.3) for point in points)
 
 
-async def test_spend_adds_up_whatever_the_end_of_the_attempts_was_and_refunds_add_nothing() -> None:
+async def test_spend_adds_up_for_every_outcome_and_refunds_add_nothing() -> None:
     kinds = ("completed", "failed", "in_doubt", "refunded", "reserve")
     entries = [
         entry(seq, kind, 60_000 * seq, charge=[1, 2, 0 if kind == "refunded" else 10 * seq]) for seq, kind in enumerate(kinds, 1)
@@ -80,11 +80,11 @@ async def test_spend_adds_up_whatever_the_end_of_the_attempts_was_and_refunds_ad
     assert curves.spend() == [[60_000, 10], [120_000, 30], [180_000, 60]]
 
 
-async def test_a_long_journal_is_read_over_several_looks_and_only_its_end(monkeypatch) -> None:
+async def test_long_journal_is_read_in_several_passes_and_only_its_end(monkeypatch) -> None:
     monkeypatch.setattr(module, "PAGE", 10)
     monkeypatch.setattr(module, "PAGES_PER_READ", 2)
     monkeypatch.setattr(module, "BACKLOG", 50)
     curves = curves_of([closing(seq, "a", seq, 5, 0.5) for seq in range(1, 101)])
-    looks = [await curves.catch_up() for _ in range(3)]
-    assert looks == [False, False, True]
+    done = [await curves.catch_up() for _ in range(3)]
+    assert done == [False, False, True]
     assert sum(point["steps"] for point in curves.tasks()["math"]) == 50

@@ -1,4 +1,4 @@
-"""Which tokens of a chat answer are told: those of the content, each once, whatever the pieces the text comes in."""
+"""The returned tokens of a chat answer: those of the content, each once, for any pieces of text."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ SIZES = st.lists(st.integers(1, 9), max_size=40)
 
 
 @given(SIZES, st.booleans())
-def test_the_tokens_told_are_those_of_the_content_in_order(sizes: list[int], one_piece: bool) -> None:
+def test_returned_tokens_are_those_of_the_content_in_order(sizes: list[int], one_piece: bool) -> None:
     tokens, reader = tokens_of(cut(TEXT, sizes)), AnswerReader()
     feeds = [(TEXT, tokens)] if one_piece else [(token.piece.decode(), [token]) for token in tokens]
-    parts = [part for text, told in feeds for part in reader.feed(text, told)] + reader.finish()
+    parts = [part for text, piece_tokens in feeds for part in reader.feed(text, piece_tokens)] + reader.finish()
     assert "".join(part.text for part in parts if part.channel == "content") == CONTENT
     assert all(not part.tokens for part in parts if part.channel == "reasoning")
     begin = TEXT.index(CONTENT)
@@ -47,14 +47,14 @@ def test_the_tokens_told_are_those_of_the_content_in_order(sizes: list[int], one
     assert [token for part in parts for token in part.tokens] == expected
 
 
-def test_a_token_of_half_a_character_goes_with_the_character() -> None:
+def test_partial_character_token_is_returned_with_the_character() -> None:
     halves = [ScoredToken(0, b"\xc3", -1.0, start=0, end=0), ScoredToken(1, b"\xa9", -1.0, start=0, end=1)]
     reader = AnswerReader()
     assert reader.feed("", halves[:1]) == []
     assert [part.tokens for part in reader.feed("é", halves[1:])] == [tuple(halves)]
 
 
-def test_tokens_of_text_that_was_taken_back_are_forgotten() -> None:
+def test_tokens_of_withdrawn_text_are_dropped() -> None:
     line = AnswerTokens()
     line.begin()
     line.add(tokens_of(["ab", "I need"]))

@@ -1,4 +1,4 @@
-"""What was spent since a moment is read from the journal's end, wherever that begins."""
+"""Spending since a moment is read from the end of the journal, wherever the period begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Journal(AdminClient):
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2, 3, 7, 64, 65])
-def test_what_was_spent_since_a_moment_is_the_charges_since(entries: int) -> None:
+def test_spending_since_a_moment_is_the_sum_of_later_charges(entries: int) -> None:
     for first in range(entries + 2):
         calls = sum(number % 2 for number in range(first, entries))
         assert spent_since(Journal(entries), 1000 * first) == Amount(calls, 3 * calls, 5 * calls)

@@ -55,7 +55,7 @@ async def test_a_served_request_waits_for_at_most_one_slice_of_training() -> Non
         worker.close()
 
 
-async def test_a_jobs_failure_reaches_whoever_awaits_it_and_the_worker_goes_on() -> None:
+async def test_job_failure_reaches_its_caller_and_the_worker_continues() -> None:
     worker = EngineWorker()
 
     def fail() -> None:
@@ -91,7 +91,7 @@ async def test_cancelling_closes_the_job_on_the_worker() -> None:
         worker.close()
 
 
-def test_closing_cancels_what_is_queued_and_refuses_more() -> None:
+def test_closing_cancels_queued_jobs_and_refuses_more() -> None:
     worker, gate, log = EngineWorker(), threading.Event(), []
     worker.submit(_job(log, "a", 1, gate), Priority.ROLLOUT)
     queued = worker.submit(_job(log, "b", 1), Priority.TRAINING)

@@ -1,4 +1,4 @@
-"""Beside other programs learning computes with fewer threads; where a person has set their number, a slow step says why, once."""
+"""With other programs running, learning uses fewer threads; where the user has set their number, a slow step explains itself once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_slow_step_beside_other_programs_names_both_settings_once() -> None:
     [(0.05, 0.0, 60.0, BOTH), (0.9, 0.0, 2.0, BOTH), (0.9, 600.0, 1.0, BOTH), (0.9, 0.0, 60.0, ())],
     ids=["a quiet machine", "a quick step", "learning waited", "no setting helps"],
 )
-def test_nothing_is_said_where_it_would_not_help(load: float, waited_s: float, step_s: float, settings: tuple[str, ...]) -> None:
+def test_no_notice_is_given_where_it_would_not_help(
+    load: float, waited_s: float, step_s: float, settings: tuple[str, ...]
+) -> None:
     watch, sink, clock = watched(None, load, settings=settings)
     watch.emit(BEGINS)
     if waited_s:
@@ -68,9 +70,7 @@ def test_nothing_is_said_where_it_would_not_help(load: float, waited_s: float, s
     ("engine", "torch", "cores", "wanted"),
     [(0, 0, 2, BOTH), (1, 0, 2, ("learning.torch_threads=1",)), (1, 1, 8, ()), (0, 0, 1, ()), (4, 1, 8, ("engine.threads=1",))],
 )
-def test_only_settings_that_would_change_something_are_named(
-    engine: int, torch: int, cores: int, wanted: tuple[str, ...]
-) -> None:
+def test_only_settings_with_an_effect_are_named(engine: int, torch: int, cores: int, wanted: tuple[str, ...]) -> None:
     assert thread_settings(engine, torch, cores) == wanted
 
 
@@ -98,7 +98,7 @@ def since_the_start(*loads: float | None) -> ScriptedProbe:
         ((0.5, None, 0.5), (2, 2, 2)),
     ],
 )
-def test_threads_give_way_at_once_and_come_back_when_there_is_room_twice(
+def test_threads_are_reduced_immediately_and_restored_after_two_idle_checks(
     loads: tuple[float | None, ...], threads: tuple[int, ...]
 ) -> None:
     sink = MemorySink()
@@ -118,7 +118,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(("set_engine", "set_torch", "engine", "learner"), [(0, 0, [1], [1]), (2, 0, [], [1]), (0, 2, [1], [])])
-async def test_only_threads_that_nobody_has_set_are_fitted_and_one_engine_once(
+async def test_only_unset_thread_counts_are_adjusted_and_one_engine_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, set_engine: int, set_torch: int, engine: list[int], learner: list[int]
 ) -> None:
     monkeypatch.setattr("edge.app.agents.physical_cores", lambda: 2)
@@ -157,7 +157,7 @@ class PsTimes(NamedTuple):
     ],
     ids=["another program", "a running agent", "a child that has ended"],
 )
-def test_work_of_the_agent_and_its_children_is_not_taken_for_other_programs(
+def test_load_of_the_agent_and_its_children_is_not_counted_as_other_programs(
     monkeypatch: pytest.MonkeyPatch, ours: tuple[int, ...], own: PsTimes, agents: PsTimes, load: float
 ) -> None:
     class Process:
@@ -182,7 +182,7 @@ def test_work_of_the_agent_and_its_children_is_not_taken_for_other_programs(
     assert probe.read().other_load == pytest.approx(load)
 
 
-def test_the_doctor_does_not_take_a_running_agent_for_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_does_not_count_a_running_agent_as_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
 
     def probe_of(clock: object, ours: list[int]) -> ScriptedProbe:

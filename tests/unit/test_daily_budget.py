@@ -1,4 +1,4 @@
-"""The day's budget of learning: counted before a call leaves, once whatever crashes, apart from what people ask."""
+"""The daily budget of learning: counted before a call is sent, once despite crashes, separately from people's questions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def state(tmp_path: Path):
 
 
 async def asked(asking: GroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
-    """Which of the calls were answered, when all are made at once."""
+    """Which of the concurrent calls were answered."""
     outcomes = await asyncio.gather(*(asking.ask(one) for one in calls))
     return [outcome.completion is not None for outcome in outcomes]
 
@@ -78,7 +78,7 @@ async def test_calls_of_a_day_end_at_the_limit_and_begin_again_at_midnight(state
     assert len(paid.asked) == 3
 
 
-async def test_a_call_that_is_made_again_is_counted_once_even_when_the_day_is_used_up(state: StateFolder) -> None:
+async def test_repeated_call_is_counted_once_even_when_the_day_is_used_up(state: StateFolder) -> None:
     budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     asking = limited(PaidClient(5), budget)
     assert await asked(asking, [call(1)]) == [True]
@@ -86,23 +86,23 @@ async def test_a_call_that_is_made_again_is_counted_once_even_when_the_day_is_us
     assert (budget.today().calls, budget.today().spend_uusd, budget.today().tokens) == (1, 5, 7)
 
 
-async def test_a_call_is_on_disk_before_it_leaves(state: StateFolder) -> None:
+async def test_call_is_on_disk_before_it_is_sent(state: StateFolder) -> None:
     budget = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
 
-    class Looks(PaidClient):
+    class CrashingClient(PaidClient):
         async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
             assert (budget.today().calls, budget.today().open_calls) == (1, 1)
             raise Crash
 
     with pytest.raises(Crash):
-        await limited(Looks(1), budget).ask(call(1))
+        await limited(CrashingClient(1), budget).ask(call(1))
     again = DailyBudget(state, ManualClock(), DailyLimits(calls=1))
     with pytest.raises(BudgetExhausted):
         await again.admit(call(2))
     await again.admit(call(1))
 
 
-async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder) -> None:
+async def test_call_refused_by_the_ledger_is_not_counted(state: StateFolder) -> None:
     class Refuses(PaidClient):
         async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
             raise BudgetExhausted("the step's calls are used up")
@@ -114,7 +114,7 @@ async def test_a_call_that_the_ledger_refused_is_not_counted(state: StateFolder)
 
 @settings(max_examples=60, deadline=None)
 @given(prices=st.lists(st.integers(0, 20), min_size=1, max_size=30), limit=st.integers(0, 60), at_once=st.integers(1, 6))
-async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_under_way_are_dearer(
+async def test_law_daily_spend_exceeds_its_limit_by_at_most_one_call_or_pending_overruns(
     tmp_path_factory: pytest.TempPathFactory, prices: list[int], limit: int, at_once: int
 ) -> None:
     with StateFolder(tmp_path_factory.mktemp("budget")) as state:
@@ -126,7 +126,7 @@ async def test_law_the_days_spend_passes_its_limit_by_one_call_or_by_what_those_
             assert budget.today().spend_uusd <= limit + max(dearer, max(prices) if limit else 0)
 
 
-async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tmp_path: Path) -> None:
+async def test_learning_continues_without_the_cloud_and_people_are_still_helped(tmp_path: Path) -> None:
     def script(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
         return HELP if seed % 2 == 0 or sampling.temperature == 0 else local_answer(1)
 
@@ -143,7 +143,7 @@ async def test_learning_goes_on_without_the_cloud_and_people_are_still_helped(tm
     assert "goes on without the cloud" in notice.text
 
 
-async def test_what_the_daily_budget_refuses_moves_no_weight(tmp_path: Path) -> None:
+async def test_refusal_by_the_daily_budget_moves_no_weight(tmp_path: Path) -> None:
     """The responses that asked are left out, as those whose call failed: the same update as with a cloud that is away."""
     updates = []
     for own in (True, False):
@@ -166,7 +166,7 @@ async def test_a_cloud_that_answers_no_call_is_reported_once_with_the_reason(tmp
 
 
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
-async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, place: str) -> None:
+async def test_repeated_step_pays_nothing_twice(tmp_path: Path, place: str) -> None:
     counts = []
     for crashing in (False, True):
         world = World(tmp_path / str(crashing), daily_limits=DailyLimits(calls=100))
@@ -182,17 +182,17 @@ async def test_a_step_that_is_made_again_pays_nothing_twice(tmp_path: Path, plac
     assert counts[0][0].open_calls == 0
 
 
-async def test_a_coordinator_that_is_away_uses_the_days_calls_up_for_nothing_it_answered(tmp_path: Path) -> None:
+async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Path) -> None:
     world = World(tmp_path, daily_limits=DailyLimits(calls=3))
     for method in ("complete", "get_call"):
         world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent.learning.daily_budget.today().open_calls == 3, "whether they were executed nobody knows: fail closed"
+        assert agent.learning.daily_budget.today().open_calls == 3, "execution is unknown: fail closed"
 
 
 class Ledger:
-    """What `end_of` is told: the end of each call by its key, or nobody there."""
+    """The results of `end_of`: the outcome of each call by its key, or unreachable."""
 
     def __init__(self) -> None:
         self.ends: dict[str, dict[str, object]] = {}
@@ -205,7 +205,7 @@ class Ledger:
         return self.ends[key]
 
 
-async def test_calls_that_were_charged_without_an_answer_use_the_days_money_up(state: StateFolder) -> None:
+async def test_charged_calls_without_an_answer_use_up_the_daily_budget(state: StateFolder) -> None:
     paid, ledger = PaidClient(None), Ledger()
     ledger.ends = {call(number).call_key: {"call_state": "in_doubt", "charged_uusd": 200} for number in range(9)}
     budget = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
@@ -214,7 +214,7 @@ async def test_calls_that_were_charged_without_an_answer_use_the_days_money_up(s
     assert (budget.today().spend_uusd, budget.today().open_calls) == (400, 0)
 
 
-async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_other_out(state: StateFolder) -> None:
+async def test_without_a_price_an_unconfirmed_call_blocks_others(state: StateFolder) -> None:
     paid, ledger = PaidClient(None), Ledger()
     budget = DailyBudget(state, ManualClock(), DailyLimits(spend_uusd=500), end_of=ledger.end_of)
     asking = limited(paid, budget)
@@ -227,8 +227,8 @@ async def test_where_no_price_is_known_a_call_whose_end_nobody_knows_lets_no_oth
     assert (budget.today().spend_uusd, budget.today().tokens, budget.today().open_calls) == (50, 14, 0)
 
 
-async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_its_old_end(state: StateFolder) -> None:
-    """A crash has left two calls that never arrived. While the first looks whether both did, the second is made again."""
+async def test_repeated_call_is_not_dropped_while_its_old_outcome_is_checked(state: StateFolder) -> None:
+    """A crash has left two calls that never arrived. While the first lookup runs, the second call is repeated."""
     clock, asked_for, made = ManualClock(), asyncio.Event(), asyncio.Event()
     with state.database as database:
         for number in (1, 2):
@@ -258,7 +258,7 @@ async def test_a_call_that_is_made_again_is_not_forgotten_while_others_ask_for_i
     assert (today.calls, today.spend_uusd, today.open_calls) == (2, 14, 0)
 
 
-async def test_one_call_that_costs_more_than_a_days_limit_does_not_end_learnings_help_for_good(state: StateFolder) -> None:
+async def test_single_call_above_the_daily_limit_does_not_end_help_for_learning_forever(state: StateFolder) -> None:
     clock, paid = ManualClock(), PaidClient(5000, 10)
     asking = limited(paid, DailyBudget(state, clock, DailyLimits(spend_uusd=4000)))
     assert await asked(asking, [call(0)]) == [True]
@@ -276,7 +276,7 @@ async def test_an_unsettled_call_counts_at_the_maximum_cost(state: StateFolder) 
     assert len(paid.asked) == 3
 
 
-async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when_it_is_made_again(state: StateFolder) -> None:
+async def test_undelivered_call_is_not_counted_and_is_reserved_anew_when_repeated(state: StateFolder) -> None:
     paid, ledger, clock = PaidClient(None), Ledger(), ManualClock()
     budget = DailyBudget(state, clock, DailyLimits(calls=1), end_of=ledger.end_of)
     asking = limited(paid, budget)
@@ -289,7 +289,7 @@ async def test_a_call_that_never_arrived_is_not_counted_and_is_weighed_anew_when
     assert (await asking.ask(call(1))).unsent
 
 
-async def test_learning_asks_the_ledger_what_a_lost_reply_has_cost(tmp_path: Path) -> None:
+async def test_learning_looks_up_the_cost_of_a_lost_reply(tmp_path: Path) -> None:
     world = World(tmp_path, daily_limits=DailyLimits(spend_uusd=250))
     for _ in range(50):
         world.client.lose_next_reply()

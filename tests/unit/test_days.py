@@ -1,4 +1,4 @@
-"""Calendar days: also those on which the clocks change."""
+"""Calendar days, including those on which the clocks change."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from coordinator.deadlines import Deadlines
 
 
-async def test_what_is_not_taken_out_is_called_back_in_the_order_of_its_end() -> None:
+async def test_deadlines_are_called_in_the_order_of_their_end() -> None:
     loop, called = asyncio.get_running_loop(), list[str]()
     deadlines, now = Deadlines(loop), loop.time()
     deadlines.add(now + 0.06, lambda: called.append("last"))
@@ -21,7 +21,7 @@ async def test_what_is_not_taken_out_is_called_back_in_the_order_of_its_end() ->
     assert called == ["first", "last"]
 
 
-async def test_one_that_takes_another_out_keeps_it_from_being_called() -> None:
+async def test_callback_can_cancel_another_deadline() -> None:
     loop, called = asyncio.get_running_loop(), list[str]()
     deadlines = Deadlines(loop)
     end = loop.time() + 0.01
@@ -42,7 +42,7 @@ async def test_a_block_ends_in_time_or_raises() -> None:
     await asyncio.sleep(0)  # nothing is left to cancel
 
 
-async def test_a_task_that_is_cancelled_from_outside_is_cancelled() -> None:
+async def test_external_cancellation_stays_a_cancellation() -> None:
     loop = asyncio.get_running_loop()
     deadlines = Deadlines(loop)
 

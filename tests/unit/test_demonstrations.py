@@ -1,4 +1,4 @@
-"""Given answers as demonstrations: which, when they are imitated, how often they are shown, and what is rehearsed."""
+"""Given answers as demonstrations: which ones, when they are imitated, how often they are shown, and what is rehearsed."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_call
     assert VerifierByKind().is_correct(item, text)
 
 
-def test_tests_of_a_program_and_an_unjudged_question_demonstrate_nothing() -> None:
+def test_program_tests_and_unjudged_questions_demonstrate_nothing() -> None:
     assert demonstration(replace(ITEM, kind=AnswerKind.PROGRAM, answer="assert f(1) == 2")) == ""
     assert demonstration(replace(ITEM, kind=AnswerKind.FEEDBACK, answer="")) == ""
 
 
 @given(st.text(min_size=1), st.integers(0, 1000))
-def test_leaving_words_out_leaves_one_at_least_and_changes_no_other_line(question: str, seed: int) -> None:
+def test_dropping_words_keeps_at_least_one_and_changes_no_other_line(question: str, seed: int) -> None:
     first, newline, rest = question.partition("\n")
     left, same_newline, same_rest = with_words_left_out(question, random.Random(seed)).partition("\n")
     assert (same_newline, same_rest) == (newline, rest)
@@ -101,7 +101,7 @@ def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text
     assert {"mill" in one for one in made} == {True, False}
 
 
-def test_files_are_ones_own_and_the_practice_world_and_data_sets_are_not() -> None:
+def test_own_files_are_demonstrated_and_practice_and_data_sets_are_not() -> None:
     assert [is_task_file(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
         True, False, False, False, False,
     ]  # fmt: skip
@@ -142,7 +142,7 @@ def kept_questions(world: World) -> dict[str, str]:
     return {question: final_answer(text) for question, text in rows if question != "What is 1 + 1?"}
 
 
-async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_first_showing_on(tmp_path: Path) -> None:
+async def test_confident_answers_near_a_given_one_are_kept_from_the_first_demonstration(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=4),), own=OWN)
     corrected(tmp_path / "state", 1)
 
@@ -165,7 +165,7 @@ async def test_what_the_model_is_sure_of_around_a_given_answer_is_kept_from_the_
     assert kept_questions(world) == kept
 
 
-async def test_an_option_of_a_rule_is_not_shown_since_sampling_finds_it(tmp_path: Path) -> None:
+async def test_option_of_a_rule_is_not_demonstrated(tmp_path: Path) -> None:
     item = replace(ITEM, kind=AnswerKind.CHOICE, answer="A", options=("red", "green"))
     groups = [group(item, scored(ResponseOutcome.KEPT, False))]
     plan = StepPlan(1, 1, 0, 1, "rules.jsonl", "math", 0.3, (item,), 0, 1, demonstrates=True)
@@ -176,7 +176,7 @@ async def test_an_option_of_a_rule_is_not_shown_since_sampling_finds_it(tmp_path
         assert (await given.batch(replace(plan, generalises=True), groups)).demonstrations == ()
 
 
-async def test_around_answers_that_teach_a_rule_nothing_is_kept(tmp_path: Path) -> None:
+async def test_nothing_is_kept_around_answers_that_teach_a_rule(tmp_path: Path) -> None:
     """Of 150 questions some are held out: the others are to change the answers to these."""
     world = ignorant(world_with_corrections(tmp_path / "state", *range(1, 151)))
     async with world.agent() as agent:
@@ -186,7 +186,7 @@ async def test_around_answers_that_teach_a_rule_nothing_is_kept(tmp_path: Path) 
     assert not kept_questions(world)
 
 
-def test_what_is_given_by_another_item_is_not_kept(tmp_path: Path) -> None:
+def test_answers_given_by_another_item_are_not_kept(tmp_path: Path) -> None:
     rows = [("a", "one?", ""), ("a", "two?", "2"), ("a", "three?", "3"), ("b", "two?", "")]
     with StateFolder(tmp_path) as state:
         state.database.executemany("INSERT INTO kept_answers VALUES (?, ?, ?)", rows)
@@ -194,7 +194,7 @@ def test_what_is_given_by_another_item_is_not_kept(tmp_path: Path) -> None:
         assert [one.question for one in given.stored("a")] == ["one?", "three?"]
 
 
-async def test_a_question_whose_answer_is_given_in_the_same_step_is_not_kept(tmp_path: Path) -> None:
+async def test_question_answered_in_the_same_step_is_not_kept(tmp_path: Path) -> None:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=12),)
     world = World(tmp_path / "state", phases=phases, own=OWN)
     world.script = lambda messages, sampling, seed: local_answer(7)
@@ -211,7 +211,7 @@ async def test_a_question_whose_answer_is_given_in_the_same_step_is_not_kept(tmp
     assert len(later) > 2 and not any(one.prompt_ids == given for some in later for one in some)
 
 
-async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) -> None:
+async def test_right_answers_of_other_skills_are_kept(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1), known=set())
     world.skills = ("skill",)
     half = world.script
@@ -230,14 +230,14 @@ async def test_what_it_has_right_of_other_skills_is_kept_beside(tmp_path: Path) 
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
 
 
-async def test_switched_off_nothing_is_imitated(tmp_path: Path) -> None:
+async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, own=replace(OWN, demonstrates=False)))
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
     assert [learner.demonstrations for learner in world.learners] == [[]]
 
 
-async def test_an_item_comes_again_until_it_was_right_in_all_its_passes_and_is_rehearsed_then(tmp_path: Path) -> None:
+async def test_item_is_repeated_until_right_in_all_passes_and_then_rehearsed(tmp_path: Path) -> None:
     known: set[int] = set()
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=None), known)
     async with world.agent() as agent:
@@ -252,7 +252,7 @@ async def test_an_item_comes_again_until_it_was_right_in_all_its_passes_and_is_r
     assert learner.most.count(MOST_IMITATIONS) == 3, "shown in its own three steps, and kept up by one update then"
 
 
-async def test_what_cannot_be_learned_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:
+async def test_unlearnable_item_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=1))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"

@@ -1,4 +1,4 @@
-"""The files of devices/: every number has a source, an estimate is what the formula makes of it, and a simulation can use it."""
+"""The files of devices/: every number has a source, an estimate follows from the formula, and a simulation can use it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_number_of_a_device_and_of_a_link_has_a_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_estimate_is_what_the_formula_makes_of_the_device(name: str) -> None:
+def test_every_estimate_is_computed_from_the_device_by_the_formula(name: str) -> None:
     known = device(name)
     for row in known.speeds:
         published = {
@@ -62,7 +62,7 @@ def test_every_estimate_is_what_the_formula_makes_of_the_device(name: str) -> No
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_known_device_has_what_fits_its_memory_and_brings_no_settings_but_when_to_learn(name: str) -> None:
+def test_known_device_has_models_that_fit_its_memory_and_sets_only_learning_hours(name: str) -> None:
     known = device(name)
     assert {row.model for row in known.speeds} <= set(fitting_models(known))
     assert all(tuple(rate.rows for rate in row.decode) == ROWS for row in known.speeds)
@@ -101,7 +101,7 @@ def test_more_rows_are_never_slower_together_and_never_faster_than_a_prompt(
         assert more[0] <= more[1] * 1.01
 
 
-def test_a_published_speed_of_one_row_carries_over_to_more_rows() -> None:
+def test_published_single_row_speed_extends_to_more_rows() -> None:
     slow, usual = estimated_speed(MACHINE, "3B-Q4_K_M", one=1.0), estimated_speed(MACHINE, "3B-Q4_K_M")
     assert slow.decode[0].tokens_per_s == 1.0
     assert slow.decode[2].tokens_per_s < usual.decode[2].tokens_per_s
@@ -134,7 +134,7 @@ def test_every_link_can_be_simulated(name: str) -> None:
     assert (link.mean_up_s is None) == (link.mean_down_s == 0)
 
 
-def test_a_file_of_ones_own_is_loaded_by_its_path(tmp_path: Path) -> None:
+def test_own_device_file_is_loaded_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("link: {name: mine, rtt_ms: 10, up_mbit_per_s: 8, down_mbit_per_s: 16}\n")
     link = load_link(str(file))
@@ -158,14 +158,14 @@ LINK = "link: {name: a, rtt_ms: 1, up_mbit_per_s: 1, down_mbit_per_s: 1"
         (load_device, "device: {throttle_share: 1.5}", "device.throttle_share"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused_at_its_line(load, text: str, named: str, tmp_path: Path) -> None:
+def test_contradictory_file_is_refused_at_its_line(load, text: str, named: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(f"{text}\n")
     with pytest.raises(ConfigError, match=rf"^{file}:1: .*{named}"):
         load(str(file))
 
 
-def test_what_is_not_there_or_not_whole_cannot_be_simulated(tmp_path: Path) -> None:
+def test_missing_or_incomplete_device_cannot_be_simulated(tmp_path: Path) -> None:
     file = tmp_path / "device.yaml"
     file.write_text("device: {speeds: [{model: a, prefill_tokens_per_s: 5}]}\n")
     bare = tmp_path / "bare.yaml"

@@ -1,4 +1,4 @@
-"""A device profile is a file that doctor writes and every command reads; which one a machine gets by itself, and what is said of it."""
+"""A device profile is a file that doctor writes and every command reads; the automatic choice, and its notice."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ DOUBTFUL = {
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_a_machine_that_says_what_it_is_gets_that_profile(name: str) -> None:
+def test_identified_machine_gets_its_profile(name: str) -> None:
     assert known_device(MACHINES[name]) == name
     assert pick_profile([], known_profiles(), lambda: MACHINES[name]) == Pick(known_profiles() / f"{name}.yaml", KNOWN)
     assert (known_profiles() / f"{name}.yaml").is_file()
 
 
 @pytest.mark.parametrize("kind", sorted(DOUBTFUL))
-def test_where_there_is_doubt_no_profile_is_picked(kind: str) -> None:
+def test_ambiguous_machine_gets_no_profile(kind: str) -> None:
     assert pick_profile([], known_profiles(), lambda: DOUBTFUL[kind]) == Pick()
 
 
@@ -80,22 +80,22 @@ def pick_on(facts: MachineFacts, *files: Path) -> Pick:
     return pick_profile(files, known_profiles(), lambda: facts)
 
 
-def test_what_was_measured_here_goes_before_a_known_device(tmp_path: Path) -> None:
+def test_local_measurement_takes_precedence_over_a_known_device(tmp_path: Path) -> None:
     file = kept(tmp_path, LAPTOP.fingerprint)
     assert pick_on(LAPTOP, file) == Pick(file, MEASURED)
     assert pick_on(LAPTOP, tmp_path / "none.yaml", file) == Pick(file, MEASURED)
-    file.write_text("engine: {max_rows: 16}\n")  # written by hand: whoever put it there means this machine
+    file.write_text("engine: {max_rows: 16}\n")  # written by hand: meant for this machine
     assert pick_on(LAPTOP, file) == Pick(file, MEASURED)
 
 
-def test_what_another_machine_has_kept_is_left_alone_and_named(tmp_path: Path) -> None:
+def test_profile_of_another_machine_is_ignored_and_named(tmp_path: Path) -> None:
     pick = pick_on(LAPTOP, kept(tmp_path))
     assert pick.profile is None
     assert SERVER.fingerprint in pick.why and LAPTOP.fingerprint in pick.why
 
 
 @pytest.mark.parametrize("text", ["engine: {max_rows: -1}\n", "no: [yaml\n", "other: 1\n"])
-def test_a_kept_file_that_cannot_be_used_keeps_nothing_from_starting(tmp_path: Path, text: str) -> None:
+def test_unusable_profile_file_does_not_prevent_starting(tmp_path: Path, text: str) -> None:
     file = tmp_path / "device.yaml"
     file.write_text(text)
     resolved = resolve_agent_config(pick=lambda config: pick_on(SERVER, file))
@@ -107,7 +107,7 @@ def test_a_kept_file_that_cannot_be_used_keeps_nothing_from_starting(tmp_path: P
 # -- as a layer -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_picked_profile_is_the_weakest_layer_and_named_with_its_origin(tmp_path: Path) -> None:
+def test_chosen_profile_is_the_weakest_layer_and_named_as_origin(tmp_path: Path) -> None:
     profile, file = kept(tmp_path), tmp_path / "config.yaml"
     resolved = Settings().resolve(lambda config: Pick(profile, MEASURED))
     rows = {key: (value, origin) for key, value, origin in resolved.rows()}
@@ -121,7 +121,7 @@ def test_a_picked_profile_is_the_weakest_layer_and_named_with_its_origin(tmp_pat
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_a_known_profile_changes_when_learning_runs_and_nothing_else(name: str) -> None:
+def test_known_profile_changes_only_learning_hours(name: str) -> None:
     resolved = Settings().resolve(lambda config: pick_on(MACHINES[name]))
     plain = AgentConfig()
     assert resolved.config.device != plain.device
@@ -135,7 +135,7 @@ def test_a_known_profile_changes_when_learning_runs_and_nothing_else(name: str) 
 @pytest.mark.parametrize(
     "settings", [Settings(sets=["device_profile=none"]), Settings(device_profile=Path("none"))], ids=["set", "option"]
 )
-def test_none_switches_it_off(settings: Settings) -> None:
+def test_none_disables_the_profile(settings: Settings) -> None:
     def refuse(config: AgentConfig) -> Pick:
         raise AssertionError("nothing is looked for")
 
@@ -144,10 +144,10 @@ def test_none_switches_it_off(settings: Settings) -> None:
     assert list(starting_lines(resolved, learns=True)) == []
 
 
-# -- where it is looked for -----------------------------------------------------------------------------------------------------------
+# -- where it is searched ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_finds_what_is_kept_beside_its_state_or_in_the_platforms_folder(
+def test_run_finds_the_profile_beside_its_state_or_in_the_platform_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(app_settings.PROFILE_SWITCH, raising=False)
@@ -182,20 +182,20 @@ def test_a_written_profile_is_read_back_as_the_same_device_and_settings(tmp_path
     assert "bf16" not in file.read_text()  # what was not measured is not there
 
 
-def test_a_profile_that_brings_phases_is_counted_when_options_set_them(tmp_path: Path) -> None:
+def test_phases_of_a_profile_are_counted_when_options_set_them(tmp_path: Path) -> None:
     file = tmp_path / "device.yaml"
     file.write_text("phases: [{source: practice:arith}]\n")
     assert [phase.target_rate for phase in Settings(target_rate=0.1, device_profile=file).config().phases] == [0.1]
 
 
 @pytest.mark.parametrize("name", ["", "no/such/folder.yaml"])
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path, name: str) -> None:
+def test_unwritable_place_is_refused_before_measuring(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         check_writable(tmp_path / name)
     assert main(["doctor", "--write-profile", str(tmp_path / name)]) == 2
 
 
-# -- what a machine says ----------------------------------------------------------------------------------------------------------------
+# -- identification of a machine ----------------------------------------------------------------------------------------------------------
 
 
 def put(root: Path, **files: str) -> Path:
@@ -218,14 +218,14 @@ def test_boards_are_read_from_the_device_tree(tmp_path: Path) -> None:
     assert (facts.has_battery, facts.is_phone) == (False, False)
 
 
-def test_a_battery_tells_its_watt_hours_and_what_it_gives(tmp_path: Path) -> None:
+def test_battery_reports_watt_hours_and_power(tmp_path: Path) -> None:
     battery(tmp_path, energy_full="57000000\n", power_now="12500000\n", status="Discharging\n")
     assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (True, 57.0, 12.5)
     battery(tmp_path, status="Charging\n")
     assert drawn_w(tmp_path) is None
 
 
-def test_the_battery_of_a_mouse_is_not_the_machines(tmp_path: Path) -> None:
+def test_mouse_battery_is_not_the_machines(tmp_path: Path) -> None:
     battery(tmp_path, "hid-mouse", scope="Device\n", energy_full="1000000")
     put(tmp_path, sys__class__power_supply__AC__type="Mains\n")
     assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (False, None, None)

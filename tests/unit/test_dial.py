@@ -1,4 +1,4 @@
-"""The budget dial: whatever the model is like, 200 questions realise the rate that was asked for, also across kills."""
+"""The budget dial: for any model, 200 questions reach the requested rate, also across kills."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def ask(
     margin: Callable[[random.Random], float] = lambda rng: 0.7,
     at_once: int = 1,
 ) -> float:
-    """The share that asked, with so many questions under way at once. The model asks where log-odds and bias exceed a margin that the
-    dial does not know of."""
+    """The share that asked, with so many questions under way at once. The model asks where log-odds plus bias exceed a margin that the
+    dial does not see."""
     asks, under_way = 0, []
     for number in range(questions):
         setting, log_odds = dial.setting(), model(rng, number)
@@ -79,7 +79,7 @@ def test_from_a_cold_start_200_questions_realise_the_rate(model: str, rate: floa
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_a_model_that_draws_its_decision_is_steered_as_well(rate: float) -> None:
+def test_model_that_samples_its_decision_is_controlled_as_well(rate: float) -> None:
     for seed in range(12):
         realised = ask(HelpDial(rate), random.Random(seed), MODELS["far below"], 200, lambda rng: rng.uniform(-2.0, 2.0))
         assert abs(realised - rate) <= TOLERANCE
@@ -99,7 +99,7 @@ def test_a_warm_dial_asks_at_its_rate_from_the_first_questions(rate: float) -> N
 
 @pytest.mark.parametrize("first", RATES)
 @pytest.mark.parametrize("then", RATES)
-def test_a_rate_set_in_mid_stream_is_realised_over_the_200_questions_after_it(first: float, then: float) -> None:
+def test_rate_set_midway_is_reached_over_the_next_200_questions(first: float, then: float) -> None:
     for seed in range(4):
         rng, dial = random.Random(seed), HelpDial(first)
         ask(dial, rng, bimodal, 77)
@@ -108,7 +108,7 @@ def test_a_rate_set_in_mid_stream_is_realised_over_the_200_questions_after_it(fi
         assert (dial.snapshot().questions, dial.snapshot().realised_rate) == (200, dial.snapshot().realised_since_set)
 
 
-def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
+def test_unreachable_rate_does_not_wind_up() -> None:
     """Six in ten reach no decision, so 0.7 is out of reach; when all do, the rate is not overshot to make up for it."""
     rng, dial = random.Random(1), HelpDial(0.7)
     assert ask(dial, rng, lambda r, n: None if r.random() < 0.6 else r.gauss(0.0, 2.0), 500) == pytest.approx(0.4, abs=0.06)
@@ -118,12 +118,12 @@ def test_a_rate_that_cannot_be_reached_does_not_wind_up() -> None:
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_many_questions_at_once_realise_the_rate_nearly_as_well(rate: float) -> None:
+def test_many_concurrent_questions_reach_the_rate_nearly_as_well(rate: float) -> None:
     for seed in range(12):
         assert abs(ask(HelpDial(rate), random.Random(seed), MODELS["far below"], 200, at_once=8) - rate) <= 0.05
 
 
-def test_log_odds_of_another_adapter_serve_only_until_there_are_enough_of_the_one_in_use() -> None:
+def test_log_odds_of_another_adapter_are_used_only_until_there_are_enough_current_ones() -> None:
     dial = HelpDial(0.5)
     dial.warm((1, -10.0 + number / 100) for number in range(60))
     assert dial.setting(2).bias == pytest.approx(9.7, abs=0.1)
@@ -132,7 +132,7 @@ def test_log_odds_of_another_adapter_serve_only_until_there_are_enough_of_the_on
     assert dial.setting(2).bias == pytest.approx(-4.1, abs=0.1)
 
 
-def test_a_dial_that_is_off_adds_nothing_and_goes_on_watching() -> None:
+def test_disabled_dial_adds_nothing_and_keeps_observing() -> None:
     dial, rng = HelpDial(None), random.Random(1)
     assert ask(dial, rng, MODELS["far below"], 50) == 0.0
     assert (dial.setting().bias, dial.snapshot().known_log_odds, dial.snapshot().questions) == (0.0, 50, 50)
@@ -145,7 +145,7 @@ def test_zero_never_asks_and_one_always_does() -> None:
         assert ask(HelpDial(rate), random.Random(1), MODELS["wide"], 200) == rate
 
 
-def test_the_formulas_step_is_bounded() -> None:
+def test_step_of_the_formula_is_bounded() -> None:
     assert dial_step(0.0, True, 0.2) == pytest.approx(-0.24)
     assert dial_step(-30.0, True, 0.0) == -30.0
 
@@ -161,7 +161,7 @@ ANSWERS = st.lists(st.tuples(st.one_of(st.none(), st.floats(allow_nan=True, allo
 
 @settings(deadline=None)
 @given(ANSWERS, st.one_of(st.none(), st.floats(0, 1)), st.integers(0, 60))
-def test_whatever_a_model_does_the_bias_is_finite_and_a_dial_read_back_goes_on_the_same(
+def test_bias_is_always_finite_and_a_reloaded_dial_continues_identically(
     answers: list[tuple[float | None, bool]], rate: float | None, cut: int
 ) -> None:
     dial = HelpDial(rate, "math")
@@ -214,7 +214,7 @@ async def test_every_task_has_its_own_dial_and_a_rate_for_all_replaces_them(tmp_
                 agent.budgets.set_dial(rate)
 
 
-async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_end(tmp_path: Path) -> None:
+async def test_killed_agent_continues_with_the_dial_exactly_where_its_records_end(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
         agent.budgets.set_dial(0.4)
@@ -231,7 +231,7 @@ async def test_a_killed_agent_goes_on_with_the_dial_exactly_where_its_records_en
         assert (record.help_bias, record.target_rate) == (before.bias, 0.4)
 
 
-async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tmp_path: Path) -> None:
+async def test_new_dial_starts_from_earlier_answers_to_its_task(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
         await answer(agent, 5, "code")
@@ -242,7 +242,7 @@ async def test_a_new_dial_begins_with_what_earlier_answers_to_its_task_showed(tm
         assert (book.of("code").snapshot().known_log_odds, book.of("math").snapshot().known_log_odds) == (5, 0)
 
 
-async def test_of_the_labels_that_clients_make_up_only_the_last_ones_keep_a_dial(tmp_path: Path) -> None:
+async def test_of_arbitrary_client_labels_only_the_last_ones_keep_a_dial(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
         agent.budgets.set_dial(0.2, "own")
@@ -258,7 +258,7 @@ async def test_of_the_labels_that_clients_make_up_only_the_last_ones_keep_a_dial
         assert len(kept) <= MOST_OTHER_DIALS + 2
 
 
-async def test_a_request_for_help_that_is_refused_or_meets_nobody_is_demand(tmp_path: Path) -> None:
+async def test_refused_or_undeliverable_help_request_counts_as_demand(tmp_path: Path) -> None:
     for number, error in enumerate([BudgetExhausted("used up"), CoordinatorUnavailable("nobody there")]):
         world = World(tmp_path / str(number), script=asks_at(-1.0), dial=0.3)
         world.client.fail_next("stream_complete", error, times=1000)
@@ -280,7 +280,7 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
         assert after.known_log_odds == before.known_log_odds + 30
 
 
-def test_the_rate_of_an_older_state_folder_still_holds(tmp_path: Path) -> None:
+def test_rate_of_an_older_state_folder_is_kept(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state") as state:
         state.set_meta("dial_rate", "0.25")
         assert Dials(state, None, ManualClock()).of("math").target_rate == 0.25
@@ -288,13 +288,13 @@ def test_the_rate_of_an_older_state_folder_still_holds(tmp_path: Path) -> None:
         assert Dials(state, 0.9, ManualClock()).of("math").target_rate is None
 
 
-def test_among_answers_that_may_ask_more_do_where_others_reach_no_decision() -> None:
+def test_rate_rises_among_answers_with_a_decision_where_others_have_none() -> None:
     dial = HelpDial(0.3)
     dial.warm([(0, log_odds) for number in range(50) for log_odds in (float(number), None)])
     assert dial.setting().rate == pytest.approx(0.6)
 
 
-def test_another_rate_is_counted_anew() -> None:
+def test_new_rate_restarts_the_count() -> None:
     dial = HelpDial(0.3)
     dial.answered(dial.setting(), True, 1.0)
     dial.set(0.1, own=True, at=1.0)

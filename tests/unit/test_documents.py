@@ -1,4 +1,4 @@
-"""What the documents tell people to type must work, and where they point must exist."""
+"""Commands quoted in the documents work, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PRESENT if page.name != "DECISIONS.md"], ids=name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_named_on_a_page_exist(page: Path) -> None:
     paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
 
@@ -86,7 +86,7 @@ def subcommands(command: Any) -> dict[str, Any]:
 
 
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words lead to, and the words left."""
+    """The command that the words select, and the remaining words."""
     command, rest = PROGRAMS[words[0]], words[1:]
     while rest and rest[0] in subcommands(command):
         command, rest = subcommands(command)[rest[0]], rest[1:]
@@ -104,7 +104,7 @@ def test_quoted_commands_and_their_options_exist(page: Path) -> None:
         assert used <= known, f"{name(page)}: {quoted}"
 
 
-def test_every_command_of_the_agent_is_on_the_page_of_commands() -> None:
+def test_every_agent_command_is_on_the_commands_page() -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert [
         command
@@ -117,16 +117,14 @@ def test_every_command_of_the_agent_is_on_the_page_of_commands() -> None:
     ("page", "schema"),
     [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", CoordinatorConfig)],
 )
-def test_the_configuration_of_a_page_is_accepted(
-    page: str, schema: type[AgentConfig | CoordinatorConfig], tmp_path: Path
-) -> None:
+def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | CoordinatorConfig], tmp_path: Path) -> None:
     (text,) = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     assert resolve(schema, files=[tmp_path / "config.yaml"]).origins
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "devices").glob("[!R]*.md")), ids=name)
-def test_the_settings_for_a_device_are_accepted(page: Path, tmp_path: Path) -> None:
+def test_device_settings_on_a_page_are_valid(page: Path, tmp_path: Path) -> None:
     settings = [line for line in indented_code(page.read_text(encoding="utf-8")) if re.match(r"[a-z_]+: ", line)]
     (tmp_path / "settings.yaml").write_text("\n".join(settings), encoding="utf-8")
     assert resolve(AgentConfig, files=[tmp_path / "settings.yaml"]).origins
@@ -139,9 +137,7 @@ def test_make_targets_exist(page: Path) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_the_first_fleet_are_those_that_pki_init_creates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (line,) = [line for block in blocks(COORDINATOR, "sh") for line in block.splitlines() if "pki init" in line]
     assert coordinator_main(line.split()[1:]) == 0
@@ -149,7 +145,7 @@ def test_the_files_of_the_first_fleet_are_those_that_pki_init_makes_beside_it(
     assert tls and all(Path(path).is_file() for path in tls.values())
 
 
-def test_the_forms_of_a_task_file_are_read_as_documented(tmp_path: Path) -> None:
+def test_documented_forms_of_a_task_file_are_read(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
     (tmp_path / "own.jsonl").write_text("".join(blocks(page, "json")), encoding="utf-8")
     (tmp_path / "own.csv").write_text("".join(blocks(page, "csv")), encoding="utf-8")

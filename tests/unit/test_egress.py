@@ -1,4 +1,4 @@
-"""The egress layer, through which everything is sent: rules, redaction, leak test, the entry on disk before the bytes, and the way back."""
+"""The egress layer, through which everything is sent: rules, redaction, leak test, the entry on disk before sending, and restoring."""
 
 from __future__ import annotations
 
@@ -66,22 +66,22 @@ def egress(tmp_path: Path):
     made.state.close()
 
 
-async def test_a_call_leaves_redacted_and_its_answer_comes_back_restored(egress: Egress) -> None:
+async def test_call_is_sent_redacted_and_its_answer_is_restored(egress: Egress) -> None:
     completion = await egress.client.complete(call("k1", "write to jo@x.org about Project Falcon"), 5.0)
     assert egress.inner.calls[0].messages[0].content == "write to [EMAIL_1] about [TERM_1]"
     assert completion.text == "You wrote: write to jo@x.org about Project Falcon"
     assert (await egress.client.get_call("k1")).text == completion.text
 
 
-async def test_the_entry_is_on_disk_with_the_very_bytes_before_they_leave(tmp_path: Path) -> None:
+async def test_entry_with_the_exact_bytes_is_on_disk_before_sending(tmp_path: Path) -> None:
     seen: list[tuple] = []
 
-    def look(asked: CloudCall) -> str:
+    def check(asked: CloudCall) -> str:
         with sqlite3.connect(tmp_path / "agent.sqlite") as other:
             seen.extend(other.execute("SELECT kind, payload, replaced FROM sent WHERE call_key = 'k1'").fetchall())
         return "yes"
 
-    egress = Egress(tmp_path, ScriptedCoordinatorClient(look))
+    egress = Egress(tmp_path, ScriptedCoordinatorClient(check))
     await egress.client.complete(call("k1", "to jo@x.org"), 5.0)
     assert seen == [("answering", codec.encode_call(egress.inner.calls[0]).SerializeToString(), '{"email": 1}')]
     assert egress.entries()[0].bytes == len(seen[0][1]) and egress.entries()[0].answer_id == "p1"
@@ -91,13 +91,13 @@ async def test_the_entry_is_on_disk_with_the_very_bytes_before_they_leave(tmp_pa
     egress.state.close()
 
 
-async def test_a_stream_is_restored_though_the_placeholder_is_cut(egress: Egress) -> None:
+async def test_stream_is_restored_with_a_cut_placeholder(egress: Egress) -> None:
     deltas = [delta async for delta in egress.client.stream_complete(call("k1", "jo@x.org"), 5.0)]
     assert "".join(delta.text for delta in deltas) == "You wrote: jo@x.org" == deltas[-1].completion.text
     assert all("EMAIL" not in delta.text for delta in deltas)
 
 
-async def test_what_a_rule_forbids_is_withheld_and_leaves_no_entry(egress: Egress) -> None:
+async def test_text_forbidden_by_a_rule_is_withheld_without_an_entry(egress: Egress) -> None:
     for asked in (
         egress.client.complete(call("k1", "a TOP secret"), 5.0),
         anext(egress.client.stream_complete(call("k2", "Top  Secret"), 5.0)),
@@ -108,7 +108,7 @@ async def test_what_a_rule_forbids_is_withheld_and_leaves_no_entry(egress: Egres
     assert egress.inner.calls == [] and egress.entries() == []
 
 
-async def test_what_the_leak_test_finds_is_withheld(tmp_path: Path) -> None:
+async def test_detected_leak_is_withheld(tmp_path: Path) -> None:
     class Careless(Registry):
         def redacted(self, texts, json=""):
             return Registry(enabled=False).redacted(texts, json)
@@ -121,7 +121,7 @@ async def test_what_the_leak_test_finds_is_withheld(tmp_path: Path) -> None:
     egress.state.close()
 
 
-async def test_nothing_leaves_that_cannot_be_written_down(egress: Egress) -> None:
+async def test_nothing_is_sent_that_cannot_be_recorded(egress: Egress) -> None:
     egress.state.database.execute("PRAGMA query_only = ON")
     with pytest.raises(Withheld, match="written down"):
         await egress.client.complete(call("k1"), 5.0)
@@ -130,7 +130,7 @@ async def test_nothing_leaves_that_cannot_be_written_down(egress: Egress) -> Non
     assert egress.inner.calls == []
 
 
-async def test_of_calls_made_at_once_one_withheld_hinders_no_other(egress: Egress) -> None:
+async def test_one_withheld_call_does_not_hinder_concurrent_ones(egress: Egress) -> None:
     calls = [call(f"k{number}", f"ask p{number}@x.org", prompt_id=f"p{number}") for number in range(8)]
     calls[3] = call("k3", "top secret", prompt_id="p3")
     outcomes = await asyncio.gather(*(egress.client.complete(each, 5.0) for each in calls), return_exceptions=True)
@@ -140,7 +140,7 @@ async def test_of_calls_made_at_once_one_withheld_hinders_no_other(egress: Egres
     assert len(egress.entries()) == 7
 
 
-async def test_what_could_not_be_delivered_says_so(egress: Egress) -> None:
+async def test_undelivered_entry_is_marked(egress: Egress) -> None:
     egress.inner.fail_next("complete", CoordinatorUnavailable("away", reason="UNREACHABLE"))
     with pytest.raises(CoordinatorUnavailable):
         await egress.client.complete(call("k1"), 5.0)
@@ -162,14 +162,14 @@ async def test_registration_steps_and_inquiries_are_entries_too_and_repeats_are_
     ]
 
 
-async def test_a_private_prompt_id_leaves_as_a_digest_and_learning_is_told_from_answering(egress: Egress) -> None:
+async def test_private_prompt_id_is_sent_as_a_digest_and_learning_is_distinguished_from_answering(egress: Egress) -> None:
     await egress.client.open_step("math", 0, 4, 8, 0.3)
     await egress.client.complete(call("k1", step=0, prompt_id="0:jo@x.org", help_units=3), 5.0)
     assert egress.inner.calls[0].prompt_id.startswith("digest:")
     assert (egress.entries()[0].kind, egress.entries()[0].why) == ("learning", "step 1 of task math: 3 responses asked for help")
 
 
-def test_what_is_too_old_or_too_much_is_dropped_and_told(tmp_path: Path) -> None:
+def test_old_or_excess_entries_are_dropped_and_reported(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         clock = ManualClock()
         one = EgressRequest("inquiry", "why", "GetBudget", b"")
@@ -189,7 +189,7 @@ def test_what_is_too_old_or_too_much_is_dropped_and_told(tmp_path: Path) -> None
         assert [entry.id for entry in SentReader(state.database).entries(Choice(limit=9))] == [15, 14, 13]
 
 
-async def test_a_withheld_call_says_nothing_of_the_coordinator(egress: Egress) -> None:
+async def test_withheld_call_does_not_change_the_coordinators_state(egress: Egress) -> None:
     watched = WatchedClient(egress.client, MemorySink(), egress.clock)
     watched.lost("away")
     with pytest.raises(Withheld):
@@ -208,7 +208,7 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason(tmp_path:
     assert inner.calls == []
 
 
-async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(egress: Egress) -> None:
+async def test_withheld_group_is_masked_and_never_counted_as_a_refusal(egress: Egress) -> None:
     await egress.client.open_step("math", 0, 2, 4, 0.5)
     guarded = EgressClient(egress.inner, Registry(never_send=["what is 2 + 1"]), egress.log)
     backend = ScriptedBackend(
@@ -226,13 +226,13 @@ async def test_a_withheld_group_is_masked_and_never_taken_for_a_refusal(egress: 
     assert all(sample.advantage == 0.0 for sample in trained[0].samples), "equally right answers, and nothing for having asked"
 
 
-async def test_tools_and_their_calls_leave_redacted_and_come_back_restored(tmp_path: Path) -> None:
+async def test_tools_and_their_calls_are_sent_redacted_and_restored(tmp_path: Path) -> None:
     class Calling(ScriptedCoordinatorClient):
         async def complete(self, asked, deadline_s):
             completion = await super().complete(asked, deadline_s)
             arguments = json.dumps({"to": "[EMAIL_1]", "file": "[PATH_1]"})
-            told = {"finish_reason": "tool_calls", "tool_calls": [{"function": {"name": "send", "arguments": arguments}}]}
-            return replace(completion, openai_json=json.dumps(told))
+            calls = {"finish_reason": "tool_calls", "tool_calls": [{"function": {"name": "send", "arguments": arguments}}]}
+            return replace(completion, openai_json=json.dumps(calls))
 
     egress = Egress(tmp_path, Calling(echo))
     messages = [{"role": "user", "content": "send C:\\Users\\jo\\x.txt to jo@x.org"}]
@@ -248,14 +248,14 @@ async def test_tools_and_their_calls_leave_redacted_and_come_back_restored(tmp_p
     egress.state.close()
 
 
-async def test_a_plain_call_without_anything_private_leaves_as_it_is(egress: Egress) -> None:
+async def test_plain_call_without_private_text_is_sent_unchanged(egress: Egress) -> None:
     asked = call("k1", "What is 2 + 2?", openai_json='{ "tools": [] }')
     await egress.client.complete(asked, 5.0)
     assert egress.inner.calls == [asked]
 
 
 @pytest.mark.parametrize(("task", "why"), [("Project Falcon", "a term"), ("Top  secret", "rule 1"), ("jo@x.org", "an? email")])
-async def test_a_tasks_name_that_tells_something_private_leaves_with_nothing(egress: Egress, task: str, why: str) -> None:
+async def test_private_task_name_is_sent_with_nothing(egress: Egress, task: str, why: str) -> None:
     for asked in (
         egress.client.complete(replace(call("k1"), task=task), 5.0),
         anext(egress.client.stream_complete(replace(call("k2"), task=task), 5.0)),
@@ -271,7 +271,7 @@ async def test_a_tasks_name_that_tells_something_private_leaves_with_nothing(egr
     assert egress.inner.calls == [] and egress.entries() == []
 
 
-async def test_what_is_too_long_to_be_checked_is_withheld_and_a_long_text_is_checked_on_a_thread(
+async def test_text_too_long_to_check_is_withheld_and_a_long_one_is_checked_on_a_thread(
     egress: Egress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.privacy.registry.MOST_CHARS", 9_000)

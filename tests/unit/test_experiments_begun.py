@@ -1,4 +1,4 @@
-"""What a cell was begun with binds its folder: no result holds steps of two models or of two settings."""
+"""A cell's initial settings bind its folder: no result mixes steps of two models or settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CELL = next(cell for cell in expand(load_spec("schedules"), CHOSEN).cells if cel
 CONFIG = CELL.resolved("state").config
 
 
-def test_the_same_settings_and_models_go_on(tmp_path: Path) -> None:
+def test_same_settings_and_models_continue(tmp_path: Path) -> None:
     for _ in range(2):
         hold_to_beginning(tmp_path / "begun", CELL, CONFIG)
     assert set(json.loads((tmp_path / "begun").read_text())["models"]) == {"nano-edge", "nano-cloud"}
@@ -40,7 +40,7 @@ def test_another_model_file_or_setting_is_refused_with_the_folder_to_remove(tmp_
         hold_to_beginning(file, CELL, CONFIG)
 
 
-def test_each_cloud_model_has_answers_of_its_own() -> None:
+def test_each_cloud_model_has_its_own_answers() -> None:
     def named(*sets: str) -> str:
         return recording_of(resolve_agent_config(sets=sets).config)
 

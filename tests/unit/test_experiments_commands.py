@@ -1,4 +1,4 @@
-"""The commands: which cells are run and in which order, exit codes, stopping; tables, the report and places that cannot be used."""
+"""The commands: selection and order of cells, exit codes, stopping; tables, the report, and unusable places."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def _run(folder: Path, spec: str, *options: str) -> int:
         ([FAILED, STOPPED], 1),
     ],
 )
-def test_the_exit_code_says_whether_all_is_done(
+def test_exit_code_reports_whether_all_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], ends: int
 ) -> None:
     monkeypatch.setattr(run, "CellProcess", lambda work, results: Cells(results, codes))
     assert _run(tmp_path, _spec(tmp_path)) == ends
 
 
-def test_only_what_has_no_result_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cells_without_a_result_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, cells = _spec(tmp_path), Cells(tmp_path / "results")
     first, second = expand(load_spec(spec), {}).cells
     make_results([first], tmp_path / "results")
@@ -115,34 +115,34 @@ async def test_cells_are_run_in_order_a_few_at_a_time_and_a_failed_one_does_not_
     assert (len(ended), board.done, board.failed) == (len(CELLS), len(CELLS) - 2, 1)
 
 
-async def test_no_cell_is_begun_after_a_stop() -> None:
+async def test_no_cell_is_started_after_a_stop() -> None:
     cells = Cells(stop_after=2)
     board, _ = await _all(cells)
     assert cells.order == [cell.key for cell in CELLS[:2]] and board.done == 2
 
 
-async def test_a_cell_that_is_stopped_before_it_listens_is_stopped_and_not_failed(tmp_path: Path) -> None:
+async def test_cell_stopped_before_it_handles_signals_counts_as_stopped_not_failed(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
     ended = await CellProcess(tmp_path, tmp_path / "results")(CELLS[0], lambda of, line: None, stop)
     assert (ended.code, ended.words) == (STOPPED, "")
 
 
-def test_only_and_seeds_choose_among_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_and_seeds_select_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--only", "nano-edge.*.da-grpo.*", "--seeds", "0,2", "--results", str(tmp_path)]
     assert main(["run", "table", "--list", *chosen]) == 0
     keys = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " steps  nano-edge." in line]
     assert len(keys) == 8 and {key.split(".")[-1][:2] for key in keys} == {"s0", "s2"}
 
 
-def test_cells_that_wait_for_a_choice_are_not_all_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_waiting_for_a_choice_are_not_all_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = _spec(tmp_path, settings={"learning.method": "grpo", "learning.assist_rewards": "@chosen"})
     assert _run(tmp_path, spec) == 75
     assert "the assistance reward of grpo for nano-edge on group1" in capsys.readouterr().out
     assert _run(tmp_path, spec, "--list") == 0
 
 
-def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path) -> None:
+def test_complete_grid_search_writes_its_choice(tmp_path: Path) -> None:
     """Nothing is left to run; with one result less, or without the other grid's, nothing is chosen."""
     grid, chosen = expand(load_spec("assist-reward"), {}), tmp_path / "chosen.json"
     other = expand(load_spec("assist-reward-gapg"), {})
@@ -154,12 +154,12 @@ def test_a_complete_grid_search_writes_what_it_has_chosen(tmp_path: Path) -> Non
     assert not expand(load_spec("table"), read_chosen(chosen)).waits_for
 
 
-def test_a_router_that_cannot_be_trained_here_is_refused_before_a_cell_is_run(
+def test_untrainable_router_is_refused_before_a_cell_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("edge.app.engines.installed", lambda _engine: False)
     assert _run(tmp_path, _spec(tmp_path, methods={"mine": {}}, routers=["mine"])) == 2
-    assert "nano-edge.group1.da-grpo.s0-" in (said := capsys.readouterr().err) and "onnx" in said
+    assert "nano-edge.group1.da-grpo.s0-" in (err := capsys.readouterr().err) and "onnx" in err
 
 
 # -- wrong usage -----------------------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("wrong", ["--work", "--results", "--chosen"])
-def test_a_place_that_cannot_be_written_to_is_refused_before_a_cell_is_run(
+def test_unwritable_place_is_refused_before_a_cell_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     cells = Cells()
@@ -207,7 +207,7 @@ def _report(folder: Path, text: str, every: dict[str, Findings]) -> str:
     return with_insertions(text, insertions(every, CHOSEN, NO_DATA, drawn, folder, text), folder / "text.md")
 
 
-def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_report_replaces_the_text_between_its_marks_only(tmp_path: Path) -> None:
     every = {}
     for name in ("schedules", "lambda-paper"):
         make_results(expand(load_spec(name), CHOSEN).cells, tmp_path / "results")
@@ -235,13 +235,13 @@ def test_the_report_inserts_between_its_marks_and_leaves_the_rest(tmp_path: Path
         ("<!-- insert compute -->\n<!-- insert setting -->\n<!-- end -->\n", "without an end"),
     ],
 )
-def test_a_mark_of_nothing_or_without_an_end_is_refused_with_its_line(tmp_path: Path, text: str, names: str) -> None:
+def test_unknown_or_unclosed_mark_is_refused_with_its_line(tmp_path: Path, text: str, names: str) -> None:
     every = {"schedules": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
     with pytest.raises(ConfigError, match=rf"text\.md:2: .*{names}"):
         _report(tmp_path, text, every)
 
 
-def test_other_results_leave_the_project_s_own_pages(tmp_path: Path) -> None:
+def test_other_results_do_not_change_the_projects_pages(tmp_path: Path) -> None:
     before = RESULTS_PAGE.read_bytes()
     text = tmp_path / "text.md"
     text.write_text("<!-- insert setting -->\n<!-- end -->\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Result files: whatever is missing, too short or edited is refused with the file's name; whole ones are taken, those of today too."""
+"""Result files: missing, truncated or edited content is refused with the file's name; complete files, including the published ones, are
+accepted."""
 
 from __future__ import annotations
 
@@ -49,13 +50,13 @@ def test_a_damaged_result_names_its_file_and_the_place(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"form": 1', "[" * 100_000])
-def test_a_file_that_is_no_result_at_all_is_refused_alike(tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_result_is_refused_in_the_same_way(tmp_path: Path, text: str) -> None:
     result_file(CELL, tmp_path).write_text(text, encoding="utf-8")
     with pytest.raises(EdgeError, match="not the result of nano-edge"):
         read_result(CELL, tmp_path)
 
 
-def test_whole_results_are_taken_also_all_that_are_there(tmp_path: Path) -> None:
+def test_complete_results_are_accepted_including_all_published_ones(tmp_path: Path) -> None:
     make_results([CELL], tmp_path)
     assert read_result(CELL, tmp_path) is not None
     for cell in shared([expand(load_spec(name), read_chosen()) for name in spec_names()]):
@@ -63,7 +64,7 @@ def test_whole_results_are_taken_also_all_that_are_there(tmp_path: Path) -> None
             require_form(cell, json.loads(result_file(cell, RESULTS).read_text(encoding="utf-8")))
 
 
-def test_what_is_written_is_what_is_read_and_no_device_or_pipe_is_replaced(tmp_path: Path) -> None:
+def test_results_round_trip_and_no_device_or_pipe_is_replaced(tmp_path: Path) -> None:
     body = made_result(CELL)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_result(tmp_path / "link", body)

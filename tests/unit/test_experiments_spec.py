@@ -36,7 +36,7 @@ def _spec(folder: Path, **changes: Any) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"seedz": [1]}, "unknown key seedz; did you mean seeds?"),
         ({"phases": {"a": []}}, "a has no phase"),
@@ -55,15 +55,15 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"vary": {"learning.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
     ],
 )
-def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _spec(tmp_path, **changes)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}:")
     assert "\n" not in str(caught.value)
 
 
-def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Path) -> None:
+def test_own_task_file_must_exist_and_gives_its_labels(tmp_path: Path) -> None:
     tasks = tmp_path / "own.jsonl"
     phases = {"a": [{"source": str(tasks), "steps": 1}]}
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jso.*: no such task file"):
@@ -74,7 +74,7 @@ def test_a_task_file_of_ones_own_must_be_there_and_tells_its_labels(tmp_path: Pa
         _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"math": 0.1}})
 
 
-def test_a_file_that_is_looked_at_must_hold_something_out(tmp_path: Path) -> None:
+def test_evaluated_file_must_hold_out_questions(tmp_path: Path) -> None:
     tasks, line = tmp_path / "own.jsonl", '{"question": "2+3?", "answer": 5, "split": "train"}\n'
     tasks.write_text(line, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"evaluate\.sources\.0: .*own\.jsonl: no item is held out; add lines with"):
@@ -84,7 +84,7 @@ def test_a_file_that_is_looked_at_must_hold_something_out(tmp_path: Path) -> Non
     assert _spec(tmp_path, evaluate={"sources": [str(tasks)]}).evaluate.sources == (str(tasks),)
 
 
-def test_a_model_that_is_not_here_is_told_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
+def test_missing_model_is_reported_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
     assert _spec(tmp_path, models=["nano-edge", "nano-egde"]).models
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: models\.1: nano-egde: no such model file") as caught:
         load_spec(str(tmp_path / "small.yaml"), to_run=True)
@@ -102,12 +102,12 @@ def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_fir
     assert [key.split(".")[-1].split("-")[0] for key in keys[1:]] == ["s0"] * 4 + ["s1"] * 4
 
 
-def test_settings_that_hold_anyway_do_not_make_another_cell(tmp_path: Path) -> None:
+def test_default_settings_make_no_other_cell(tmp_path: Path) -> None:
     plain = expand(_spec(tmp_path), {})
     settings = {"learning.dual_init": 0.5, "learning.group_size": 8, "engine.threads": 1, "gate.enabled": False}
-    told = expand(_spec(tmp_path, settings=settings), {})
-    assert [cell.key for cell in plain.cells] == [cell.key for cell in told.cells]
-    assert len(shared([plain, told])) == len(plain.cells)
+    explicit = expand(_spec(tmp_path, settings=settings), {})
+    assert [cell.key for cell in plain.cells] == [cell.key for cell in explicit.cells]
+    assert len(shared([plain, explicit])) == len(plain.cells)
 
 
 def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
@@ -123,13 +123,13 @@ def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
     assert len(keys) == len(changes)
 
 
-def test_the_key_of_a_cell_stays_what_it_was() -> None:
-    """Results are found by it: a change here leaves all of them behind."""
+def test_cell_keys_are_stable() -> None:
+    """Results are found by their key: a change here would orphan all of them."""
     cells = {cell.key for cell in expand(load_spec("table"), CHOSEN).cells}
     assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
 
 
-def test_every_result_that_is_there_is_of_the_cell_of_its_key() -> None:
+def test_every_published_result_matches_the_cell_of_its_key() -> None:
     first_edition = RESULTS.parent / "first-edition" / "results"
     files = sorted([*RESULTS.glob("*.json"), *first_edition.glob("*.json")])
     assert files
@@ -139,13 +139,13 @@ def test_every_result_that_is_there_is_of_the_cell_of_its_key() -> None:
         assert (cell.key, cell.to_json()) == (file.stem, stored)
 
 
-def test_what_is_not_chosen_yet_is_waited_for_and_the_rest_can_be_run() -> None:
+def test_cells_waiting_for_a_choice_wait_and_the_rest_can_be_run() -> None:
     grid = expand(load_spec("table"), {})
     assert {one.method for one in grid.placed} == {"edge-only", "da-grpo", "da-grpo-paper"}
     assert "the assistance reward of grpo for nano-edge on group1" in grid.waits_for
 
 
-def test_chosen_rewards_go_into_the_cells_by_task() -> None:
+def test_chosen_rewards_are_used_in_the_cells_by_task() -> None:
     grid = expand(load_spec("table"), CHOSEN)
     assert not grid.waits_for
     settings = [dict(one.cell.settings) for one in grid.placed if one.method == "gapg"]
@@ -155,7 +155,7 @@ def test_chosen_rewards_go_into_the_cells_by_task() -> None:
 
 
 @pytest.mark.parametrize("name", spec_names())
-def test_every_specification_can_be_expanded_and_is_called_as_its_file(name: str) -> None:
+def test_every_specification_can_be_expanded_and_is_named_like_its_file(name: str) -> None:
     spec = load_spec(name)
     assert spec.name == name
     grid = expand(spec, CHOSEN)
@@ -165,7 +165,7 @@ def test_every_specification_can_be_expanded_and_is_called_as_its_file(name: str
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"table": "sensitivity", "vary": {"learning.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}},
@@ -181,7 +181,9 @@ def test_every_specification_can_be_expanded_and_is_called_as_its_file(name: str
         ({"name": "another"}, "name: is another, and the file is called"),
     ],
 )
-def test_what_would_be_shown_or_run_otherwise_than_written_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_specification_with_an_ignored_or_misread_setting_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         _spec(tmp_path, **changes)
-    assert told in str(error.value)
+    assert message in str(error.value)

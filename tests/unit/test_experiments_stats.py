@@ -1,4 +1,4 @@
-"""Intervals and measures of experiments, against values worked out by hand or known from tables."""
+"""Intervals and measures of experiments, compared with hand-computed or tabulated values."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tools.experiments.measures import (
 )
 from tools.experiments.stats import over_seeds, over_seeds_and_items, t_quantile
 
-LOOK: dict[str, Any] = {
+EVALUATION: dict[str, Any] = {
     "asked": "1100", "own": "0010", "forced": "0110", "cloud": "1101", "joint": "1110",
     "help": [2.0, 1.0, 1.0, None], "router": [0.9, 0.2, None, 0.8], "router_fit": {"threshold": 0.5},
 }  # fmt: skip
 
 
-def _of(statistic: Any, rule: Any, look: Any = LOOK) -> Any:
-    return statistic([sum(column) for column in zip(*(share.columns for share in rule(look)), strict=True)])
+def _of(statistic: Any, rule: Any, evaluation: Any = EVALUATION) -> Any:
+    return statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)])
 
 
 @pytest.mark.parametrize(
     ("df", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1e7, 1.960)]
 )
-def test_students_quantiles_are_those_of_the_tables(df: float, value: float) -> None:
+def test_students_quantiles_match_the_tables(df: float, value: float) -> None:
     assert t_quantile(df) == pytest.approx(value, abs=6e-4)
 
 
@@ -74,7 +74,7 @@ def test_seeds_and_items_both_widen_the_interval() -> None:
 
 
 def _population(draw: Random, items: int) -> dict[str, Any]:
-    """Log-odds of asking that know more or less what fails locally; a cloud that is nearly always right."""
+    """Log-odds of asking that predict local failures more or less well; a cloud that is nearly always right."""
     hard = [draw.gauss(0.0, 1.0) for _ in range(items)]
     bits = (
         "".join("01"[draw.random() < chance] for chance in of)
@@ -84,14 +84,14 @@ def _population(draw: Random, items: int) -> dict[str, Any]:
     return {"items": items, "asked": "0" * items, "forced": forced, "cloud": cloud, "help": hard}
 
 
-def test_the_interval_of_what_ranks_items_is_as_wide_as_new_items_move_it() -> None:
+def test_interval_of_a_ranking_covers_the_variation_over_new_items() -> None:
     """With the threshold held fixed the difference's would be nearly twice as wide as the truth, the accuracy's too narrow."""
     draw, pairs = Random(7), ((by_threshold(0.3),), (by_threshold(0.3), at_random(0.3)))
     values: list[list[float]] = [[], []]
     halves: list[list[float]] = [[], []]
     for _ in range(100):
-        look = _population(draw, 200)
-        left = [left_out(look, rule) for rule in pairs[1]]
+        evaluation = _population(draw, 200)
+        left = [left_out(evaluation, rule) for rule in pairs[1]]
         for index, found in enumerate(
             (estimated([left[0]], accuracy), estimated([side_by_side_left(*left)], difference(accuracy)))
         ):
@@ -99,73 +99,73 @@ def test_the_interval_of_what_ranks_items_is_as_wide_as_new_items_move_it() -> N
             values[index].append(found.mean)
             halves[index].append(found.half / t_quantile(GROUPS - 1))
     true = [statistics.stdev(one) for one in values]
-    told = [math.sqrt(statistics.fmean(half**2 for half in one)) for one in halves]
-    assert told[0] == pytest.approx(true[0], rel=0.15)
-    assert true[1] * 0.9 < told[1] < true[1] * 1.4
+    half_widths = [math.sqrt(statistics.fmean(half**2 for half in one)) for one in halves]
+    assert half_widths[0] == pytest.approx(true[0], rel=0.15)
+    assert true[1] * 0.9 < half_widths[1] < true[1] * 1.4
 
 
-def test_a_group_that_is_left_out_leaves_the_others_to_be_ranked() -> None:
+def test_leaving_one_group_out_ranks_the_others() -> None:
     """One item a group. At half, the first of two that are left is sent."""
-    look = {"asked": "000", "forced": "010", "cloud": "111", "help": [3.0, 2.0, 1.0]}
-    (whole, *without) = left_out(look, by_threshold(0.5))
+    evaluation = {"asked": "000", "forced": "010", "cloud": "111", "help": [3.0, 2.0, 1.0]}
+    (whole, *without) = left_out(evaluation, by_threshold(0.5))
     assert whole == [3.0, 1.5, 0.5, 2.0]
     assert sorted(sums for sums in without if sums != whole) == [[2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 1.0, 2.0]]
 
 
-def test_one_item_tells_nothing_of_chance() -> None:
+def test_single_item_has_no_interval() -> None:
     found = estimated([left_out({"asked": "0", "forced": "0", "cloud": "1", "help": [1.0]}, by_threshold(1.0))], accuracy)
     assert found is not None and (found.mean, found.half) == (1.0, 0.0)
     assert over_seeds_and_items([[(1.0, 0.0, 0.0, 1.0)]], accuracy) == found
 
 
-def test_what_is_not_defined_for_a_seed_has_no_mean() -> None:
+def test_mean_is_undefined_when_a_seed_has_no_value() -> None:
     assert over_seeds_and_items([[(1.0, 1.0, 0.0, 1.0)] * 3], kept_accuracy) is None
 
 
-def test_the_models_own_decision_counts_kept_and_joint_answers() -> None:
+def test_own_decision_of_the_model_counts_local_and_overall_right_answers() -> None:
     assert _of(rate, own_decision) == 0.5
     assert _of(accuracy, own_decision) == 0.75
     assert _of(kept_accuracy, own_decision) == 0.5
 
 
-def test_random_routing_is_its_own_expectation() -> None:
+def test_random_routing_equals_its_expectation() -> None:
     assert _of(rate, at_random(0.3)) == pytest.approx(0.3)
     assert _of(accuracy, at_random(0.3)) == pytest.approx(0.7 * 0.5 + 0.3 * 0.75)
     assert _of(kept_accuracy, at_random(0.3)) == pytest.approx(0.5)
 
 
-def test_a_router_sends_what_lies_above_its_threshold_and_keeps_what_it_never_saw() -> None:
-    assert [share.asked for share in routed(LOOK)] == [1.0, 0.0, 0.0, 1.0]
+def test_router_sends_items_above_its_threshold_and_keeps_unseen_ones() -> None:
+    assert [share.asked for share in routed(EVALUATION)] == [1.0, 0.0, 0.0, 1.0]
     assert _of(accuracy, routed) == 1.0
 
 
 def test_a_threshold_sends_the_highest_log_odds_and_ties_share_the_rest() -> None:
-    look = {**LOOK, "asked": "0000"}
-    assert [share.asked for share in by_threshold(0.5)(look)] == [1.0, 0.5, 0.5, 0.0]
+    evaluation = {**EVALUATION, "asked": "0000"}
+    assert [share.asked for share in by_threshold(0.5)(evaluation)] == [1.0, 0.5, 0.5, 0.0]
     # right: cloud; half forced right, half cloud right; half forced right, half cloud wrong; forced wrong
-    assert _of(accuracy, by_threshold(0.5), look) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
+    assert _of(accuracy, by_threshold(0.5), evaluation) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
 
 
-def test_what_the_model_asks_for_by_itself_goes_first_whatever_its_first_decision_was_worth() -> None:
-    look = {**LOOK, "asked": "0010", "help": [2.0, 1.0, -1.5, None]}
-    assert [share.asked for share in by_threshold(0.25)(look)] == [0.0, 0.0, 1.0, 0.0]
-    assert [share.asked for share in by_threshold(0.5)(look)] == [1.0, 0.0, 1.0, 0.0]
+def test_items_the_model_asks_about_itself_are_sent_first() -> None:
+    evaluation = {**EVALUATION, "asked": "0010", "help": [2.0, 1.0, -1.5, None]}
+    assert [share.asked for share in by_threshold(0.25)(evaluation)] == [0.0, 0.0, 1.0, 0.0]
+    assert [share.asked for share in by_threshold(0.5)(evaluation)] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_the_oracle_sends_only_what_the_cloud_gets_right() -> None:
-    look = {"forced": "1100", "cloud": "1010"}
-    assert [oracle(look, share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.5, 0.75, 0.75, 0.75]
+    evaluation = {"forced": "1100", "cloud": "1010"}
+    assert [oracle(evaluation, share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.5, 0.75, 0.75, 0.75]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30), st.floats(0.0, 1.0))
 def test_no_threshold_beats_the_oracle_with_a_perfect_cloud(items: list[tuple[bool, bool, float]], share: float) -> None:
     bits = ["".join("01"[value] for value in column) for column in ([one[0] for one in items], [True for _ in items])]
-    look = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items], "asked": "0" * len(items)}
-    assert _of(rate, by_threshold(share), look) == pytest.approx(share)
-    assert _of(accuracy, by_threshold(share), look) <= oracle(look, share) + 1e-9
+    evaluation = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items], "asked": "0" * len(items)}
+    assert _of(rate, by_threshold(share), evaluation) == pytest.approx(share)
+    assert _of(accuracy, by_threshold(share), evaluation) <= oracle(evaluation, share) + 1e-9
 
 
-def test_forgetting_is_what_is_lost_of_what_was_there() -> None:
-    after = {**LOOK, "joint": "1000"}
-    columns = side_by_side(own_decision(LOOK), own_decision(after))
+def test_forgetting_is_the_loss_of_earlier_accuracy() -> None:
+    after = {**EVALUATION, "joint": "1000"}
+    columns = side_by_side(own_decision(EVALUATION), own_decision(after))
     assert forgetting(accuracy)([sum(column) for column in zip(*columns, strict=True)]) == pytest.approx((0.75 - 0.25) / 0.75)

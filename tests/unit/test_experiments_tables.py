@@ -1,4 +1,4 @@
-"""Tables and figures of results that were never run: verdicts made by hand, or drawn from a seed."""
+"""Tables and figures of results that were never run: made by hand, or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from edge.core.errors import EdgeError
-from tests.unit.experiment_world import bits, look, made_result, make_results
+from tests.unit.experiment_world import bits, evaluation, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
@@ -76,7 +76,7 @@ def _schedule(rates: list[float]) -> Result:
     return Result(cell, body)
 
 
-def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
+def test_phase_end_weights_local_accuracy_by_local_answers() -> None:
     result = _schedule([0.0] * 119 + [1.0])
     result.body["series"]["kept"] = [0.5] * 119 + [None]
     assert end_mean(result, "kept") == pytest.approx(0.5)
@@ -85,7 +85,7 @@ def test_the_end_of_a_phase_weighs_kept_accuracy_by_what_was_kept() -> None:
     assert end_mean(result, "kept") == pytest.approx((25 * 1.0 + 25 * 0.5 * 0.4) / (25 + 12.5))
 
 
-def test_a_level_is_judged_by_its_last_fifty_steps_and_by_the_twenty_after_the_fortieth() -> None:
+def test_level_is_judged_by_its_last_fifty_steps_and_by_steps_forty_to_sixty() -> None:
     result = _schedule([0.9] * 40 + [0.5] * 20 + [0.9] * 10 + [0.3] * 50)
     assert end_mean(result, "assist", 0) == pytest.approx(0.3)
     assert rate_once_back(result, 0) == pytest.approx(0.5)
@@ -94,7 +94,7 @@ def test_a_level_is_judged_by_its_last_fifty_steps_and_by_the_twenty_after_the_f
     assert settled_after(_schedule([0.9] * 120), 0) is None
 
 
-def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_not_independent_evidence(tmp_path: Path) -> None:
     spec = load_spec("lambda").model_copy(update={"seeds": (0, 1)})
     make_results(expand(spec, CHOSEN).cells, tmp_path)
     findings = Findings.of(spec, CHOSEN, tmp_path)
@@ -108,7 +108,7 @@ def test_runs_of_one_seed_are_no_evidence_of_each_other(tmp_path: Path) -> None:
 # -- assistance rewards ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_assistance_reward_nearest_to_the_target_is_chosen_and_kept(tmp_path: Path) -> None:
+def test_assistance_reward_nearest_to_the_target_is_chosen_and_stored(tmp_path: Path) -> None:
     spec = load_spec("assist-reward")
     results = []
     for one in (placed for search in (spec, load_spec("assist-reward-gapg")) for placed in expand(search, {}).placed):
@@ -139,7 +139,8 @@ def _small_world(folder: Path, seeds: tuple[int, ...], post: list[float] = _WRON
 
 
 def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0) -> Findings:
-    """arith is always wrong before learning, the rest always right; after it `arith` items are, and what is wrong is asked for first."""
+    """arith is always wrong before learning, the rest always right; after it `arith` items are right, and wrong items are asked about
+    first."""
     items = 2 * GROUPS
 
     def verdicts(family: str, phase: int) -> tuple[str, list[float]]:
@@ -150,20 +151,20 @@ def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0
 
 
 def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
-    """nano-edge before learning and by DA-GRPO; what is right and the log-odds of asking by family and phase."""
+    """nano-edge before learning and with DA-GRPO; right answers and log-odds of asking by family and phase."""
     spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
     for cell in expand(spec, CHOSEN).cells:
         if cell.method in ("bare", "da-grpo"):
-            looks = []
+            held_out = []
             for phase in range(1, 3) if cell.phases else range(1):
                 for family in ALL_FAMILIES:
                     forced, odds = verdicts(family.name, phase)
-                    looks.append(look(family.source, forced, step=100 * phase, phase=phase, help=odds))
-            write_result(result_file(cell, folder), made_result(cell, held_out=looks))
+                    held_out.append(evaluation(family.source, forced, step=100 * phase, phase=phase, help=odds))
+            write_result(result_file(cell, folder), made_result(cell, held_out=held_out))
     return Findings.of(spec, CHOSEN, folder)
 
 
-def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_beside_every_seed(tmp_path: Path) -> None:
+def test_equal_rate_table_counts_sent_items_and_shows_the_untrained_model_for_every_seed(tmp_path: Path) -> None:
     findings = _small_world(tmp_path, (0, 1, 2))
     rows = _by_name(equal_rates(findings, 1))
     # 30 % of four items is 1.2: one that ranks first, and a fifth of the next
@@ -175,7 +176,7 @@ def test_at_equal_rate_it_counts_who_is_sent_and_the_untrained_model_stands_besi
     assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
 
 
-def test_an_interval_that_holds_nothing_has_no_star() -> None:
+def test_empty_interval_has_no_star() -> None:
     assert [signed(Estimate(0.1, half, seeds))[-1] == "*" for half, seeds in ((0.05, 3), (0.2, 3), (0.05, 1), (None, 3))] == [
         True,
         False,
@@ -185,12 +186,12 @@ def test_an_interval_that_holds_nothing_has_no_star() -> None:
 
 
 @pytest.mark.parametrize(("post", "lost"), [(_WRONG_FIRST, "+0.0 "), (_RIGHT_FIRST, "+30.0 ")])
-def test_what_is_forgotten_at_equal_rate_is_what_the_second_phase_cost(tmp_path: Path, post: list[float], lost: str) -> None:
+def test_forgetting_at_equal_rate_is_the_cost_of_the_second_phase(tmp_path: Path, post: list[float], lost: str) -> None:
     (row,) = [row for row in forgotten(_small_world(tmp_path, (0, 1, 2), post)).rows if row[1] == DA_GRPO.label]
     assert row[2] == "3" and all(cell.startswith(lost) for cell in row[3:])
 
 
-def test_one_threshold_may_give_a_family_more_of_the_calls_than_another(tmp_path: Path) -> None:
+def test_one_threshold_may_send_more_of_one_family_than_of_another(tmp_path: Path) -> None:
     findings = _wide_world(tmp_path)
     rows = {row[1]: row for row in one_threshold_table(findings).rows}
     # 30 % of 160 items are 48: all 40 of arith where they rank first; where they rank last, none
@@ -204,7 +205,7 @@ def test_one_threshold_may_give_a_family_more_of_the_calls_than_another(tmp_path
 # -- the model by itself ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_model_can_by_itself_is_measured_against_what_it_could_before(tmp_path: Path) -> None:
+def test_local_ability_is_compared_with_the_untrained_model(tmp_path: Path) -> None:
     findings = _wide_world(tmp_path, arith=GROUPS)
     rows = _by_name(ability_table(findings))
     row = rows["DA-GRPO"]
@@ -228,7 +229,7 @@ def test_what_the_model_can_by_itself_is_measured_against_what_it_could_before(t
         ("0011", "0000", [None, None, 0.0, 1.0], None),
     ],
 )
-def test_the_ranking_is_the_chance_that_a_failure_stands_above(forced: str, asked: str, odds: list[Any], found: float) -> None:
+def test_ranking_is_the_probability_that_a_failure_ranks_higher(forced: str, asked: str, odds: list[Any], found: float) -> None:
     assert ranking({"forced": forced, "cloud": "1111", "asked": asked, "help": odds}) == found
 
 
@@ -259,20 +260,20 @@ RATES = Spec(
 )
 
 
-def _dialled(folder: Path, looks: Any, spec: Spec = RATES) -> tuple[str, ...]:
-    """The only row; `looks`: what an adapter gives by phases and seed, None: it was not run."""
+def _dialled(folder: Path, scores: Any, spec: Spec = RATES) -> tuple[str, ...]:
+    """The only row; `scores` returns the evaluation of an adapter by phases and seed, None where it was not run."""
     for one in expand(spec, {}).placed:
-        if (found := looks(one.phases, one.cell.seed)) is not None:
+        if (found := scores(one.phases, one.cell.seed)) is not None:
             write_result(result_file(one.cell, folder), made_result(one.cell, held_out=[found]))
     _, table = rates_tables(Findings.of(spec, {}, folder))
     return table.rows[0]
 
 
-def test_the_dial_sends_the_likeliest_to_ask_until_the_retrained_ones_rate_is_reached(tmp_path: Path) -> None:
+def test_dial_sends_the_likeliest_items_up_to_the_retrained_adapters_rate(tmp_path: Path) -> None:
     """At half the items the dial sends the first and the third, which fail locally; the retrained adapter wastes one call."""
     by_phases = {
-        "usual": look(ARITH, "0101", step=2, asked="1000", own="0100", joint="1100", help=[3.0, -1.0, 2.0, -2.0]),
-        "half": look(ARITH, "0101", step=2, asked="1100", own="0001", joint="1101", help=[3.0, 2.0, -1.0, -2.0]),
+        "usual": evaluation(ARITH, "0101", step=2, asked="1000", own="0100", joint="1100", help=[3.0, -1.0, 2.0, -2.0]),
+        "half": evaluation(ARITH, "0101", step=2, asked="1100", own="0001", joint="1101", help=[3.0, 2.0, -1.0, -2.0]),
     }
     row = _dialled(tmp_path / "both", lambda phases, seed: by_phases[phases])
     assert row[:3] == ("nano-edge", "arith", "0.5")
@@ -282,14 +283,14 @@ def test_the_dial_sends_the_likeliest_to_ask_until_the_retrained_ones_rate_is_re
     assert row[-2:] == (MISSING, MISSING)
 
 
-def test_each_seeds_dial_sends_what_that_seeds_retrained_adapter_sends(tmp_path: Path) -> None:
-    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would look better than itself."""
+def test_dial_uses_the_retrained_rate_of_each_seed(tmp_path: Path) -> None:
+    """The same adapter twice, at other rates in its two seeds: at the mean of both rates the dial would outperform itself."""
     odds = [4.0, 3.0, 2.0, 1.0]
     own = {
-        0: look(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),
-        1: look(ARITH, "0011", step=2, help=odds, asked="1110", own="0001", joint="1111"),
+        0: evaluation(ARITH, "0011", step=2, help=odds, asked="1000", own="0011", joint="1011"),
+        1: evaluation(ARITH, "0011", step=2, help=odds, asked="1110", own="0001", joint="1111"),
     }
-    usual = look(ARITH, "0011", step=2, help=odds)
+    usual = evaluation(ARITH, "0011", step=2, help=odds)
     spec = RATES.model_copy(update={"seeds": (0, 1)})
     row = _dialled(tmp_path, lambda phases, seed: own[seed] if phases == "half" else usual, spec)
     assert [cell.partition(" ")[0] for cell in row[4:]] == ["87.5", "87.5", "+0.0"]
@@ -298,14 +299,14 @@ def test_each_seeds_dial_sends_what_that_seeds_retrained_adapter_sends(tmp_path:
 # -- figures ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_drawn_of_a_part_of_the_results_and_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+def test_figures_of_partial_results_are_reproducible(tmp_path: Path) -> None:
     findings = _findings("lambda-paper", tmp_path / "results", missing=3)
     (first,), (second,) = (draw_figures(findings, tmp_path / name) for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
     assert first.stat().st_size > 1000
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+def test_no_figure_is_drawn_without_results(tmp_path: Path) -> None:
     spec = load_spec("schedules")
     make_results([cell for cell in expand(spec, CHOSEN).cells if not cell.phases], tmp_path)
     assert draw_figures(Findings.of(spec, CHOSEN, tmp_path), tmp_path / "figures") == []  # no one has learned yet

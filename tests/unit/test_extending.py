@@ -1,4 +1,4 @@
-"""docs/extending.md: the files that it names exist, and its examples work as they stand."""
+"""The files named in docs/extending.md exist, and its examples work unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_example_is_python(text: str) -> None:
     compile(text, "extending.md", "exec")
 
 
-def test_the_familys_example_is_a_family_after_one_entry_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_example_is_a_family_after_one_table_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, object] = {}
     exec(example("edge/tasks/practice/sums.py"), scope)
     family = scope["SUMS"]
@@ -49,7 +49,7 @@ def test_the_familys_example_is_a_family_after_one_entry_in_the_table(monkeypatc
     assert family.draw(random.Random(1), "train", 2) == family.draw(random.Random(1), "train", 2)
 
 
-def test_the_methods_example_learns_from_scored_groups() -> None:
+def test_method_example_learns_from_scored_groups() -> None:
     scope = dict(vars(methods))
     exec(example("edge/learning/methods.py"), scope)
     [trained] = training_groups(scope["Reinforce"](), [group("rwhf")])
@@ -57,7 +57,7 @@ def test_the_methods_example_learns_from_scored_groups() -> None:
     assert trained.group_weight == 1.0
 
 
-def test_the_verifiers_example_judges_what_its_row_asks_for() -> None:
+def test_verifier_example_judges_as_its_row_asks() -> None:
     row, module = example("edge/core/types.py").split("# edge/verifiers/number_set.py\n")
     scope: dict[str, object] = {}
     exec(module, scope)

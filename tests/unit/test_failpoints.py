@@ -1,4 +1,4 @@
-"""Failpoints: off by default, armed by the environment, refused when they are misspelt."""
+"""Failpoints: off by default, armed by the environment, refused when misspelt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_armed_one_kills_the_process_at_the_right_time() -> None:
 
 
 @pytest.mark.parametrize("setting", ["setled=kill", "settled", "settled=sleep", "settled=kill@0", "settled=kill@x"])
-def test_what_cannot_be_meant_is_refused_in_one_line(setting: str) -> None:
+def test_invalid_failpoint_is_refused_in_one_line(setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         failpoints.arm({failpoints.VARIABLE: setting})
     assert "before_reserve" in caught.value.hint

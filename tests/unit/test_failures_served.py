@@ -1,4 +1,4 @@
-"""What a client of the endpoint is told of a failure of the cloud: whether asking again makes sense, in the words of OpenAI's API."""
+"""Cloud failures as a client of the endpoint sees them: whether a retry makes sense, in terms of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge.serve.errors import problem_of
         ("UPSTREAM_FAILED", "http_500", 503, "upstream_failed", {}),
     ],
 )
-def test_what_the_cloud_refuses_for_good_is_not_asked_again_by_clients(
+def test_permanent_cloud_refusal_is_not_retried_by_clients(
     reason: str, cause: str, status: int, code: str, headers: dict[str, str]
 ) -> None:
     error = from_status(to_status(CoordinatorUnavailable("not answered", reason=reason, metadata={"cause": cause})))

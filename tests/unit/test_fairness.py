@@ -1,4 +1,4 @@
-"""Floors of a shared budget: the laws they keep, against counting one by one."""
+"""Floors of a shared budget: their laws, checked by brute force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USED = st.lists(st.integers(0, 30), max_size=6)
 
 
 @given(st.integers(0, 30), USED, st.integers(0, 60))
-def test_the_floor_is_the_greatest_that_what_is_left_can_keep(target: int, used: list[int], free: int) -> None:
+def test_floor_is_the_largest_that_the_rest_can_guarantee(target: int, used: list[int], free: int) -> None:
     expected = max(floor for floor in range(target + 1) if unused_floor(floor, used) <= free)
     assert highest_floor(target, used, free) == expected
 
@@ -25,15 +25,15 @@ def test_all_floors_together_fit_into_the_limit(limit: int, ppm: int, members: i
     assert (target + 1) * members * PPM > limit * ppm
 
 
-def test_nothing_is_guaranteed_of_what_is_not_limited_or_has_no_members() -> None:
+def test_nothing_is_guaranteed_for_an_unlimited_unit_or_without_members() -> None:
     assert floor_target(None, PPM, 3) == 0
     assert floor_target(10, PPM, 0) == 0
     assert highest_floor(0, [], 0) == 0
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(0, 4))
-def test_a_round_of_reports_at_one_rate_moves_a_shared_price_as_far_as_one_report(sizes: list[int], quarters: int) -> None:
-    """Whatever share of the round each has, while λ stays above 0."""
+def test_round_of_equal_reports_moves_a_shared_price_like_one_report(sizes: list[int], quarters: int) -> None:
+    """For any share of the round, while λ stays above 0."""
     dual = 5.0
     for size in sizes:
         dual = dual_step(dual, quarters / 4, 0.3, shared_lr(0.02, size, sum(sizes)))

@@ -1,4 +1,5 @@
-"""Seeded faults: the same seed gives the same fate, every fault is what it says, and the ledger never charges less than is billed."""
+"""Seeded faults: the same seed gives the same fault, every fault behaves as documented, and the ledger never charges less than is
+billed."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ async def fate(provider: FaultyProvider, request: ProviderRequest) -> ProviderRe
 
 
 @in_virtual_time
-async def test_the_same_seed_and_request_meet_the_same_fate_in_any_order() -> None:
+async def test_fault_depends_on_seed_and_request_only() -> None:
     one, other = (FaultyProvider(7, FaultRates.evenly(0.9), latency_s=LATENCY_S) for _ in range(2))
     requests = [asks(number) for number in range(60)]
     fates = await asyncio.gather(*(fate(one, request) for request in requests))
@@ -67,7 +68,7 @@ async def test_the_same_seed_and_request_meet_the_same_fate_in_any_order() -> No
 
 @pytest.mark.parametrize("seed", range(3))
 @in_virtual_time
-async def test_whatever_upstreams_do_the_ledger_is_whole_and_never_below_the_bill(seed: int) -> None:
+async def test_ledger_is_consistent_and_never_below_the_bill_whatever_upstreams_do(seed: int) -> None:
     rates = replace(FaultRates.evenly(0.7), wrong_usage=0.0, too_long=0.0)  # these two lie about the bill itself
     providers = [FaultyProvider(seed, rates, latency_s=LATENCY_S, name=name) for name in ("first", "second")]
     store = MemoryLedgerStore()

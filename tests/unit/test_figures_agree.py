@@ -1,4 +1,4 @@
-"""Every view of what the cloud has cost tells the same, and the same as the ledger, whatever became of the calls."""
+"""Every view of the cloud's cost agrees with the others and with the ledger, for every outcome of a call."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def asked(number: int) -> AnswerRequest:
     return AnswerRequest((Message("user", f"What is {number} + 1?"),))
 
 
-async def test_report_usage_whatif_and_the_ledger_tell_the_same(tmp_path: Path) -> None:
+async def test_report_usage_whatif_and_the_ledger_agree(tmp_path: Path) -> None:
     def script(messages, sampling, seed):
         return local_answer(1) if sampling.suppress_help or " 9" in messages[-1].content else HELP
 

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, and JSON lines that a killed writer has cut."""
+"""Atomically replaced files, and JSON lines truncated by a killed writer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_file_is_replaced_as_a_whole_without_leftovers(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_atomically(file, "old")
     write_atomically(file, "new ü")
@@ -32,14 +32,14 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {"file", "bytes"}
 
 
-def test_the_mode_is_the_umasks_or_exactly_what_is_given(tmp_path: Path, umask: None) -> None:
+def test_mode_follows_the_umask_or_is_exactly_as_given(tmp_path: Path, umask: None) -> None:
     write_atomically(tmp_path / "plain", "x")
     write_atomically(tmp_path / "private", "x", mode=0o600)
     write_atomically(tmp_path / "shared", "x", mode=0o666)
     assert [mode_of(tmp_path / name) for name in ("plain", "private", "shared")] == [0o640, 0o600, 0o666]
 
 
-def test_a_private_file_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_file_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(os, "fsync", lambda number: seen.append(stat.S_IMODE(os.fstat(number).st_mode)))
     file = tmp_path / "token"
@@ -50,7 +50,7 @@ def test_a_private_file_is_never_open_to_others(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("call", ["fsync", "fchmod", "replace"])
-def test_a_failure_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_failure_leaves_the_old_file_and_no_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -72,7 +72,7 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after_it(tmp_path: 
     assert Path(draft).parent == tmp_path and not existed and (folder, exists) == (str(tmp_path), True)
 
 
-def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_concurrent_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with replacing(file) as one, replacing(file) as other:
         one.write_text("one")
@@ -80,7 +80,7 @@ def test_two_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert file.read_text() == "one" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_gone(tmp_path: Path) -> None:
+def test_folder_is_replaced_as_a_whole_and_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (tmp_path / ".folder.draft").mkdir()
     (tmp_path / ".folder.draft" / "left").write_text("x")
@@ -92,7 +92,7 @@ def test_a_folder_is_replaced_whole_and_what_a_killed_writer_left_is_gone(tmp_pa
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["folder", "folder/sub", "folder/sub/new"]
 
 
-def test_a_folder_whose_block_fails_stays_as_it_was(tmp_path: Path) -> None:
+def test_folder_whose_block_fails_stays_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "old").write_text("x")
@@ -128,6 +128,6 @@ def test_only_a_cut_line_of_its_kind_is_dropped(tmp_path: Path, content: bytes, 
     assert file.read_bytes() == kept
 
 
-def test_where_there_is_no_file_nothing_is_made(tmp_path: Path) -> None:
+def test_missing_file_is_not_created(tmp_path: Path) -> None:
     drop_cut_line(tmp_path / "lines.jsonl", b"{")
     assert not list(tmp_path.iterdir())

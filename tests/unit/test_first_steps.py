@@ -1,4 +1,4 @@
-"""What somebody new meets: a part of the configuration, a wrong word on the command line, a run that cannot start."""
+"""First steps of a new user: part of the configuration, a mistyped command, a run that cannot start."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from coordinator.cli import main as coordinator_main
 from edge.cli import main
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(words)
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
-def test_config_show_takes_a_prefix_and_refuses_one_that_names_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "config", "show", "budget.learning", "--json")
+def test_config_show_accepts_a_prefix_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(capsys, "config", "show", "budget.learning", "--json")
     keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
     assert (code, [row["key"] for row in json.loads(out)]) == (0, keys)
-    code, out, err = said(capsys, "config", "show", "budgte")
+    code, out, err = outcome(capsys, "config", "show", "budgte")
     assert (code, out) == (2, "") and "budgte" in err
 
 
@@ -40,17 +40,17 @@ def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
     assert "budgte" in capsys.readouterr().err
 
 
-def test_a_question_without_quotes_is_answered_with_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = said(capsys, "ask", "two", "words")
+def test_unquoted_question_is_refused_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "ask", "two", "words")
     assert code == 2 and "quotes" in err
 
 
 @pytest.mark.parametrize("command", [["run", "--no-learn"], ["run"], ["service", "install", "--print"]])
-def test_what_run_would_refuse_is_told_before_anything_else(
+def test_whatever_run_would_refuse_is_reported_first(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option, value in (("--coordinator", "nonsense"), ("--model", "/nope.gguf")):
-        code, out, err = said(capsys, *command, option, value, "--state", str(tmp_path / "state"))
+        code, out, err = outcome(capsys, *command, option, value, "--state", str(tmp_path / "state"))
         assert code != 0 and out == ""
         (line,) = err.splitlines()
         assert line.startswith("error:") and value in line

@@ -1,4 +1,4 @@
-"""The floor of a learning step against numbers worked out by hand."""
+"""The floor of a learning step, compared with hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = ModelCost(weights=1_000_000_000, block_weights=750_000_000, bytes_per_we
 WORK = StepWork(prompts=2, group_size=8, prompt_tokens=320, response_tokens=128, rows=8, dropped_share=0.25)
 
 
-def test_every_part_is_what_the_formula_gives_by_hand() -> None:
+def test_every_part_equals_the_hand_computed_value() -> None:
     floor = step_floor(DEVICE, MODEL, WORK)
     assert floor.prefill_s == pytest.approx(9.6)  # the blocks alone: 1.5e9 * 2 * 320 / 100e9
     # one decode of 8 rows computes 2e9 * 8 / 100e9 = 0.16 s and reads (0.5e9 + 8 * 20000 * 384) / 10e9 = 0.056144 s; 256 of them
@@ -38,6 +38,6 @@ def test_a_step_of_a_run_has_no_more_rows_than_responses() -> None:
     assert replace(measure, most_rows=8).floor(**counts) == step_floor(DEVICE, MODEL, WORK)
 
 
-def test_a_step_that_sampled_nothing_has_no_floor() -> None:
+def test_step_without_samples_has_no_floor() -> None:
     measure = StepMeasure(DEVICE, MODEL, most_rows=8)
     assert measure.floor(prompts=0, responses=0, prompt_tokens=0.0, response_tokens=0.0, dropped_share=0.0) is None

@@ -1,5 +1,5 @@
-"""A disk that takes nothing more: answers go on from this device and say that they are not recorded, no money is spent uncounted, and
-learning waits for space and goes on by itself."""
+"""A full disk: answers continue locally with a note that they are not recorded, no money is spent uncounted, and learning waits for space
+and resumes by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "state", script=asks_unless_suppressed)
 
 
-async def test_the_answer_comes_from_this_device_and_no_call_leaves_that_cannot_be_written_down(world: World) -> None:
+async def test_full_disk_answers_locally_and_sends_no_unrecorded_call(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
         record = await agent.answerer.answer(question())
@@ -62,7 +62,7 @@ async def test_the_answer_comes_from_this_device_and_no_call_leaves_that_cannot_
     assert any(record.id in notice.text for notice in world.events(Notice))
 
 
-async def test_a_disk_that_fills_while_the_cloud_answers_leaves_its_call_to_be_settled(world: World) -> None:
+async def test_disk_that_fills_during_a_cloud_call_leaves_it_to_be_settled(world: World) -> None:
     async with world.agent() as agent:
         world.client._answer = lambda call: fill(agent) or "\\boxed{5}"
         record = await agent.answerer.answer(question())
@@ -86,7 +86,7 @@ async def test_a_refusal_stays_a_refusal(world: World) -> None:
     assert record.source == "local-fallback" and "the budget is used up" in record.reason
 
 
-async def test_a_pause_holds_while_the_agent_lives_and_a_resumption_needs_the_disk(world: World) -> None:
+async def test_pause_lasts_while_the_agent_lives_and_resuming_needs_the_disk(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
         agent.budgets.pause_cloud(True)
@@ -111,7 +111,7 @@ async def test_learning_makes_no_call_that_its_daily_budget_cannot_count(world: 
     assert world.client.calls == []
 
 
-async def test_a_call_that_never_arrived_is_not_taken_for_settled_before_that_is_written(world: World) -> None:
+async def test_undelivered_call_is_settled_only_once_that_is_recorded(world: World) -> None:
     async with world.agent() as agent:
         record = await agent.answerer.answer(question(mode="local-only"))
         agent.access.unconfirmed.begin(replace(record, id="other", call_key="k"))
@@ -133,19 +133,19 @@ MIB = 2**20
 
 @dataclass
 class Disk:
-    """What the system tells of a disk."""
+    """The system's report of a disk."""
 
     free: int = 2**40
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    told = Disk()
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: told)
-    return told
+    usage = Disk()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
+    return usage
 
 
-def test_room_is_twice_the_newest_checkpoint_and_at_least_some(tmp_path: Path, disk: Disk) -> None:
+def test_required_space_is_twice_the_newest_checkpoint_with_a_minimum(tmp_path: Path, disk: Disk) -> None:
     disk.free, room = LEAST_BYTES, DiskSpace(tmp_path)
     assert room.shortage() == ""
     (tmp_path / "checkpoints/step-000001").mkdir(parents=True)
@@ -155,7 +155,7 @@ def test_room_is_twice_the_newest_checkpoint_and_at_least_some(tmp_path: Path, d
     assert room.shortage() == ""
 
 
-def test_after_a_failure_there_is_room_when_a_step_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_space_is_enough_when_a_step_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = DiskSpace(tmp_path)
     assert not room.was_missing(), "the disk is fine: the step failed of something else"
 
@@ -173,9 +173,7 @@ PLACES = ["collected", "updated", "checkpointed", "closed", "committed"]
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_learning_waits_for_space_says_so_and_goes_on_where_the_step_was_cut(
-    tmp_path: Path, disk: Disk, place: str
-) -> None:
+async def test_learning_waits_for_space_with_a_notice_and_resumes_at_the_cut_step(tmp_path: Path, disk: Disk, place: str) -> None:
     often = MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe())
     world, undisturbed = World(tmp_path / "full", conditions=often), World(tmp_path / "roomy")
     reached = Counter[str]()
@@ -205,7 +203,7 @@ def what_was_learned(step: StepFinished) -> tuple[object, ...]:
     return step.step, step.control.dual_after, step.control.assist_rate, step.cloud.total_cloud_calls, step.cloud.total_spend_uusd
 
 
-async def test_another_failure_ends_learning_as_before(tmp_path: Path, disk: Disk) -> None:
+async def test_other_failures_still_end_learning(tmp_path: Path, disk: Disk) -> None:
     def failing(name: str) -> None:
         raise ValueError("broken")
 

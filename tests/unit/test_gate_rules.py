@@ -1,4 +1,4 @@
-"""The promotion gate's rules, and the line of adapters that its verdicts move."""
+"""The promotion gate's rules, and the lineage of adapters that its decisions move."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_a_task_may_fall_by_the_largest_drop_and_no_further(lost: int, gained: i
     assert (refusal_of([score("math", 32, lost, gained, right=16)], RULES) == "") is passes
 
 
-def test_one_task_that_falls_is_enough_and_is_named() -> None:
+def test_one_fallen_task_is_enough_and_is_named() -> None:
     scores = [score("math", 16, 0, 8), score("code", 16, 8, 0, right=12)]
     assert refusal_of(scores, RULES).startswith("code: 25 % of 16")
 
 
 @pytest.mark.parametrize("items", [1, 2, 3, 4])
-def test_so_few_items_that_chance_may_have_lost_them_all_hold_nobody_back(items: int) -> None:
+def test_losses_on_very_few_items_reject_nothing(items: int) -> None:
     assert refusal_of([score("watched:small", items, items)], RULES) == ""
     assert refusal_of([score("watched:small", items, items), score("math", 16, 0)], RULES) == ""
     assert refusal_of([score("watched:small", 5, 5)], RULES) != ""
 
 
-def test_tasks_of_too_few_items_do_not_make_the_rule_of_another_one_milder() -> None:
+def test_tasks_with_few_items_do_not_relax_the_rule_of_another() -> None:
     small = [score(f"watched:{number}", 1, number % 2) for number in range(30)]
     assert refusal_of([score("math", 16, 6), *small], RULES).startswith("math: 62 % of 16")
 
@@ -50,7 +50,7 @@ def test_many_small_tasks_that_all_fall_are_evidence_together() -> None:
     assert refusal_of(small[:4], RULES) == ""
 
 
-def test_with_several_tasks_one_of_them_needs_more_evidence() -> None:
+def test_several_tasks_require_more_evidence_from_each() -> None:
     calm = [score(name, 16, 3, 3) for name in ("code", "facts", "science")]
     mild, clear = score("math", 16, 5), score("math", 16, 9)
     calm_but_changed = [replace(one, lost=4, gained=4) for one in calm]
@@ -61,7 +61,7 @@ def test_with_several_tasks_one_of_them_needs_more_evidence() -> None:
 
 @pytest.mark.parametrize("tasks", [1, 2, 6])
 @pytest.mark.parametrize("items", [1, 5, 16])
-def test_a_candidate_that_differs_by_chance_alone_is_seldom_held_back(tasks: int, items: int) -> None:
+def test_candidate_that_differs_by_chance_is_rarely_rejected(tasks: int, items: int) -> None:
     chance, held_back = Random(7), 0
     for _ in range(200):
         lost = [sum(chance.random() < 0.5 for _ in range(items)) for _ in range(tasks)]
@@ -70,13 +70,13 @@ def test_a_candidate_that_differs_by_chance_alone_is_seldom_held_back(tasks: int
     assert held_back <= 20
 
 
-def test_a_step_whose_base_was_left_changes_nothing() -> None:
+def test_step_from_an_abandoned_base_changes_nothing() -> None:
     line = Lineage(2, 2, kept=(2,))
     assert line.after_step(5, 4, "promoted") is line
 
 
 @given(st.lists(st.sampled_from(["waits", "promoted", "refused"]), max_size=30), st.integers(1, 4), st.integers(1, 4))
-def test_training_never_stands_before_what_serves_and_few_versions_are_kept(
+def test_training_is_never_behind_the_active_version_and_few_versions_are_kept(
     outcomes: list[str], max_refusals: int, keep: int
 ) -> None:
     line, promoted = Lineage(0, 0), [0]
@@ -90,16 +90,16 @@ def test_training_never_stands_before_what_serves_and_few_versions_are_kept(
         assert Lineage.from_json(line.to_json()) == line
 
 
-def test_going_back_keeps_what_is_left() -> None:
+def test_rollback_keeps_the_version_it_leaves() -> None:
     line = Lineage(9, 8, 2, kept=(3, 8)).back_to(3)
     assert (line.latest, line.serving, line.refusals, line.kept) == (3, 3, 0, (8, 9, 3))
     assert Lineage(2, 2).back_to(0) == Lineage(0, 0, 0, (2,))
-    looked_at = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
-    assert 30 in looked_at.kept, "who looks at older versions can return"
-    assert len(looked_at.after_step(34, 0, "promoted").kept) == 3
+    back = Lineage(33, 30, kept=(10, 21, 30)).back_to(10).back_to(21).back_to(0)
+    assert 30 in back.kept, "a user who inspects older versions can return"
+    assert len(back.after_step(34, 0, "promoted").kept) == 3
 
 
-def test_a_fall_of_all_tasks_together_is_refused_though_none_of_them_fell_too_far() -> None:
+def test_combined_fall_of_all_tasks_is_rejected_though_none_fell_too_far() -> None:
     fell = [score(name, 16, 4, 1, right=10) for name in ("arith", "science", "code")]
     assert refusal_of([fell[0]], GateRules()) == "" and refusal_of(fell[:1] * 2, GateRules()) == ""
     assert refusal_of(fell, GateRules()).startswith("all tasks together: 44 % of 48")

@@ -1,4 +1,4 @@
-"""Group commit: nobody is answered before the commit that holds what was seen, and what failed takes along what ran on top of it."""
+"""Group commit: no reply precedes the commit of what it saw, and a failed commit fails everything on top of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.ledger_requests import NOW, ROOMY, reserve_request, settlement
 
 
 class HeldDisk:
-    """A disk whose commits end when the test says so."""
+    """A disk whose commits end when the test decides."""
 
     def __init__(self) -> None:
         self.tables = MemoryRows()
@@ -94,13 +94,13 @@ async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw() -> No
     await steps()
     assert not any(task.done() for task in begun)
     await disk.end()
-    told = await asyncio.gather(*begun, return_exceptions=True)
-    assert told[1] == InProgress("a")
-    assert isinstance(told[3], CoordinatorError)
-    assert await store.get_budget("d1", "math", [ROOMY]) == told[2], "what is durable is told at once"
+    results = await asyncio.gather(*begun, return_exceptions=True)
+    assert results[1] == InProgress("a")
+    assert isinstance(results[3], CoordinatorError)
+    assert await store.get_budget("d1", "math", [ROOMY]) == results[2], "durable state is returned immediately"
 
 
-async def test_what_ran_on_top_of_a_failed_commit_fails_with_it_and_leaves_nothing() -> None:
+async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothing() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     first = started(store.reserve(reserve_request("a")))
@@ -119,7 +119,7 @@ async def test_what_ran_on_top_of_a_failed_commit_fails_with_it_and_leaves_nothi
     assert verify(disk.tables).ok
 
 
-async def test_a_commit_that_failed_after_it_was_written_is_read_again() -> None:
+async def test_rows_are_reloaded_after_a_commit_that_failed_but_was_written() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     first = started(store.reserve(reserve_request("a")))
@@ -129,7 +129,7 @@ async def test_a_commit_that_failed_after_it_was_written_is_read_again() -> None
     assert await store.reserve(reserve_request("a")) == InProgress("a")
 
 
-async def test_where_the_file_refuses_a_row_each_operation_runs_by_itself() -> None:
+async def test_after_a_refused_row_each_operation_runs_alone() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     begun = [started(store.reserve(reserve_request(key))) for key in ("a", "bad", "b")]
@@ -141,13 +141,13 @@ async def test_where_the_file_refuses_a_row_each_operation_runs_by_itself() -> N
             await asyncio.sleep(0)
         refused = any(row.key == "bad" for row in disk.under_way[0][0].rows[CALL])
         await disk.end(RowsRefused("a rule") if refused else None)
-    told = await asyncio.gather(*begun, late, return_exceptions=True)
-    assert [isinstance(each, Reserved) for each in told] == [True, False, True, True]
-    assert str(told[1]) == "the ledger refused an inconsistent change"
+    results = await asyncio.gather(*begun, late, return_exceptions=True)
+    assert [isinstance(each, Reserved) for each in results] == [True, False, True, True]
+    assert str(results[1]) == "the ledger refused an inconsistent change"
     assert verify(disk.tables).ok
 
 
-async def test_a_caller_that_leaves_undoes_nothing_and_closing_waits_for_what_was_taken() -> None:
+async def test_cancelled_caller_undoes_nothing_and_close_waits_for_accepted_work() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     leaving = started(store.reserve(reserve_request("a")))
@@ -163,7 +163,7 @@ async def test_a_caller_that_leaves_undoes_nothing_and_closing_waits_for_what_wa
         await store.reserve(reserve_request("b"))
 
 
-async def test_rows_that_cannot_be_loaded_again_refuse_calls_until_they_can() -> None:
+async def test_calls_are_refused_until_the_rows_can_be_reloaded() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     first = started(store.reserve(reserve_request("a")))
@@ -177,7 +177,7 @@ async def test_rows_that_cannot_be_loaded_again_refuse_calls_until_they_can() ->
     assert (await store.get_budget("d1", "math", [ROOMY])).task is None
 
 
-async def test_changes_are_told_once_they_are_durable() -> None:
+async def test_changes_are_published_once_durable() -> None:
     disk = HeldDisk()
     store = await opened(disk)
     changes = store.changes()
@@ -191,7 +191,7 @@ async def test_changes_are_told_once_they_are_durable() -> None:
     await reserving
 
 
-def test_what_is_not_among_the_keys_was_never_there() -> None:
+def test_missing_key_is_certainly_new() -> None:
     keys = CallKeys(1 << 12)
     there = [("d", f"k{number}") for number in range(200)]
     for key in there:

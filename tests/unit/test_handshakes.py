@@ -1,4 +1,4 @@
-"""Counting TLS connections that came to no call, in manual time."""
+"""Counting TLS connections without a call, in manual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def handshakes(clock: ManualClock) -> Handshakes:
     return Handshakes(clock, LONGEST_S)
 
 
-def test_failures_are_counted_in_full_once_patience_is_over_and_not_before(clock: ManualClock, handshakes: Handshakes) -> None:
+def test_failed_handshakes_are_counted_only_after_the_grace_period(clock: ManualClock, handshakes: Handshakes) -> None:
     for second in range(50):
         handshakes.began()
         if second % 5 == 0:
@@ -39,7 +39,7 @@ def test_failures_are_counted_in_full_once_patience_is_over_and_not_before(clock
     assert handshakes.counts() == (50, 11)
 
 
-def test_a_late_first_call_makes_up_for_having_been_counted_as_failed(clock: ManualClock, handshakes: Handshakes) -> None:
+def test_late_first_call_corrects_the_count_of_failures(clock: ManualClock, handshakes: Handshakes) -> None:
     handshakes.began()
     clock.advance(PATIENCE_S)
     assert handshakes.counts() == (0, 1)
@@ -49,9 +49,7 @@ def test_a_late_first_call_makes_up_for_having_been_counted_as_failed(clock: Man
     assert handshakes.counts() == (1, 1)
 
 
-def test_a_port_used_again_when_no_connection_can_be_that_old_is_another_connection(
-    clock: ManualClock, handshakes: Handshakes
-) -> None:
+def test_port_reused_after_the_longest_connection_age_is_another_connection(clock: ManualClock, handshakes: Handshakes) -> None:
     for connections in (1, 2):
         handshakes.began()
         handshakes.served("ipv4:10.0.0.1:5000")

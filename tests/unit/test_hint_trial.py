@@ -1,4 +1,4 @@
-"""The trial of hints: the same items both ways, and a verdict that says yes only where it is shown."""
+"""The trial of hints: the same items with and without, and a positive verdict only on evidence."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def right_without_hints(call) -> str:
     return "no idea" if LEAD in question else local_answer(number_in(question) + 1)
 
 
-async def test_the_items_that_ask_go_out_twice_with_and_without_the_redacted_steps() -> None:
+async def test_items_that_ask_are_sent_twice_with_and_without_the_redacted_steps() -> None:
     client = ScriptedCoordinatorClient(right_without_hints)
     asked = trial(client)
     found = await asked.run([Candidate(item(number)) for number in range(6)])
@@ -61,7 +61,7 @@ async def test_the_items_that_ask_go_out_twice_with_and_without_the_redacted_ste
     assert len(hinted) == 3 and all(text.endswith("Step 1: ask [cut] of [cut]") for text in hinted)
 
 
-async def test_a_trial_that_was_cut_goes_on_without_paying_twice(tmp_path) -> None:
+async def test_interrupted_trial_resumes_without_paying_twice(tmp_path) -> None:
     client = ScriptedCoordinatorClient(right_without_hints)
     client.fail_next("complete", CoordinatorUnavailable("away"), times=1)
     candidates = [Candidate(item(number)) for number in range(6)]
@@ -72,7 +72,7 @@ async def test_a_trial_that_was_cut_goes_on_without_paying_twice(tmp_path) -> No
     assert not any(pair.failure for pair in second) and len(client.calls) == paid + 1
 
 
-def test_hints_pay_where_answers_are_as_good_and_cost_less_or_better_by_more_than_they_cost() -> None:
+def test_hints_pay_when_equally_good_answers_cost_less_or_gains_exceed_the_cost() -> None:
     report = report_of(pairs(160, reply(True, spend_uusd=100), reply(True, spend_uusd=60)))
     assert (report.verdict, report.setting, report.cost_unit) == ("pays", "coordinator.hint_chars=400", "uusd")
     assert report.ratio is not None and report.ratio[1] == pytest.approx(0.6)
@@ -95,11 +95,11 @@ def test_hints_pay_where_answers_are_as_good_and_cost_less_or_better_by_more_tha
         ),
     ],
 )
-def test_everything_else_keeps_them_off(found: list[Pair], verdict: str) -> None:
+def test_hints_stay_off_in_every_other_case(found: list[Pair], verdict: str) -> None:
     report = report_of(found)
     assert report.verdict == verdict and report.setting == "coordinator.hint_chars=0"
 
 
-def test_where_answers_came_out_of_a_cache_tokens_are_compared() -> None:
+def test_cached_answers_are_compared_by_tokens() -> None:
     found = pairs(160, reply(True, 100, 0, cached=True), reply(True, 80, 40))
     assert (report_of(found).cost_unit, report_of(found).verdict) == ("tokens", "pays")

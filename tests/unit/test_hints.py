@@ -1,4 +1,4 @@
-"""What of a local attempt may leave the device, and what may not."""
+"""Which parts of a local attempt may be sent, and which not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_addresses_keys_and_long_numbers_are_cut(private) -> None:
 
 
 @pytest.mark.parametrize("named", ["password: hunter2", "api_key=abc123", "Authorization: Bearer abcdef123456"])
-def test_what_is_called_a_secret_is_cut(named) -> None:
+def test_labelled_secrets_are_redacted(named) -> None:
     assert named[-5:] not in private_cut(f"take {named}")
 
 
@@ -49,11 +49,11 @@ def test_ordinary_steps_stay(plain) -> None:
 
 
 @given(st.integers(min_value=10**MOST_DIGITS, max_value=10**40), st.text("abc .,", max_size=20))
-def test_no_number_of_more_than_eight_digits_is_left(number, around) -> None:
+def test_no_number_of_more_than_eight_digits_remains(number, around) -> None:
     assert str(number) not in private_cut(f"{around} {number} {around}")
 
 
-def test_a_hint_is_what_stands_before_the_request_for_help_without_tags() -> None:
+def test_hint_is_the_text_before_the_help_request_without_tags() -> None:
     local = "<think>\nStep 1: 2 and 2\n</think>\nI need external assistance."
     assert hint_of(local, 100) == "Step 1: 2 and 2"
 
@@ -63,11 +63,11 @@ def test_a_hint_is_never_longer_than_allowed(local, most) -> None:
     assert len(hint_of(local, most)) <= most
 
 
-def test_it_is_redacted_before_it_is_cut_to_length() -> None:
+def test_hint_is_redacted_before_truncation() -> None:
     assert hint_of("call 123456789012 now", 12) == "call [cut] n"
 
 
-def test_hints_are_off_unless_configured_and_an_empty_attempt_gives_none() -> None:
+def test_hints_are_off_by_default_and_an_empty_attempt_gives_none() -> None:
     assert AgentConfig().coordinator.hint_chars == 0
     assert with_hint(ASKED, "some steps", 0) == ASKED == with_hint(ASKED, "<think> </think>", 10)
     first, last = with_hint(ASKED, "some steps", 100)

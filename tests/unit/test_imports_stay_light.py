@@ -1,4 +1,4 @@
-"""What importing and asking for help may load: a command line must answer at once on a small machine."""
+"""What importing and `--help` may load: a command line must respond quickly on a small machine."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def loaded_by(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", ["import edge", "import edge.dagrpo.dual, edge.dagrpo.format", "import edge.core.worker"])
-def test_the_lower_layers_load_nothing_heavy(code: str) -> None:
+def test_lower_layers_import_nothing_heavy(code: str) -> None:
     assert loaded_by(code) == []
 
 
 @pytest.mark.parametrize("main", ["edge.cli", "coordinator.cli"])
-def test_asking_a_command_for_help_loads_nothing_heavy(main: str) -> None:
+def test_help_of_a_command_imports_nothing_heavy(main: str) -> None:
     code = f"""
 import contextlib, io
 import {main} as cli

@@ -1,4 +1,4 @@
-"""Of the agent's settings, an engine that trains in its place follows each or refuses it by name."""
+"""Training engines that replace the agent's own follow each of its settings or refuse it by name."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def names(refused: Mapping[str, str], section: str) -> set[str]:
     [(REFUSED_BY_TRL, HELD_BY_TRL, LIMITS), (REFUSED_BY_VERL, HELD_BY_VERL, set())],
     ids=["trl", "verl"],
 )
-def test_every_key_of_learning_and_of_the_budget_either_holds_or_is_refused(refused, learning, budget):
+def test_every_key_of_learning_and_budget_is_used_or_refused(refused, learning, budget):
     for section, held, schema in (("learning", learning, LearningConfig), ("budget", budget, BudgetConfig)):
         assert names(refused, section) | held == set(schema.model_fields)
         assert not names(refused, section) & held
 
 
 @pytest.mark.parametrize("refused", [REFUSED_BY_TRL, REFUSED_BY_VERL], ids=["trl", "verl"])
-def test_every_refused_key_is_one_of_the_agents_and_may_have_its_default(refused):
+def test_every_refused_key_exists_in_the_agent_and_may_have_its_default(refused):
     assert not_held(AgentConfig(), refused) is None
 
 
-def test_trl_refuses_what_it_would_pass_over_with_its_file_line_and_reason(tmp_path):
+def test_trl_refuses_ignored_keys_with_file_line_and_reason(tmp_path):
     path = tmp_path / "run.yaml"
     agent = {"phases": [{"source": "practice:arith", "steps": 2}], "learning": {"temperature": 0.7}}
     path.write_text(yaml.safe_dump({"agent": agent}))
@@ -64,7 +64,7 @@ def test_trl_refuses_what_it_would_pass_over_with_its_file_line_and_reason(tmp_p
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_verl_refuses_what_it_would_pass_over_with_its_place_and_reason(tmp_path, in_file):
+def test_verl_refuses_ignored_keys_with_place_and_reason(tmp_path, in_file):
     path = tmp_path / "agent.yaml"
     path.write_text("learning:\n  unanimous_calls: skip\n" if in_file else "learning:\n  answer_match: equivalent\n")
     own = {} if in_file else {"learning": {"unanimous_calls": "skip"}}

@@ -1,4 +1,4 @@
-"""The launch files of both engines have the same settings, the paper's: groups, rates, numbers of steps, λ."""
+"""The launch files of both engines have the paper's settings: groups, rates, numbers of steps, λ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trl(request: pytest.FixtureRequest) -> TrlConfig:
     return resolve_run(INTEGRATIONS / "trl" / "configs" / f"{request.param}.yaml").config
 
 
-def test_verls_coordinator_has_the_rates_and_the_lambda_of_trls_runs(trl):
+def test_verl_coordinator_has_the_rates_and_lambda_of_the_trl_runs(trl):
     tasks = resolve(CoordinatorConfig, files=[VERL / "config" / "coordinator.yaml"]).config.tasks
     learning = trl.agent.learning
     for phase, terms in zip(trl.agent.phases, (tasks["*"], tasks["group2"]), strict=True):

@@ -1,4 +1,4 @@
-"""A task file with several labels: each is learned with steps, terms, data and held-out questions of its own."""
+"""A task file with several labels: each is learned with its own steps, terms, data and held-out questions."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def labelled(folder: Path) -> str:
     return str(path)
 
 
-async def test_each_step_is_about_one_label_and_each_label_has_its_share(tmp_path: Path) -> None:
+async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) -> None:
     source = labelled(tmp_path)
     world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),))
     world = replace(world, open_source=open_source)
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
-    async with world.agent() as agent:  # a restart goes on in turn
+    async with world.agent() as agent:  # a restart continues in turn
         finished = await agent.learn()
         steps = agent.steps()
         assert {task for task in SHARES if agent.components.state.terms(task)} == set(SHARES)
@@ -60,7 +60,7 @@ async def test_each_step_is_about_one_label_and_each_label_has_its_share(tmp_pat
         assert [step.task for step in agent.steps()] == [step.task for step in steps]
 
 
-def test_labels_have_their_own_data_anchors_and_held_out_questions(tmp_path: Path) -> None:
+def test_labels_have_their_own_data_validation_and_held_out_questions(tmp_path: Path) -> None:
     source = labelled(tmp_path)
     with StateFolder(tmp_path / "state") as state:
         curriculum = Curriculum([PhaseConfig(source=source, target_rate=0.2)], open_source, state, 0, 3)
@@ -75,7 +75,7 @@ def test_labels_have_their_own_data_anchors_and_held_out_questions(tmp_path: Pat
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_folder_that_learned_a_file_under_math_goes_on_where_it_stood(tmp_path: Path, several: bool) -> None:
+def test_folder_that_learned_a_file_under_math_resumes_where_it_was(tmp_path: Path, several: bool) -> None:
     path = tmp_path / "own.jsonl"
     records = [{"question": f"What is {number} + 1?", "answer": number + 1} for number in range(9)]
     records += [{**records[0], "question": "What is 1 + 2?", "label": "code"}] if several else []
@@ -101,7 +101,7 @@ def test_a_folder_that_learned_a_file_under_math_goes_on_where_it_stood(tmp_path
         assert labels_of_older_versions(state) == {}
 
 
-async def test_a_label_whose_questions_are_all_held_out_is_examined_and_never_learned(tmp_path: Path) -> None:
+async def test_label_with_only_held_out_questions_is_evaluated_and_never_learned(tmp_path: Path) -> None:
     source = labelled(tmp_path)
     with Path(source).open("a", encoding="utf-8") as file:
         for number in range(4):

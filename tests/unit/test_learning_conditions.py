@@ -1,4 +1,4 @@
-"""When learning may use the machine: limits, pauses, what is told meanwhile, and the real probe once."""
+"""When learning may use the machine: limits, pauses, notices, and the real probe once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Waiting:
         rows = self.state.database.execute("SELECT ended_at - began_at, reason FROM waits ORDER BY id")
         return [(seconds, str(reason)) for seconds, reason in rows]
 
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]
 
 
@@ -83,40 +83,40 @@ def state(tmp_path: Path) -> Iterator[StateFolder]:
         (replace(MAINS, other_load=0.62), "62 %"),
     ],
 )
-def test_a_limit_that_is_not_kept_is_named_with_what_was_read(readings: Readings, figure: str) -> None:
+def test_violated_limit_is_named_with_the_reading(readings: Readings, figure: str) -> None:
     assert figure in reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9)
 
 
-def test_what_keeps_the_limits_or_is_not_limited_or_not_known_holds_nothing_back() -> None:
+def test_met_missing_or_unknown_limits_do_not_block() -> None:
     free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
     assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
     for readings in (Readings(), MAINS, replace(MAINS, temperature_c=90.0)):
         assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == ""
 
 
-def test_hours_go_over_midnight() -> None:
+def test_hours_may_span_midnight() -> None:
     assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
     assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
     assert all(within_hours(hour, 0, 24) and within_hours(hour, 5, 5) for hour in range(24))
     assert "between 22 and 7" in reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9)
 
 
-def test_an_answer_a_moment_ago_holds_learning_back(state: StateFolder) -> None:
+def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
     waiting = Waiting(state, (MAINS,), ConditionRules(quiet_s=60.0))
 
     async def use() -> float:
         await waiting.readiness.ready()
-        assert waiting.sink.events == [], "nobody was answered yet"
+        assert waiting.sink.events == [], "no request was answered yet"
         with waiting.precedence.serving():
             await asyncio.sleep(10.0)
         await waiting.readiness.ready()
         return waiting.clock.monotonic()
 
     assert run_in_virtual_time(use()) == pytest.approx(70.0)
-    assert waiting.told() == ["waiting: somebody was answered a moment ago", "goes on"]
+    assert waiting.notices() == ["waiting: somebody was answered a moment ago", "goes on"]
 
 
-def test_while_somebody_is_answered_nothing_begins_however_often_one_looks(state: StateFolder) -> None:
+def test_learning_never_starts_during_an_answer(state: StateFolder) -> None:
     waiting = Waiting(state, (BATTERY, MAINS), ConditionRules(check_s=5.0))
 
     async def use() -> float:
@@ -133,7 +133,7 @@ def test_while_somebody_is_answered_nothing_begins_however_often_one_looks(state
     assert run_in_virtual_time(use()) == pytest.approx(103.0)
 
 
-def test_on_battery_it_waits_says_so_and_goes_on_when_the_mains_are_back(state: StateFolder) -> None:
+def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFolder) -> None:
     waiting = Waiting(state, (*[BATTERY] * 10, MAINS), ConditionRules(check_s=5.0))
 
     async def use() -> tuple[str, float]:
@@ -143,13 +143,13 @@ def test_on_battery_it_waits_says_so_and_goes_on_when_the_mains_are_back(state: 
         await ready
         return meanwhile, waiting.clock.monotonic()
 
-    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten looks of five seconds"
-    assert waiting.told() == ["waiting: on battery", "goes on"]
+    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten checks of five seconds"
+    assert waiting.notices() == ["waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
     assert waiting.readiness.waiting == ""
 
 
-def test_a_wait_that_a_stop_cuts_ends_without_saying_that_learning_goes_on(state: StateFolder) -> None:
+def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder) -> None:
     waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
 
     async def use() -> None:
@@ -160,19 +160,19 @@ def test_a_wait_that_a_stop_cuts_ends_without_saying_that_learning_goes_on(state
         await asyncio.gather(ready, return_exceptions=True)
 
     run_in_virtual_time(use())
-    assert waiting.told() == ["waiting: on battery"]
+    assert waiting.notices() == ["waiting: on battery"]
     assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(18.0), "on battery")])
 
 
-def test_a_reason_that_changes_only_in_its_numbers_is_one_wait(state: StateFolder) -> None:
+def test_reason_with_changed_numbers_is_the_same_wait(state: StateFolder) -> None:
     hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
     waiting = Waiting(state, (*hot, BATTERY, MAINS))
     run_in_virtual_time(waiting.readiness.ready())
-    assert waiting.told() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
+    assert waiting.notices() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(15.0), "hot"), (pytest.approx(5.0), "on battery")]
 
 
-def test_a_pause_outlives_its_process_and_a_resume_acts_at_once(state: StateFolder) -> None:
+def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFolder) -> None:
     Waiting(state).readiness.pause(True)
     for readings in ((), (MAINS,)):
         again = Waiting(state, readings, ConditionRules(check_s=5.0))
@@ -187,10 +187,10 @@ def test_a_pause_outlives_its_process_and_a_resume_acts_at_once(state: StateFold
             return waiting.clock.monotonic()
 
         assert run_in_virtual_time(use(again)) == pytest.approx(1003.0)
-        assert again.told() == ["paused by you", "goes on"]
+        assert again.notices() == ["paused by you", "goes on"]
 
 
-async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_waited(tmp_path: Path) -> None:
+async def test_stop_ends_the_wait_of_an_agent_and_its_status_has_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path, conditions=MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn())
@@ -204,7 +204,7 @@ async def test_a_stop_ends_the_waiting_of_an_agent_and_its_status_says_why_it_wa
     assert (finished.reason, finished.steps_done) == ("stopped", 1)
 
 
-async def test_a_paused_agent_answers_and_goes_on_learning_when_it_is_resumed(tmp_path: Path) -> None:
+async def test_paused_agent_answers_and_resumes_learning(tmp_path: Path) -> None:
     world = World(tmp_path)
     with StateFolder(tmp_path) as state:
         pause_learning(state, True)
@@ -227,7 +227,7 @@ def test_the_real_probe_reads_this_machine_and_never_raises() -> None:
     assert first.temperature_c is None or 1.0 <= first.temperature_c <= 125.0
 
 
-def test_a_system_without_sensors_is_read_as_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sensors_are_reported_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
@@ -235,7 +235,7 @@ def test_a_system_without_sensors_is_read_as_not_known(monkeypatch: pytest.Monke
     assert replace(MachineProbe(SystemClock()).read(), other_load=None) == Readings()
 
 
-def test_the_hottest_plausible_reading_of_the_processor_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hottest_plausible_cpu_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     sensors = {

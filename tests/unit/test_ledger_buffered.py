@@ -1,4 +1,4 @@
-"""Rows between transactions and the file: whenever they are written, operations see and leave what they would see and leave in memory."""
+"""Rows buffered between transactions and the file: at any write time, operations see and leave the same as in memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _write(file: SqliteRows, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> None:
+def test_result_of_operations_does_not_depend_on_when_rows_are_written(seed: int) -> None:
     rng = random.Random(seed)
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
         upgrade_sqlite(connection, 0)
@@ -126,7 +126,7 @@ def test_operations_mean_the_same_whenever_their_rows_are_written(seed: int) -> 
                 under_way = buffered.take()
             elif under_way is not None and rng.random() < 0.5:
                 if rng.random() < 0.5:
-                    _write(file, under_way)  # the file has it, and nobody was told yet
+                    _write(file, under_way)  # the file has it, before any reply
                     assert _everything(buffered) == _everything(plain)
                     under_way.rows, under_way.journal = {}, ()
                 _write(file, under_way)
@@ -155,9 +155,7 @@ def _overspend(ledger: Ledger) -> None:
     ledger.tables.budgets.put(replace(row, reserved=Amount(calls=1_000_000)))
 
 
-async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_of_the_same_commit(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_row_refused_by_the_file_fails_only_its_own_operation(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = await SqliteLedgerStore.open(path, NOW)
     await store.reserve(reserve_request("k0"))
     foreign = store.transact(lambda ledger: ledger.tables.calls.put(replace(ledger.get_call("d1", "k0"), key="\ud800")))
@@ -185,7 +183,7 @@ async def test_a_row_that_the_file_refuses_fails_its_own_operation_and_no_other_
         ((OLD_RESULTS, 0), "updated_ms<?"),
     ],
 )
-def test_a_question_reads_only_the_rows_that_it_is_about(question: tuple[Any, ...], columns: str) -> None:
+def test_query_uses_an_index_on_its_columns(question: tuple[Any, ...], columns: str) -> None:
     connection = sqlite3.connect(":memory:")
     upgrade_sqlite(connection, 0)
     asked: list[str] = []

@@ -1,5 +1,5 @@
-"""Random histories of devices that share: the stores and a model of a few lines must agree, no floor is ever taken, and a shared price is
-moved exactly once by each step, in the order of the reports."""
+"""Random histories of devices that share: the stores and a model of a few lines must agree, no floor is ever violated, and each step moves
+a shared price exactly once, in the order of the reports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FleetHistories(TwoStores):
             assert not self.is_guaranteed(before, device, hold)
 
     def is_guaranteed(self, rows: dict[str, BudgetRow], device: str, hold: Amount) -> bool:
-        """Whether a hold lies within the device's floor in every limited unit, under terms that hold already."""
+        """Whether a hold lies within the device's floor in every limited unit, under terms already in effect."""
         fleet, share = rows.get("fleet"), rows.get(share_key("fleet", device))
         if fleet is None or share is None or (fleet.limits, fleet.floor_ppm) != (self.terms.limits, self.terms.floor_ppm):
             return False
@@ -85,8 +85,8 @@ class FleetHistories(TwoStores):
         self.both(lambda store: store.register_device(device, "1.0", ("qa",), self.now))
         self.both(lambda store: store.set_device_disabled(device, disabled, self.now))
         (self.disabled.add if disabled else self.disabled.discard)(device)
-        told = {row.device for row in self.both(lambda store: store.list_devices()) if row.disabled}
-        assert told == self.disabled
+        devices = {row.device for row in self.both(lambda store: store.list_devices()) if row.disabled}
+        assert devices == self.disabled
 
     @rule(device=DEVICES, planned=st.integers(1, 6))
     def open_step(self, device: str, planned: int) -> None:
@@ -138,8 +138,8 @@ class FleetHistories(TwoStores):
     @invariant()
     def a_shared_price_moved_once_by_each_step(self) -> None:
         weight = sum(mine for mine, _ in self.round.values())
-        told = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_prices())]
-        assert told == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
+        prices = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_prices())]
+        assert prices == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
 
     @invariant()
     def what_is_set_aside_is_what_the_floors_lack_and_it_fits(self) -> None:

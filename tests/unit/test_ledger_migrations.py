@@ -1,4 +1,4 @@
-"""A ledger file of an older version is brought up to date with a copy beside it; a newer one is refused."""
+"""A ledger file of an older version is upgraded with a copy beside it; a newer one is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def version(path: Path) -> int:
     return found
 
 
-async def test_an_older_file_is_brought_up_to_date_with_a_copy_beside_it(path: Path) -> None:
+async def test_older_file_is_upgraded_with_a_copy_beside_it(path: Path) -> None:
     store = await SqliteLedgerStore.open(path, NOW, next_version())
     assert (await store.get_call("d1", "k1")).result == "42"
     await store.aclose()
@@ -60,7 +60,7 @@ async def test_an_older_file_is_brought_up_to_date_with_a_copy_beside_it(path: P
     assert verify_file(backup).ok
 
 
-async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
+async def test_failed_migration_leaves_the_file_unchanged(path: Path) -> None:
     before = tables(path)
     with pytest.raises(StateError, match="cannot be migrated from version"):
         await SqliteLedgerStore.open(path, NOW, next_version("DROP TABLE missing;"))
@@ -90,7 +90,7 @@ async def test_a_file_in_use_is_not_migrated(path: Path, tmp_path: Path) -> None
     assert not list(tmp_path.glob("*.backup"))
 
 
-def test_the_backup_of_a_file_holds_what_its_write_ahead_log_holds(tmp_path: Path) -> None:
+def test_backup_of_a_file_includes_its_write_ahead_log(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("PRAGMA journal_mode = WAL")
@@ -105,7 +105,7 @@ def test_the_backup_of_a_file_holds_what_its_write_ahead_log_holds(tmp_path: Pat
 
 
 async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp_path: Path) -> None:
-    """Version 5 adds what an answer had beyond its text; answers that were stored before had nothing more."""
+    """Version 5 adds the non-text parts of an answer; answers stored before have none."""
     old = tmp_path / "old.sqlite3"
     with closing(sqlite3.connect(old)) as connection:
         connection.executescript((Path(__file__).parents[1] / "golden" / "ledger_version_2.sql").read_text())
@@ -117,8 +117,8 @@ async def test_calls_of_a_ledger_of_version_4_keep_their_answers_and_digests(tmp
     await store.aclose()
     assert settled.call.beyond_text == '{"tool_calls":[]}'
     with open_read_only(old) as rows:
-        told = {call.key: call.beyond_text for call in rows.all(CALL)}
-    assert told.pop("late") and set(told.values()) == {""}
+        stored = {call.key: call.beyond_text for call in rows.all(CALL)}
+    assert stored.pop("late") and set(stored.values()) == {""}
     assert verify_file(old).ok
 
 
@@ -134,7 +134,7 @@ KILLED = {
 """What became of the calls of a ledger of version 6 that was killed with open holds."""
 
 
-async def test_a_ledger_that_was_killed_with_open_holds_is_upgraded_and_charges_nothing_twice(tmp_path: Path) -> None:
+async def test_killed_ledger_with_open_holds_is_upgraded_and_charges_nothing_twice(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite3"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript((Path(__file__).parent / "ledgers" / "version_6_killed.sql").read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ async def test_a_ledger_that_was_killed_with_open_holds_is_upgraded_and_charges_
         total = total.plus(charged)
     assert (fleet.reserved, fleet.committed) == (Amount(), total)
     for key in ("k4", "g0"):
-        assert not (await store.settle(settlement(key))).applied, "what was in doubt is charged already"
+        assert not (await store.settle(settlement(key))).applied, "an unconfirmed call is charged already"
     assert isinstance(await store.reserve(reserve_request("k0")), Replay)
     assert isinstance(await store.reserve(reserve_request("k4")), Ended)
     assert (await store.get_budget("d1", "math", [ROOMY])).budgets[0] == fleet

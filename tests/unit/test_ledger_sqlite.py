@@ -1,4 +1,4 @@
-"""What only the SQLite store promises: durability, one process per file, failing closed and healing."""
+"""Properties of the SQLite store only: durability, one process per file, failing closed and recovering."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def store(path: Path) -> AsyncIterator[SqliteLedgerStore]:
 
 @contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """No file of this process can grow beyond what the write-ahead log has."""
+    """No file of this process can grow beyond the size of the write-ahead log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name(path.name + "-wal").stat().st_size, hard))
     try:
@@ -70,7 +70,7 @@ def full_disk(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_what_was_acknowledged_survives_kill_nine_and_open_holds_become_in_doubt(path: Path) -> None:
+async def test_acknowledged_operations_survive_kill_9_and_open_holds_become_in_doubt(path: Path) -> None:
     crashed = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, check=False)
     assert (crashed.stdout.strip(), crashed.returncode) == ("acknowledged", -signal.SIGKILL), crashed.stderr
     store = await SqliteLedgerStore.open(path, NOW + 1.0)
@@ -96,8 +96,8 @@ async def test_every_commit_reaches_the_disk(store: SqliteLedgerStore) -> None:
     assert (await pragma("synchronous"), await pragma("journal_mode")) == (2, "wal")
 
 
-async def test_no_other_connection_than_the_writers_can_touch_the_write_ahead_log(path: Path, store: SqliteLedgerStore) -> None:
-    """SQLite before 3.51.3 can lose data when two connections write or checkpoint at once: here only one ever can."""
+async def test_other_connections_cannot_touch_the_write_ahead_log(path: Path, store: SqliteLedgerStore) -> None:
+    """SQLite before 3.51.3 can lose data when two connections write or checkpoint concurrently; here only one ever can."""
     await store.reserve(reserve_request())
     log = path.with_name(path.name + "-wal")
     before = log.read_bytes()
@@ -116,7 +116,7 @@ def _connection_of(ledger: Ledger) -> object:
     return ledger.tables.source.connection
 
 
-async def test_a_locked_file_refuses_calls_and_recovers_when_it_is_free(path: Path, store: SqliteLedgerStore) -> None:
+async def test_locked_file_refuses_calls_and_recovers_when_released(path: Path, store: SqliteLedgerStore) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(CoordinatorUnavailable) as refused:
@@ -127,7 +127,7 @@ async def test_a_locked_file_refuses_calls_and_recovers_when_it_is_free(path: Pa
     assert await store.reserve(reserve_request()) == Reserved(1, "d1|k1|1")
 
 
-async def test_a_full_disk_refuses_calls_changes_nothing_and_heals(path: Path, store: SqliteLedgerStore) -> None:
+async def test_full_disk_refuses_calls_changes_nothing_and_recovers(path: Path, store: SqliteLedgerStore) -> None:
     await store.reserve(reserve_request())
     with full_disk(path):
         outcomes = await asyncio.gather(
@@ -149,7 +149,7 @@ async def test_a_removed_file_refuses_calls(path: Path, store: SqliteLedgerStore
         await store.reserve(reserve_request())
 
 
-def test_what_is_no_ledger_is_refused_and_becomes_none(path: Path) -> None:
+def test_foreign_file_is_refused_and_not_turned_into_a_ledger(path: Path) -> None:
     with pytest.raises(StateError, match="there is no ledger"):
         verify_file(path)
     assert not path.exists()
@@ -179,11 +179,11 @@ def test_what_is_no_ledger_is_refused_and_becomes_none(path: Path) -> None:
         (PermissionError(errno.EACCES, "no"), False, CHECK_RIGHTS),
     ],
 )
-def test_each_kind_of_trouble_has_its_own_advice(error: Exception, reading: bool, hint: str) -> None:
+def test_each_kind_of_failure_has_its_own_advice(error: Exception, reading: bool, hint: str) -> None:
     assert advice(error, reading=reading) == hint
 
 
-async def test_a_disk_that_is_full_and_has_room_again_is_logged_once_each(
+async def test_disk_full_and_recovery_are_logged_once_each(
     path: Path, store: SqliteLedgerStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.reserve(reserve_request())
@@ -198,13 +198,13 @@ async def test_a_disk_that_is_full_and_has_room_again_is_logged_once_each(
                 await store.reserve(reserve_request(f"again{number}"))
     for number in range(STEADY_WRITES):
         await store.reserve(reserve_request(f"later{number}"))
-    told = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
-    assert len(told) == 2
-    assert str(path) in told[0] and "calls are refused" in told[0]
-    assert told[1] == "the ledger can be written again"
+    messages = [record.getMessage() for record in caplog.records if record.name == "coordinator.ledger.stores.trouble"]
+    assert len(messages) == 2
+    assert str(path) in messages[0] and "calls are refused" in messages[0]
+    assert messages[1] == "the ledger can be written again"
 
 
-async def test_a_ledger_without_its_write_ahead_log_says_that_it_may_lack_what_was_spent_last(path: Path, caplog) -> None:
+async def test_ledger_without_its_write_ahead_log_warns_of_lost_charges(path: Path, caplog) -> None:
     subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, check=False)
     alone, whole, copied = (path.with_name(name) for name in ("alone", "whole", "copied"))
     alone.write_bytes(path.read_bytes())
@@ -212,12 +212,14 @@ async def test_a_ledger_without_its_write_ahead_log_says_that_it_may_lack_what_w
         whole.with_name(whole.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
     with closing(sqlite3.connect(path)) as running, closing(sqlite3.connect(copied)) as copy:
         running.backup(copy)
-    for file, told, calls in ((whole, 0, 20), (copied, 1, 20), (alone, 1, 0)):
+    for file, warnings, calls in ((whole, 0, 20), (copied, 1, 20), (alone, 1, 0)):
         for start in range(2):  # the second one after a clean stop
             assert file is whole or verify_file(file).entries  # reading makes side files, too
             caplog.clear()
             store = await SqliteLedgerStore.open(file, NOW)
-            assert len([record for record in caplog.records if "lost its -wal file" in record.message]) == (0 if start else told)
+            assert len([record for record in caplog.records if "lost its -wal file" in record.message]) == (
+                0 if start else warnings
+            )
             await store.aclose()
         assert verify_file(file).calls == calls
 

@@ -1,4 +1,4 @@
-"""Random histories: the memory store, a durable store and a model of a few lines must agree, and no limit is ever passed."""
+"""Random histories: the memory store, a durable store and a small model must agree, and no limit is ever exceeded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Operation = Callable[[LedgerStore], Awaitable[Any]]
 
 @dataclass
 class ModelAttempt:
-    """What the model knows of an attempt: who made it, what it holds or has cost, and on which budgets."""
+    """The model's view of an attempt: its maker, its hold or cost, and its budgets."""
 
     device: str
     budgets: set[str]
@@ -74,7 +74,7 @@ class PostgresDatabase:
 
 
 class TwoStores(RuleBasedStateMachine):
-    """Does the same to both stores and compares what they say; at the end both journals must be equal and prove the tables."""
+    """Applies each operation to both stores and compares the results; at the end both journals must be equal and verify."""
 
     def __init__(self, place: SqliteFile | PostgresDatabase) -> None:
         super().__init__()
@@ -173,12 +173,12 @@ class LedgerHistories(TwoStores):
     def sweep(self, seconds: int) -> None:
         self.now += seconds
         self.both(lambda store: store.sweep(self.now))
-        self.doubt_where(lambda attempt: attempt.lease_until <= self.now)
+        self.in_doubt_where(lambda attempt: attempt.lease_until <= self.now)
 
     @rule()
     def restart(self) -> None:
         self.reopen()
-        self.doubt_where(lambda attempt: True)
+        self.in_doubt_where(lambda attempt: True)
 
     @rule(limits=LIMITS)
     def change_limits(self, limits: Limits) -> None:
@@ -206,7 +206,7 @@ class LedgerHistories(TwoStores):
     def purge(self, age: int) -> None:
         self.both(lambda store: store.purge_results(self.now - age, self.now))
 
-    def doubt_where(self, lost: Callable[[ModelAttempt], bool]) -> None:
+    def in_doubt_where(self, lost: Callable[[ModelAttempt], bool]) -> None:
         for attempt in self.attempts.values():
             if attempt.charge is None and lost(attempt):
                 attempt.charge = attempt.hold

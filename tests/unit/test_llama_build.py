@@ -1,4 +1,4 @@
-"""With which arguments llama.cpp is built, where AMX works, faults, or cannot be tried."""
+"""The build arguments of llama.cpp where AMX works, faults, or cannot be tested."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def compiler_of(folder: Path, built: str, code: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize(("built", "arguments"), [(FAULTS, WITHOUT_AMX), (WORKS, ""), (IS_REFUSED, "")])
-def test_amx_is_left_out_of_the_first_build_only_where_a_program_of_it_dies(tmp_path: Path, built: str, arguments: str) -> None:
+def test_amx_is_left_out_of_the_first_build_only_where_its_test_program_dies(tmp_path: Path, built: str, arguments: str) -> None:
     assert first_arguments(compiler_of(tmp_path, built), AMX) == arguments
 
 
-def test_nothing_changes_without_amx_or_a_compiler_that_knows_it(tmp_path: Path) -> None:
+def test_build_is_unchanged_without_amx_or_a_compiler_that_supports_it(tmp_path: Path) -> None:
     assert first_arguments(compiler_of(tmp_path, FAULTS), {"avx2", "amx_tile"}) == ""
     assert first_arguments(compiler_of(tmp_path, FAULTS, code=1), AMX) == ""
     assert first_arguments([str(tmp_path / "none")], AMX) == ""
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_program_that_dies_of_an_illegal_instruction_is_seen_by_a_real_compiler() -> None:
+def test_illegal_instruction_is_detected_with_a_real_compiler() -> None:
     probe = subprocess.run(["cc", "-mamx-tile", "-mamx-int8", "-E", "-x", "c", "/dev/null"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("this compiler knows no AMX")
@@ -46,7 +46,7 @@ def test_a_program_that_dies_of_an_illegal_instruction_is_seen_by_a_real_compile
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_header_that_takes_the_shape_of_tiles_for_a_pointer_is_seen() -> None:
+def test_header_that_mistakes_tile_shapes_for_a_pointer_is_detected() -> None:
     load = 'void load(const void *__config) { __asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*(('
     assert header_is_bad(["cc"], load + "const void **)__config))); }")
     assert not header_is_bad(["cc"], load + "const char (*)[64])__config))); }") and not header_is_bad(["no-such-compiler"])

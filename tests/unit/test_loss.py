@@ -1,4 +1,4 @@
-"""The loss against formulas written out the plain way."""
+"""The loss, compared with plainly written formulas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_chunked_log_probabilities_and_entropy_equal_the_plain_softmax(chunk_ele
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 30, 10_000])
-def test_gradient_of_the_chunked_softmax_equals_autograds(chunk_elements: int) -> None:
+def test_gradient_of_the_chunked_softmax_equals_autograd(chunk_elements: int) -> None:
     hidden, weight, targets = _problem()
     slopes = torch.linspace(-2, 3, 11)
     (plain,) = torch.autograd.grad((slopes * torch.log_softmax(hidden @ weight.T, -1)[torch.arange(11), targets]).sum(), hidden)
@@ -51,7 +51,7 @@ def test_gradient_of_the_chunked_softmax_equals_autograds(chunk_elements: int) -
 
 
 @pytest.mark.parametrize("chunk_elements", [3_000, 1 << 20])
-def test_in_bf16_the_targets_own_logit_is_exact_and_the_rest_averages_out(chunk_elements: int) -> None:
+def test_in_bf16_the_target_logit_is_exact_and_other_errors_average_out(chunk_elements: int) -> None:
     draw = torch.Generator().manual_seed(6)
     hidden = torch.randn(40, 64, generator=draw, requires_grad=True)
     weight = torch.randn(700, 64, generator=draw) * 0.5
@@ -117,7 +117,7 @@ def test_mismatch_of_known_ratios_is_as_computed_by_hand() -> None:
     assert sums.clipped == 1
 
 
-def test_sums_add_up_over_micro_batches() -> None:
+def test_micro_batch_sums_add_up() -> None:
     scores = TokenScores(torch.tensor([-1.0, -2.0, -0.3]), torch.tensor([0.5, 1.5, 0.1]))
     behaviour = torch.tensor([-1.2, -0.7, -0.3])
     parts = [TokenScores(scores.logprobs_N[:1], scores.entropy_N[:1]), TokenScores(scores.logprobs_N[1:], scores.entropy_N[1:])]
@@ -135,7 +135,7 @@ def test_sums_add_up_over_micro_batches() -> None:
         TrainingSample((1,), (-1.0,), float("nan")),
     ],
 )
-def test_samples_that_are_not_finite_or_of_unequal_length_are_refused(sample: TrainingSample) -> None:
+def test_non_finite_samples_or_unequal_lengths_are_refused(sample: TrainingSample) -> None:
     with pytest.raises(ValueError):
         live_rows([TrainingGroup((1,), (sample,), 1.0)])
 

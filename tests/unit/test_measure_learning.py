@@ -1,4 +1,4 @@
-"""What `doctor` measures beside the engine: an update of growing batches."""
+"""The learning part of `doctor --measure`: an update with growing batches."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ async def test_the_rate_is_that_of_the_fastest_batch_and_counts_the_prompt_once(
     assert updates.lengths == lengths
 
 
-async def test_a_model_that_does_not_fit_into_training_has_no_rate_and_the_reason_is_told(
+async def test_model_too_large_to_train_has_no_rate_and_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def refuse(*_: object) -> Updates:
         raise EdgeError("learning takes 9 GiB")
 
     monkeypatch.setattr(app, "open_learner", refuse)
-    said: list[str] = []
-    assert await measure.training_tokens_per_s(config(), find_model("nano-edge"), 50.0, said.append) is None
-    assert "learning takes 9 GiB" in said[-1]
+    lines: list[str] = []
+    assert await measure.training_tokens_per_s(config(), find_model("nano-edge"), 50.0, lines.append) is None
+    assert "learning takes 9 GiB" in lines[-1]
 
 
-def test_a_profile_to_keep_needs_a_place_that_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keeping_a_profile_needs_a_writable_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["doctor", "--keep-profile", "--state", str(tmp_path / "file" / "state")]) == 2
     assert "cannot be written" in capsys.readouterr().err

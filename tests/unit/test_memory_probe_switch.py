@@ -1,4 +1,4 @@
-"""When the longest micro-batch is tried before learning, and what is tried: the configuration's limits, on the model's own sizes."""
+"""When the longest micro-batch is probed before learning, and its size: the configuration's limits with the model's own sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = model_file("nano-edge")
 
 
 class Recorder:
-    """A learner that only remembers what it was asked to try, and runs out of memory unless it computes again, if told to."""
+    """A learner that only records its probes, and runs out of memory unless it recomputes, if so configured."""
 
     def __init__(self, short: bool = False) -> None:
         self.tried: list[Sequence[TrainingGroup]] = []
@@ -55,7 +55,7 @@ async def tried(monkeypatch: pytest.MonkeyPatch, free_mib: int, *sets: str) -> l
 @pytest.mark.parametrize(
     ("setting", "free_mib", "times"), [("auto", 100_000, 0), ("auto", 800, 1), ("on", 100_000, 1), ("off", 1, 0)]
 )
-async def test_it_is_tried_where_it_is_not_certain_to_fit(
+async def test_probe_runs_where_the_fit_is_uncertain(
     monkeypatch: pytest.MonkeyPatch, setting: str, free_mib: int, times: int
 ) -> None:
     assert len(await tried(monkeypatch, free_mib, f"learning.memory_probe={setting}")) == times
@@ -76,7 +76,7 @@ async def test_activations_are_computed_again_only_where_they_do_not_fit_otherwi
     assert learner.ways == ways
 
 
-async def test_what_fits_on_paper_only_when_computed_again_is_not_tried_without(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_configuration_that_fits_only_with_recomputation_is_not_probed_without(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = probe_plan(config("engine.weights=resident", "learning.micro_batch_tokens=8192"), MODEL, estimated=True)
     kept, again = (_missing(replace(plan.setting, checkpointing=on), plan) for on in (False, True))
     assert again < kept
@@ -90,7 +90,7 @@ def _missing(setting: TrainingSetting, plan: ProbePlan) -> int:
     return memory_need(plan.shape, worst, setting).total - plan.held_bytes
 
 
-async def test_where_no_estimate_is_known_one_way_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_estimate_one_mode_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Recorder(short=True)
     with pytest.raises(OutOfMemory):
         await make_fit(learner, probe_plan(config(), MODEL, estimated=False), lambda: 1)
@@ -100,24 +100,24 @@ async def test_where_no_estimate_is_known_one_way_is_tried(monkeypatch: pytest.M
     assert (roomy.ways, roomy.tried) == ([False], [])
 
 
-def test_a_bare_on_or_off_is_a_word_not_a_truth_value(tmp_path: Path) -> None:
+def test_bare_on_or_off_is_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("learning: {gradient_checkpointing: on, memory_probe: off}")
     learning = resolve(AgentConfig, files=[tmp_path / "config.yaml"]).config.learning
     assert (learning.gradient_checkpointing, learning.memory_probe) == ("on", "off")
 
 
-async def test_what_is_tried_fills_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_fills_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     (groups,) = await tried(monkeypatch, 100_000, "learning.memory_probe=on", "learning.micro_batch_tokens=200")
     lengths = {len(group.prompt_ids) + len(sample.token_ids) for group in groups for sample in group.samples}
     assert lengths == {128}
 
 
-async def test_too_little_memory_is_refused_before_anything_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_little_memory_is_refused_before_probing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EdgeError, match="does not fit in memory"):
         await tried(monkeypatch, 1)
 
 
-def test_rows_that_keep_float32_are_fewer_and_held_as_such() -> None:
+def test_fewer_rows_stay_float32_and_are_budgeted_as_such() -> None:
     def of(engine: str, rows: int) -> AgentConfig:
         return config(
             "model.context_tokens=1000", "engine.weights=resident", f"engine.backend={engine}", f"engine.max_rows={rows}"
@@ -141,7 +141,7 @@ def test_the_floor_needs_bandwidth_and_both_speeds() -> None:
         assert step_measure(config(*full[:missing], *full[missing + 1 :]), MODEL) is None
 
 
-def test_a_model_costs_what_its_file_says() -> None:
+def test_model_costs_are_read_from_its_file() -> None:
     shape, cost = model_shape(MODEL), model_cost(MODEL)
     assert 0.99 * shape.parameters < cost.weights < shape.parameters, "norms and biases do not count, the tied output once"
     assert cost.weights - cost.block_weights == shape.vocab_size * shape.width

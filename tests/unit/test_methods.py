@@ -1,4 +1,4 @@
-"""The strategies of learning: what each makes of the same scored batch, by hand."""
+"""The learning strategies: what each computes from the same scored batch, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights(method: Method, *kinds: str) -> list[float]:
     return [one.group_weight for one in training_groups(method, [group(kind) for kind in kinds])]
 
 
-def test_da_grpo_takes_the_price_off_the_centred_reward() -> None:
+def test_da_grpo_subtracts_the_price_from_the_centred_reward() -> None:
     assert advantages(DaGrpo(), "rwhf") == [pytest.approx([0.75, -0.25, 0.25, -0.75])]
     assert weights(DaGrpo(), "rwhf") == [pytest.approx(1 / 3)]
 
@@ -61,26 +61,26 @@ def test_edge_only_never_asks_and_centres_the_task_reward() -> None:
     assert advantages(EdgeOnly(), "rwwb") == [pytest.approx([0.775, -0.225, -0.225, -0.325])]
 
 
-def test_the_fixed_reward_pays_help_what_its_task_says() -> None:
+def test_fixed_reward_pays_the_configured_reward_for_help() -> None:
     assist = FixedReward(0.4, {"sums": 0.2})
     assert assist.rewards(group("rwhfb"), "sums") == [1.0, 0.0, 0.2, 0.0, -0.1]
     assert assist.rewards(group("rwhfb"), "other") == [1.0, 0.0, 0.4, 0.0, -0.1]
 
 
-def test_grpo_divides_by_the_deviation_and_by_the_length_of_the_response() -> None:
+def test_grpo_divides_by_the_deviation_and_by_the_response_length() -> None:
     [trained] = training_groups(Grpo(FixedReward(0.4)), [group("rw", tokens=5)])
     deviation = 0.5**0.5 + 1e-4
     assert [sample.advantage for sample in trained.samples] == pytest.approx([0.5 / deviation / 5, -0.5 / deviation / 5])
     assert trained.group_weight == 0.5
 
 
-def test_gvpo_gives_the_unscaled_advantage_the_weight_beta_over_g_minus_one() -> None:
+def test_gvpo_weights_the_unscaled_advantage_by_beta_over_g_minus_one() -> None:
     method = Gvpo(FixedReward(0.4), beta=0.2)
     assert advantages(method, "rwhw") == [pytest.approx([0.65, -0.35, 0.05, -0.35])]
     assert weights(method, "rwhw") == [pytest.approx(0.2 / 3)]
 
 
-def test_gapg_keeps_what_was_solved_here_and_three_sevenths_as_many_of_what_only_the_cloud_solved() -> None:
+def test_gapg_keeps_locally_solved_prompts_and_three_sevenths_as_many_cloud_solved_ones() -> None:
     method = Gapg(FixedReward(0.4), seed=1)
     batch = [group(kinds) for kinds in ["rw", "rw", "rw", "hw", "hw", "hw", "ww", "fw"]]
     kept = training_groups(method, batch)
@@ -90,7 +90,7 @@ def test_gapg_keeps_what_was_solved_here_and_three_sevenths_as_many_of_what_only
     assert training_groups(method, batch) == kept, "a step made again keeps the same prompts"
 
 
-def test_gapg_takes_a_badly_formatted_right_answer_for_no_local_solution_and_with_a_rate_of_one_leaves_out_no_help() -> None:
+def test_gapg_does_not_count_badly_formatted_answers_and_keeps_all_help_at_rate_one() -> None:
     right_but_bad = replace(response("r"), format_ok=False, reward=-0.1)
     group_of_it = ScoredGroup(ITEM, (1, 2), (right_but_bad, response("w")), None)
     assert training_groups(Gapg(FixedReward(0.4)), [group_of_it]) == []
@@ -99,17 +99,17 @@ def test_gapg_takes_a_badly_formatted_right_answer_for_no_local_solution_and_wit
 
 
 @pytest.mark.parametrize("method", [DaGrpo(), EdgeOnly(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4)), Gapg(FixedReward(0.4))])
-def test_masked_responses_leave_their_group_and_a_group_of_one_goes(method: Method) -> None:
+def test_masked_responses_leave_their_group_and_a_group_of_one_is_dropped(method: Method) -> None:
     assert [len(one.samples) for one in training_groups(method, [group("rwm"), group("rm")])] == [2]
 
 
 @pytest.mark.parametrize("method", [DaGrpo(), Grpo(FixedReward(0.4)), Gvpo(FixedReward(0.4))])
-def test_a_group_that_all_asked_and_was_not_called_for_has_no_advantage(method: Method) -> None:
+def test_group_that_all_asked_without_a_call_has_no_advantage(method: Method) -> None:
     assert advantages(method, "uuu") == [[0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("name", ["da-grpo", "edge-only", "grpo", "gvpo", "gapg"])
-def test_the_configuration_names_the_method_and_edge_only_may_not_ask(name: str) -> None:
+def test_method_is_configured_by_name_and_edge_only_may_not_ask(name: str) -> None:
     config = AgentConfig.model_validate({"learning": {"method": name}})
     settings = agent_settings(config, "run")
     assert settings.method.name == name
@@ -131,12 +131,12 @@ def test_each_method_has_its_update_rule(values: dict[str, object], rule: Update
 
 
 @pytest.mark.parametrize("values", [{"method": "grpo", "advantage_scale": "group"}, {"updates_per_rollout": 2}])
-def test_what_another_method_owns_is_refused(values: dict[str, object]) -> None:
+def test_setting_of_another_method_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="method"):
         LearningConfig.model_validate(values)
 
 
-async def test_the_loop_learns_by_the_method_it_was_given(tmp_path: Path) -> None:
+async def test_loop_uses_the_given_method(tmp_path: Path) -> None:
     world = World(tmp_path, method=EdgeOnly())
     async with world.agent() as agent:
         await agent.learn(max_steps=2)

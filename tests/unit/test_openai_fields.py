@@ -1,4 +1,4 @@
-"""What a call's OpenAI fields may hold: what has a bounded cost passes untouched, anything else is refused in one line."""
+"""The allowed OpenAI fields of a call: fields with bounded cost pass unchanged, anything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def asking(openai_json: str) -> ProviderRequest:
         {"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {**USER, "name": "bob"}]},
     ],
 )
-def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
+def test_fields_sent_by_clients_are_accepted(fields: dict[str, Any]) -> None:
     assert openai_fields(json.dumps(fields)) == fields
 
 
@@ -73,27 +73,27 @@ def test_what_clients_send_passes(fields: dict[str, Any]) -> None:
         ('{"tool_choice": "' + "é" * (MAX_OPENAI_BYTES // 2) + '"}', "larger than"),
     ],
 )
-def test_what_has_no_bound_or_no_meaning_is_refused_in_one_line(text: str, why: str) -> None:
+def test_unbounded_or_meaningless_fields_are_refused_in_one_line(text: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as refused:
         openai_fields(text)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
 
 
 @given(st.text(), st.none() | st.dictionaries(st.sampled_from(["tool_calls", "refusal"]), JSON_VALUES, min_size=1))
-def test_a_completion_says_why_it_ended_and_all_that_was_stored(finish: str, beyond: dict[str, Any] | None) -> None:
-    told = completion_json(finish, "" if beyond is None else json.dumps(beyond))
-    assert json.loads(told) == {"finish_reason": finish, **(beyond or {})}
+def test_completion_returns_its_finish_reason_and_all_stored_fields(finish: str, beyond: dict[str, Any] | None) -> None:
+    stored = completion_json(finish, "" if beyond is None else json.dumps(beyond))
+    assert json.loads(stored) == {"finish_reason": finish, **(beyond or {})}
 
 
 @given(st.dictionaries(st.sampled_from(["tool_choice", "response_format", "parallel_tool_calls"]), JSON_VALUES, min_size=1))
-def test_the_bytes_a_client_sent_are_the_bytes_an_upstream_gets(fields: dict[str, Any]) -> None:
+def test_bytes_sent_by_a_client_reach_the_upstream_unchanged(fields: dict[str, Any]) -> None:
     text = json.dumps(fields, indent=1)
     body = request_body(asking(text), "max_tokens", streamed=False)
     assert json.loads(body) == {**json.loads(request_body(asking(""), "max_tokens", streamed=False)), **fields}
     assert all(json.dumps(value, indent=1).replace("\n", "\n ").encode() in body for value in fields.values())
 
 
-def test_messages_of_the_fields_go_in_place_of_the_plain_ones() -> None:
+def test_messages_in_the_fields_replace_the_plain_ones() -> None:
     turns = [USER, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
     body = json.loads(request_body(asking(json.dumps({"messages": turns})), "max_tokens", streamed=True))
     assert body["messages"] == turns
@@ -106,7 +106,7 @@ def test_the_bound_counts_tools_twice_and_messages_once() -> None:
     assert 9000 <= bound_of_request(asking(turns)) < 2 * 9000
 
 
-def test_tools_make_another_question_and_plain_calls_keep_their_digests() -> None:
+def test_tools_change_the_digest_and_plain_calls_keep_theirs() -> None:
     plain, tooled = call(), call(openai_json=TOOLS)
     assert fingerprint(plain) != fingerprint(tooled) and cache_key("d", "m", plain) != cache_key("d", "m", tooled)
     assert fingerprint(plain) == "abd874abc1a0f2c7b02f5940ea41b34beb625ba019322f29ff4b811d3331de6c"

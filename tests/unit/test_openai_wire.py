@@ -36,7 +36,7 @@ def refused(**fields: Any) -> RequestProblem:
     return caught.value
 
 
-def test_the_fields_of_a_request_become_its_choices_and_what_is_left_out_stays_open() -> None:
+def test_request_fields_become_choices_and_missing_ones_stay_open() -> None:
     plain = parse()
     assert plain.messages == (Message("user", "hi"),)
     assert (plain.mode, plain.temperature, plain.max_tokens, plain.wishes) == (None, None, None, SamplingWishes())
@@ -55,7 +55,7 @@ def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
     assert request_of({"messages": USER, "logit_bias": {"5": 1}, "response_format": {"type": "text"}}).ignored == ("logit_bias",)
 
 
-def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
+def test_supported_parameters_are_passed_to_the_local_engine() -> None:
     fields = {"top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -0.5, "stop": ["a", "b"], "logprobs": True}
     wishes = parse(**fields, top_logprobs=3).wishes
     assert wishes == SamplingWishes(0.5, 1.0, -0.5, ("a", "b"), 3)
@@ -63,7 +63,7 @@ def test_what_the_local_engine_can_do_is_passed_to_it() -> None:
     assert parse(top_p=0).wishes.top_p > 0
 
 
-def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> None:
+def test_several_answers_are_local_with_their_own_seeds_and_ids() -> None:
     questions = questions_of(parse(n=3, seed=7), 3)
     assert [question.mode for question in questions] == ["local-only"] * 3
     assert [question.id for question in questions] == ["id1-0", "id1-1", "id1-2"]
@@ -81,7 +81,7 @@ def test_several_answers_are_local_ones_with_seeds_and_ids_of_their_own() -> Non
         ({"metadata": {"no_cloud": "my own reason"}}, "my own reason"),
     ],
 )
-def test_several_answers_say_why_the_cloud_was_not_asked_for_them(fields: dict[str, Any], why: str) -> None:
+def test_several_answers_report_why_the_cloud_was_not_asked(fields: dict[str, Any], why: str) -> None:
     assert [question.no_cloud for question in questions_of(parse(n=2, **fields), 2)] == [why, why]
 
 
@@ -114,7 +114,7 @@ def test_several_answers_say_why_the_cloud_was_not_asked_for_them(fields: dict[s
         ({"metadata": "math"}, 400, "metadata"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_name(fields: dict[str, Any], status: int, param: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(fields: dict[str, Any], status: int, param: str) -> None:
     problem = refused(**fields)
     assert (problem.status, problem.param) == (status, param)
     assert "\n" not in str(problem)
@@ -131,7 +131,7 @@ def test_the_header_and_the_metadata_name_the_task_and_must_agree() -> None:
             task(header, **fields)
 
 
-def test_tools_travel_as_they_came_and_nothing_does_for_plain_text() -> None:
+def test_tools_are_passed_on_unchanged_and_plain_text_has_no_extra_fields() -> None:
     assert parse(response_format={"type": "text"}, tool_choice="none", tools=[]).beyond == BeyondText()
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     beyond = parse(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, response_format=schema).beyond
@@ -141,7 +141,7 @@ def test_tools_travel_as_they_came_and_nothing_does_for_plain_text() -> None:
     assert (json.loads(unused.openai_json), unused.wants) == ({"tools": [TOOL], "tool_choice": "none"}, ())
 
 
-def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> None:
+def test_conversation_with_tools_is_rendered_as_text_and_stored_unchanged() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
     messages = [
         *USER,
@@ -157,7 +157,7 @@ def test_a_conversation_with_tools_is_told_in_words_and_kept_as_it_came() -> Non
     assert json.loads(question.beyond.openai_json) == {"tools": [TOOL], "messages": messages}
 
 
-def test_a_client_may_keep_its_request_from_the_cloud_and_say_why() -> None:
+def test_client_may_keep_its_request_from_the_cloud_with_a_reason() -> None:
     question = parse(metadata={"no_cloud": "the person's\n own switch"})
     assert (question.mode, question.no_cloud) == ("local-only", "the person's own switch")
     assert parse(metadata={"no_cloud": " "}).mode is None

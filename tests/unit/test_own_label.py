@@ -1,4 +1,4 @@
-"""The label of questions that have none: one of their own, whatever is learned; and what older folders hold of it."""
+"""Unlabelled questions have their own label regardless of what is learned; and the label in older folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def asked(number: int) -> AnswerRequest:
     return AnswerRequest((Message("user", f"What is {number} + 1?"),))
 
 
-async def test_a_question_without_a_label_has_its_own_through_phases_and_restarts(tmp_path: Path) -> None:
+async def test_unlabelled_questions_have_their_own_label_through_phases_and_restarts(tmp_path: Path) -> None:
     labels = []
     for source in ("sums", "other"):
         world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=2),))
@@ -44,7 +44,7 @@ async def test_every_label_that_is_served_learned_or_has_terms_is_known(tmp_path
         assert not agent.budgets.is_known("mathh")
 
 
-async def test_where_people_may_not_ask_under_their_label_it_is_said_what_to_do(tmp_path: Path) -> None:
+async def test_label_forbidden_to_people_is_reported_with_advice(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     world.client.fail_next("get_budget", PermissionDenied("not a task of this device"))
     async with world.agent():
@@ -77,7 +77,7 @@ def older(folder: Path, *, own: dict[str, float], last: str, default: float | No
         ({}, "group2", None, False),
     ],
 )
-def test_a_dial_that_was_set_on_an_older_label_is_that_of_ones_questions(
+def test_dial_set_on_an_older_label_applies_to_own_questions(
     tmp_path: Path, own: dict[str, float], last: str, rate: float | None, is_own: bool
 ) -> None:
     older(tmp_path / "state", own=own, last=last)
@@ -86,14 +86,12 @@ def test_a_dial_that_was_set_on_an_older_label_is_that_of_ones_questions(
             dials = Dials(state, None, ManualClock())
             dial = dials.of("chat")
             assert (dial.target_rate, dial.own) == (rate, is_own)
-            assert dial.snapshot().known_log_odds == (1 if own or last != "letters" else 0), "and what it knows of the model"
+            assert dial.snapshot().known_log_odds == (1 if own or last != "letters" else 0), "and its statistics of the model"
             assert dials.of("group1").own is ("group1" in own), "those of the older labels stay"
 
 
 @pytest.mark.parametrize(("learned", "answered", "adopted"), [("group1", "", ""), ("", "math", ""), ("", "letters", "letters")])
-def test_a_dial_of_a_label_that_was_never_peoples_is_not_adopted(
-    tmp_path: Path, learned: str, answered: str, adopted: str
-) -> None:
+def test_dial_of_a_label_never_used_by_people_is_not_adopted(tmp_path: Path, learned: str, answered: str, adopted: str) -> None:
     with StateFolder(tmp_path / "state") as state:
         if learned:
             state.note_terms(Terms(learned, 0.3, 0.5, 1))

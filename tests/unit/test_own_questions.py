@@ -1,4 +1,4 @@
-"""A person's verdicts: what is kept of them, which items they make, and what r of each response is."""
+"""Feedback of a person: what is stored, which items it makes, and r of each response."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
 
 
 def item_of(state: StateFolder, prompt: str, final: str, correction: str | None = None) -> OwnItem:
-    """What is learned from one answer that was liked, or corrected."""
+    """The training item of one liked or corrected answer."""
     answered(state, "a", prompt, final, call_key="k")
     rated(state, "a", "bad" if correction else "good", correction)
     [own] = items(state)
@@ -76,13 +76,13 @@ def advantages(group: ScoredGroup, dual: float = 0.5) -> list[float]:
     return [sample.advantage for one in training_groups(DaGrpo(), [group], dual) for sample in one.samples]
 
 
-def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_feedback_is_on_disk_when_confirmed_and_the_last_one_counts(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         answered(state, "a", "2+2?", "5")
         book = FeedbackBook(state)
         assert book.give(Feedback("a", "good"), 1.0) == Feedback("a", "good")
         book.give(Feedback("a", "good"), 9.0)
-        assert [one.at for one in book.rated(10)] == [1.0], "the same verdict twice is one and keeps its time"
+        assert [one.at for one in book.rated(10)] == [1.0], "the same feedback twice is one and keeps its time"
         assert book.give(Feedback("a", "bad", " 4 "), 2.0) == Feedback("a", "bad", "4")
     with StateFolder(tmp_path) as state:
         book = FeedbackBook(state)
@@ -92,7 +92,7 @@ def test_a_verdict_is_on_disk_when_it_is_confirmed_and_the_last_one_counts(tmp_p
         assert list(book.rated(10)) == []
 
 
-def test_the_newest_correction_is_the_key_above_a_like_and_also_where_the_clock_was_set_back(state: StateFolder) -> None:
+def test_newest_correction_is_the_key_before_a_like_even_with_the_clock_set_back(state: StateFolder) -> None:
     for id, final in (("a", "5"), ("b", "5"), ("liked", "6")):
         answered(state, id, "2+2?", final)
     rated(state, "a", "bad", "3", at=9000.0)
@@ -103,7 +103,7 @@ def test_the_newest_correction_is_the_key_above_a_like_and_also_where_the_clock_
     assert (own.item.kind, own.item.task, own.item.question) == (AnswerKind.FEEDBACK, "math", "2+2?")
 
 
-def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: StateFolder) -> None:
+def test_question_rated_many_times_does_not_displace_others(state: StateFolder) -> None:
     for number in range(3):
         answered(state, f"one{number}", f"{number}+1?", str(number + 1))
         rated(state, f"one{number}", "good")
@@ -114,7 +114,7 @@ def test_a_question_that_is_judged_again_and_again_pushes_no_other_out(state: St
     assert kept == ["one0", "one1", "one2", *(f"again{number}" for number in range(40, 60))]
 
 
-def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: StateFolder) -> None:
+def test_unknown_answers_and_ratings_are_refused_and_change_nothing(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     book = FeedbackBook(state)
     with pytest.raises(NotFound):
@@ -137,16 +137,14 @@ def test_unknown_answers_and_verdicts_are_refused_and_change_nothing(state: Stat
         ("Write to my landlord.", "Dear sir, I should like to ask you kindly to repair it.", "text", False),
     ],
 )
-def test_a_liked_answer_is_compared_in_the_form_that_it_has(
-    state: StateFolder, prompt: str, answer: str, form: str, closed: bool
-) -> None:
+def test_liked_answer_is_compared_in_its_own_form(state: StateFolder, prompt: str, answer: str, form: str, closed: bool) -> None:
     own = item_of(state, prompt, answer)
     assert (key_of(own).form, key_of(own).closed) == (form, closed)
     verifier = VerifierByKind()
     assert verifier.is_correct(own.item, f"<think>\nStep 1: x\n</think>\n<answer>{answer}</answer>")
 
 
-def test_what_teaches_nothing_makes_no_item(state: StateFolder) -> None:
+def test_uninformative_feedback_makes_no_item(state: StateFolder) -> None:
     answered(state, "disliked", "2+2?", "5")
     answered(state, "cut", "3+3?", "6 or", finish="length")
     answered(state, "in talk", "and then?", "7", turns=3)
@@ -157,7 +155,7 @@ def test_what_teaches_nothing_makes_no_item(state: StateFolder) -> None:
     assert items(state) == []
 
 
-def test_a_dislike_taken_back_by_a_later_like_of_the_same_words_is_no_longer_known_wrong(state: StateFolder) -> None:
+def test_dislike_withdrawn_by_a_later_like_of_the_same_text_is_not_known_wrong(state: StateFolder) -> None:
     answered(state, "a", "Capital of France?", "Paris")
     rated(state, "a", "bad")
     rated(state, "a", "good", at=5.0)
@@ -165,7 +163,7 @@ def test_a_dislike_taken_back_by_a_later_like_of_the_same_words_is_no_longer_kno
     assert key_of(own) == OwnKey("text", ("Paris",), ())
 
 
-def test_a_question_that_never_left_is_marked(state: StateFolder) -> None:
+def test_question_that_was_never_sent_is_marked(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     answered(state, "b", "3+3?", "6", source="cloud", call_key="run-b", call_state="completed")
     answered(state, "c", "4+4?", "8", call_key="run-c", call_state="failed")
@@ -173,11 +171,11 @@ def test_a_question_that_never_left_is_marked(state: StateFolder) -> None:
     answered(state, "e", "6+6?", "12", call_key="run-e", call_state="in_doubt")
     for id in "abcde":
         rated(state, id, "good")
-    told = {own.item.question: own.sent for own in items(state)}
-    assert told == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
+    sent = {own.item.question: own.sent for own in items(state)}
+    assert sent == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
 
 
-def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -> None:
+def test_agreement_is_opt_in_and_feedback_takes_precedence(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4", source="cloud", cloud_text="\\boxed{4}", call_key="run-a")
     answered(state, "b", "3+3?", "7", source="cloud", cloud_text="\\boxed{7}", call_key="run-b")
     answered(state, "c", "A poem?", "roses are red and violets are blue, as all of us know", source="cloud")
@@ -189,7 +187,7 @@ def test_agreement_is_opt_in_and_a_verdict_stands_above_it(state: StateFolder) -
     assert [key_of(own).right for own in items(state, agreement=True)] == [("6",)]
 
 
-async def test_r_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
+async def test_reward_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
     own = item_of(state, "2+2?", "5", "4")
     group = await scored(own.item, [local_answer(4), local_answer(5), local_answer(9), "no format", HELP], cloud=local_answer(4))
     assert rewards(group) == [1.0, 0.0, 0.0, -0.1, 1.0]
@@ -198,8 +196,8 @@ async def test_r_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
 
 async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
     own = item_of(state, "Capital of France?", "Paris")
-    said = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
-    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in said])
+    texts = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
+    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in texts])
     assert rewards(group) == [1.0, 0.0, None, None]
 
 
@@ -210,7 +208,7 @@ async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: State
         ([HELP, HELP, local_answer(4)], 5, [0.0, 0.0, None], 2),  # what the cloud answered is known to be wrong, too
     ],
 )
-async def test_where_only_a_wrong_answer_is_known_no_weight_moves(
+async def test_with_only_a_wrong_answer_known_no_weight_moves(
     texts: list[str], cloud: int, known: list[float | None], trained: int
 ) -> None:
     item = TaskItem("x", "math", "mine", 0, "train", "2+2?", OwnKey("math", (), ("5",)).to_json(), AnswerKind.FEEDBACK, 4)
@@ -220,7 +218,7 @@ async def test_where_only_a_wrong_answer_is_known_no_weight_moves(
     assert step_units([group]) == StepUnits(len(texts), texts.count(HELP), 0)
 
 
-async def test_an_open_question_teaches_only_what_is_the_same_text(state: StateFolder) -> None:
+async def test_open_question_rewards_identical_text_only(state: StateFolder) -> None:
     letter = "Dear sir, I should like to ask you kindly to repair it."
     own = item_of(state, "Write to my landlord.", letter)
     other = letter.replace("kindly", "again")
@@ -228,7 +226,7 @@ async def test_an_open_question_teaches_only_what_is_the_same_text(state: StateF
     assert rewards(group) == [1.0, None]
 
 
-async def test_a_question_that_was_asked_of_this_device_alone_never_leaves_it(state: StateFolder) -> None:
+async def test_question_asked_only_of_this_device_is_never_sent(state: StateFolder) -> None:
     own = item_of(state, "2+2?", "4")
     group = await scored(own.item, [HELP, local_answer(4), local_answer(5)], stay_here=True)
     assert rewards(group) == [None, 1.0, 0.0]
@@ -242,10 +240,10 @@ async def test_a_question_that_was_asked_of_this_device_alone_never_leaves_it(st
     closed=st.booleans(),
     dual=st.floats(0.0, 2.0),
 )
-async def test_law_no_response_of_unknown_worth_moves_a_weight(
+async def test_law_response_of_unknown_value_moves_no_weight(
     right: list[str], wrong: list[str], answers: list[str], closed: bool, dual: float
 ) -> None:
-    """Whatever is known, the samples that are trained on are exactly those whose worth is known, and none that is known wrong gains."""
+    """For any knowledge, exactly the samples of known value are trained on, and none that is known wrong gains."""
     key = OwnKey("math", tuple(right), tuple(wrong), closed)
     item = TaskItem("x", "math", "mine", 0, "train", "2+2?", key.to_json(), AnswerKind.FEEDBACK, 4)
     group = await scored(item, [local_answer(answer) for answer in answers])
@@ -258,7 +256,7 @@ async def test_law_no_response_of_unknown_worth_moves_a_weight(
 
 
 @given(st.text(max_size=200), st.text(max_size=200), st.sampled_from(["math", "choice", "text"]))
-def test_no_text_breaks_the_judge_and_a_key_is_right_by_itself(answer: str, response: str, form: Any) -> None:
+def test_judge_accepts_any_text_and_a_key_matches_itself(answer: str, response: str, form: Any) -> None:
     key = OwnKey(form, (answer,), (), True)
     item = TaskItem("x", "math", "mine", 0, "train", "?", key.to_json(), AnswerKind.FEEDBACK, 4)
     verifier = VerifierByKind()
@@ -267,7 +265,7 @@ def test_no_text_breaks_the_judge_and_a_key_is_right_by_itself(answer: str, resp
     assert plain_words(plain_words(answer)) == plain_words(answer)
 
 
-def test_a_cloud_call_for_an_own_question_has_its_very_words(state: StateFolder) -> None:
+def test_cloud_call_for_an_own_question_has_its_exact_words(state: StateFolder) -> None:
     own = item_of(state, "Why is\nthe sky blue?", "dust")
     for form in ("compact", "full"):
         assert [message.content for message in cloud_messages(own.item, form)] == ["Why is\nthe sky blue?"]

@@ -1,4 +1,4 @@
-"""Learning from one's own use beside the phases: whose turn it is, what is counted, what a crash and a refusal change."""
+"""Learning from own use beside the phases: turns, counts, and the effect of a crash or a refusal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
     return path
 
 
-async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_path: Path) -> None:
+async def test_own_steps_alternate_with_the_phases_and_resume_their_place(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1, 2, 3, 4)
     world = world_in(tmp_path / "state", steps=4)
     async with world.agent() as agent:
@@ -74,7 +74,7 @@ async def test_own_steps_take_turns_with_the_phases_and_leave_their_place(tmp_pa
     assert {step.control.target_rate for step in steps} == {0.3}
 
 
-async def test_each_item_is_learned_from_so_often_and_what_is_new_is_taken_up_at_the_next_turn(tmp_path: Path) -> None:
+async def test_each_item_is_learned_a_set_number_of_times_and_new_ones_start_at_the_next_turn(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=None)
     async with world.agent() as agent:
         assert await learned(agent, 2) == ["sums", "sums"]
@@ -84,7 +84,7 @@ async def test_each_item_is_learned_from_so_often_and_what_is_new_is_taken_up_at
         assert (await learned(agent, 6)).count("mine:math") == 2
 
 
-async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path: Path) -> None:
+async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path: Path) -> None:
     steps = []
     for own in (None, RULES):
         world = World(tmp_path / str(own is None), own=own)
@@ -94,7 +94,7 @@ async def test_without_verdicts_own_use_changes_nothing_that_is_learned(tmp_path
     assert steps[0] == steps[1]
 
 
-async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(tmp_path: Path) -> None:
+async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=1, gate=GateRules(every=100, anchors_per_task=2, max_drop=1.0))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
@@ -108,7 +108,7 @@ async def test_when_the_phases_are_done_what_is_new_is_learned_and_then_nothing(
         assert not await agent.learning.more_to_learn()
 
 
-async def test_labels_have_steps_and_prices_of_their_own(tmp_path: Path) -> None:
+async def test_labels_have_separate_steps_and_prices(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     corrected(tmp_path / "state", 2, task="code")
     world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
@@ -138,7 +138,9 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
     assert set(runs[0][1].values()) == {2}
 
 
-async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watched, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
@@ -151,17 +153,17 @@ async def test_files_are_taken_up_as_they_come_change_and_go(tmp_path: Path, mon
         assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
         assert await learned(agent, 2) == ["sums", "watched:chat"]
-        assert agent.steps()[-1].scores.prompts == 1, "only what is new in a changed file"
+        assert agent.steps()[-1].scores.prompts == 1, "only new items of a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
         assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
-        assert len(world.events(Notice)) == 1, "a folder that is not there is told once"
+        assert len(world.events(Notice)) == 1, "a missing folder is reported once"
         file_of(folder, "c.jsonl", *range(100, 108))
         await learned(agent, 6)
         assert "c.jsonl: has 8 items" in world.events(Notice)[-1].text
 
 
-async def test_a_bad_file_is_told_once_until_it_changes_and_one_that_is_still_written_is_waited_for(tmp_path: Path) -> None:
+async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
@@ -169,8 +171,8 @@ async def test_a_bad_file_is_told_once_until_it_changes_and_one_that_is_still_wr
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        [told] = world.events(Notice)
-        assert "bad.jsonl:1" in told.text
+        [notice] = world.events(Notice)
+        assert "bad.jsonl:1" in notice.text
         (folder / "bad.jsonl").write_text('{"question": "x", "answer": 1, "wrong": 2}\n')
         await agent.learn(max_steps=2)
         assert "'wrong'" in world.events(Notice)[-1].text
@@ -187,10 +189,10 @@ async def test_a_bad_file_is_told_once_until_it_changes_and_one_that_is_still_wr
         (folder / "half.jsonl").write_text('{"question": "Wh')
         await own_use.fresh()
         await own_use.fresh()
-        assert "half.jsonl" in world.events(Notice)[-1].text, "nobody goes on writing it"
+        assert "half.jsonl" in world.events(Notice)[-1].text, "it is no longer being written"
 
 
-async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_on(tmp_path: Path) -> None:
+async def test_forbidden_label_is_skipped_and_learning_continues(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1, task="secret")
     world = world_in(tmp_path / "state", steps=4)
     async with world.agent() as agent:
@@ -204,11 +206,11 @@ async def test_a_label_that_may_not_be_worked_on_is_left_out_and_learning_goes_o
         agent.link.client.open_step = refuses  # type: ignore[method-assign]
         await agent.learn()
         assert {step.source for step in agent.steps()} == {"sums"}
-    [told] = [event for event in world.events(Notice) if "mine:secret" in event.text]
-    assert "this device may not work on secret" in told.text
+    [notice] = [event for event in world.events(Notice) if "mine:secret" in event.text]
+    assert "this device may not work on secret" in notice.text
 
 
-async def test_anchors_of_own_sources_are_few_fresh_and_stay_when_the_source_goes(tmp_path: Path) -> None:
+async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_the_source(tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     file_of(folder, "a.jsonl", *range(100, 140))
     world = World(
@@ -292,29 +294,29 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
         ]  # fmt: skip
         await agent.learn(max_steps=3)
         assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
-            "behind the phases own steps are judged"
+            "after the phases own steps are judged"
         )
 
 
-async def test_it_says_once_when_all_own_questions_were_learned_from_often_enough(tmp_path: Path) -> None:
+async def test_completion_of_all_own_questions_is_reported_once(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1, 2)
     world = world_in(tmp_path / "state", steps=3)
 
-    def said() -> list[int]:
+    def completions() -> list[int]:
         return [event.questions for event in world.events(OwnUseThrough) if not event.source]
 
     async with world.agent() as agent:
         await agent.learn()
-        assert said() == [2] and not await agent.learning.more_to_learn()
+        assert completions() == [2] and not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         await agent.learn()
-        assert said() == [2, 3], "a new question begins anew"
+        assert completions() == [2, 3], "a new question restarts the count"
     async with world.agent() as agent:
         await agent.learn()
-        assert said() == [2, 3, 3], "and a restart says why there are no own steps"
+        assert completions() == [2, 3, 3], "and a restart explains the lack of own steps"
 
 
-async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judged(tmp_path: Path) -> None:
+async def test_watched_folder_accepts_every_form_and_reports_unjudgeable_records(tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "a.csv").write_text("question,answer,split\nWhat is 1 + 1?,2,train\n")
@@ -334,7 +336,7 @@ async def test_a_watched_folder_takes_every_form_and_reports_what_cannot_be_judg
     assert {step.source for step in world.events(StepFinished)} == {"sums", "watched:chat"}
 
 
-async def test_a_person_hears_when_a_verdict_is_learned_from(tmp_path: Path) -> None:
+async def test_user_is_notified_when_feedback_is_learned_from(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     record, verdict = {"turns": 1}, Feedback("amath1", "bad", "2")
     async with world_in(tmp_path / "state", steps=1).agent() as agent:

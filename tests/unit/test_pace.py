@@ -1,4 +1,4 @@
-"""What a period's budget leaves: its rate, learning's share of a day, and what is expected until it ends."""
+"""The pace of a period's budget: its rate, learning's daily share, and the expected remaining cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_week_repeats_and_the_level_of_the_last_day_counts() -> None:
     assert expected_demand(quiet, first, now, now + WEEK_S) < 0.75 * week
 
 
-def test_a_period_that_ended_since_the_report_has_begun_anew() -> None:
+def test_period_that_ended_since_the_report_has_restarted() -> None:
     old = period_budget("spend", spent(900_000), MONTH_ENDS + 5.0)
     assert old is not None and old.left == 1_000_000
     assert period_budget("spend", spent(5, period="total"), MONDAY) is None
@@ -70,7 +70,7 @@ def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100, **m
         database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"{at}-{chars}", at, json.dumps(record)))
 
 
-def test_the_rate_is_what_is_left_over_what_is_expected(tmp_path: Path) -> None:
+def test_rate_is_remaining_budget_over_expected_cost(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         clock = ManualClock(MONDAY)
         known = spent(100_000)
@@ -84,10 +84,10 @@ def test_the_rate_is_what_is_left_over_what_is_expected(tmp_path: Path) -> None:
         assert Dials(state, 0.9, clock, pace.rate).of("math").target_rate == pace.rate()
         chosen = Dials(state, 0.9, clock, pace.rate)
         chosen.set(0.1)
-        assert chosen.of("math").target_rate == 0.1, "what a person sets holds"
+        assert chosen.of("math").target_rate == 0.1, "a setting of the user is kept"
 
 
-def test_learning_may_use_half_of_a_days_even_part_and_its_use_comes_off(tmp_path: Path) -> None:
+def test_learning_may_use_half_of_a_days_share_and_its_use_is_subtracted(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         clock = ManualClock(MONDAY + DAY_S / 2)
         pace = Pace("spend", state, lambda: spent(0, limit=3_100_000), clock)
@@ -95,7 +95,7 @@ def test_learning_may_use_half_of_a_days_even_part_and_its_use_comes_off(tmp_pat
         assert Pace("tokens", state, lambda: spent(0), clock).learning_limits().spend_uusd is None
 
 
-def test_tokens_are_paced_at_a_cloud_without_a_price_and_cached_answers_show_no_cost(tmp_path: Path) -> None:
+def test_cloud_without_a_price_is_paced_by_tokens_and_cached_answers_have_no_cost(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         clock = ManualClock(MONDAY)
         budget = BudgetSnapshot(1, 0.5, 0.3, 0, None, 10_000, 100_000, 0, None, tokens_period="month")

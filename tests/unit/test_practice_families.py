@@ -1,4 +1,4 @@
-"""All practice families: deterministic, disjoint, well formed, solvable as shown; which way of working is right in which band."""
+"""All practice families: deterministic, disjoint, well formed, solvable as shown; and which method is right in which band."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drawn_at_each_level(family: Family, count: int) -> list[Drawn]:
 
 
 def outcome(program: str, call: str) -> object:
-    """What a call gives after running one of the family's own programs."""
+    """The result of a call after running one of the family's own programs."""
     scope: dict[str, object] = {}
     exec(program, scope)
     return eval(call, scope)
@@ -73,7 +73,7 @@ def passes(program: str, tests: str) -> bool:
     return all(outcome(program, call) == eval(expected) for call, expected in calls)
 
 
-def test_an_items_id_is_that_of_its_question(family: Family) -> None:
+def test_items_id_is_that_of_its_question(family: Family) -> None:
     items = take(family, 500)
     assert len({item.id for item in items}) == len({(item.question, item.options) for item in items})
 
@@ -133,7 +133,7 @@ def test_the_habit_is_right_where_known_and_the_careful_way_where_learnable_too(
             assert {last_boxed(drawn.habit.text), last_boxed(drawn.careful.text)} <= set(drawn.options), "no way is given away"
 
 
-def test_the_groups_pull_at_each_other() -> None:
+def test_groups_conflict_with_each_other() -> None:
     for group, habit_is in (("group1", "shorter"), ("group2", "longer")):
         for name in GROUPS[group]:
             family = FAMILIES[name]
@@ -151,7 +151,7 @@ def test_choices_have_four_different_options_with_the_answer_at_every_place() ->
         assert all(shares[letter] / 1200 == pytest.approx(0.25, abs=0.06) for letter in "ABCD")
 
 
-def test_a_science_question_tells_every_link_of_its_chain_and_its_answer_is_the_end() -> None:
+def test_science_question_states_every_link_of_its_chain_and_the_answer_is_its_end() -> None:
     rng = random.Random(4)
     for level in science.SCIENCE.levels:
         for _ in range(50):
@@ -164,9 +164,11 @@ def test_a_science_question_tells_every_link_of_its_chain_and_its_answer_is_the_
 
 
 def test_every_line_of_a_facts_solution_is_a_fact_of_the_world() -> None:
-    told = {f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()}
+    facts_known = {
+        f"{facts.RELATIONS[name].of.format(x=x)} is {y}" for name, pairs in facts.WORLD.items() for x, y in pairs.items()
+    }
     for drawn in drawn_at_each_level(facts.FACTS, 30):
-        assert set(drawn.detailed.lines) <= told
+        assert set(drawn.detailed.lines) <= facts_known
         assert drawn.detailed.lines[-1].endswith(drawn.options[ord(drawn.answer) - ord("A")])
 
 
@@ -182,7 +184,7 @@ def test_code_solutions_pass_their_tests_and_every_operation_matters() -> None:
                 assert not passes(program.text(without), tests)
 
 
-def test_every_operation_does_what_its_code_does() -> None:
+def test_every_operation_matches_its_code() -> None:
     rng = random.Random(7)
     drawers = {*code.KINDS_OF_STEP, code.draw_closing}
     for draw in drawers:
@@ -207,7 +209,7 @@ def exact(expression: str) -> Fraction:
     return eval(re.sub(r"(\d+)", r"Fraction(\1)", expression), {"Fraction": Fraction})
 
 
-def test_sums_stay_in_their_ranges_and_take_back_no_operation() -> None:
+def test_sums_stay_in_their_ranges_and_revert_no_operation() -> None:
     rng = random.Random(0)
     for level in ARITH.levels:
         for _ in range(300):
@@ -228,17 +230,17 @@ def test_bare_expressions_have_the_stated_answer() -> None:
         assert exact(expression.group()) == int(item.answer)
 
 
-def test_stories_tell_every_operand() -> None:
+def test_stories_state_every_operand() -> None:
     rng = random.Random(2)
     for level in ARITH.levels:
         for _ in range(200):
             problem = arith.draw_problem(rng, level)
             question = arith.word_problem(rng, problem)
-            told = Counter(re.findall(r"\d+", question))
+            stated = Counter(re.findall(r"\d+", question))
             halves = len(re.findall(r"[Dd]ouble|twice|[Hh]alf|[Hh]alve", question))
             wanted = Counter(str(n) for n in (problem.start, *(operation.operand for operation in problem.operations)))
-            assert not told - wanted
-            assert wanted - told == Counter({"2": halves} if halves else {})
+            assert not stated - wanted
+            assert wanted - stated == Counter({"2": halves} if halves else {})
 
 
 def test_every_line_of_a_sums_solution_is_a_chain_of_equal_expressions() -> None:

@@ -1,4 +1,4 @@
-"""λ on what calls cost: each group weighs its call's expected cost in the advantages, in the rate and in what is reported."""
+"""λ on the cost of calls: each group weights its call's expected cost in the advantages, the rate and the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_asking_costs_lambda_times_the_weight_of_its_call() -> None:
     assert [sample.advantage for sample in dear.samples] == pytest.approx([-0.4, 0.4])
 
 
-def test_the_rate_weighs_what_calls_cost_and_stays_a_share() -> None:
+def test_weighted_rate_reflects_call_costs_and_stays_a_share() -> None:
     groups = [group([1, 1, 0, 0], 3.0), group([0, 0, 0, 0], 1.0)]
     assert cost_rate(groups) == pytest.approx(0.375)
     assert step_units(groups).own_rate is None, "λ acts on calls"
@@ -54,7 +54,7 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
         await agent.learn(2)
         steps = agent.steps()
         rows = agent.components.state.rows("SELECT count(*), min(chars) FROM learning_spend")
-    assert rows[0][0] > 0 and rows[0][1] > 0, "how long each question was stands with its call"
+    assert rows[0][0] > 0 and rows[0][1] > 0, "the length of each question is stored with its call"
     for step in steps:
         control = step.control
         assert control.cost_rate is not None and control.own_rate == control.cost_rate
@@ -74,7 +74,7 @@ def test_a_number_under_learning_price_is_the_stated_price_of_older_files(
     assert (learning.price, learning.stated_price) == (price, stated)
 
 
-def test_a_price_that_is_no_unit_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_price_unit_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("learning:\n  price: money\n")
     with pytest.raises(ConfigError, match=r"agent.yaml:2: learning.price"):
@@ -84,7 +84,7 @@ def test_a_price_that_is_no_unit_is_refused_with_its_line(tmp_path: Path) -> Non
 
 
 class Ticking(ManualClock):
-    """A second passes with each look at it."""
+    """A clock that advances a second at each reading."""
 
     def now(self) -> float:
         self.advance(1.0)
@@ -92,7 +92,7 @@ class Ticking(ManualClock):
 
 
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
-async def test_a_step_that_is_made_again_weighs_its_calls_as_before(tmp_path: Path, place: str) -> None:
+async def test_repeated_step_weights_its_calls_as_before(tmp_path: Path, place: str) -> None:
     async def learned(folder: Path, crashes: bool) -> list[object]:
         world = CostWorld(folder)
         world.clock = Ticking()

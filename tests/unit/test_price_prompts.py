@@ -1,4 +1,4 @@
-"""Prompts that tell what help costs: how, which price, whose λ it is, and which price a wanted rate needs."""
+"""Prompts that state the price of help: wording, chosen price, source of λ, and the price for a wanted rate."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ CHOICE = TaskItem("c", "qa", "facts", 1, "train", "Which?", "A", AnswerKind.CHOI
     ("price", "words", "cents"),
     [(0.0, "Help costs 0.00.", "0"), (0.29, "Help costs 0.29.", "29"), (1.0, "Help costs 1.00.", "100")],
 )
-def test_the_price_is_told_in_words_and_to_compact_models_in_bare_cents(price: float, words: str, cents: str) -> None:
+def test_price_is_stated_in_words_and_to_compact_models_in_bare_cents(price: float, words: str, cents: str) -> None:
     assert (price_line(price, "full"), price_line(price, "compact")) == (words, cents)
 
 
-def test_the_line_stands_before_the_question_and_without_a_price_nothing_is_new() -> None:
+def test_price_line_precedes_the_question_and_nothing_changes_without_a_price() -> None:
     assert prompt_messages(CHOICE, "compact", 0.25) == (Message("user", "25\nWhich?\nA. this\nB. that"),)
-    bare, told = prompt_messages(CHOICE, "full"), prompt_messages(CHOICE, "full", 0.25)
-    assert told[1].content == f"Help costs 0.25.\n{bare[1].content}"
-    assert bare[0].content == SYSTEM_PROMPT and told[0].content.startswith(SYSTEM_PROMPT)
-    assert "what help costs" in told[0].content
+    bare, priced = prompt_messages(CHOICE, "full"), prompt_messages(CHOICE, "full", 0.25)
+    assert priced[1].content == f"Help costs 0.25.\n{bare[1].content}"
+    assert bare[0].content == SYSTEM_PROMPT and priced[0].content.startswith(SYSTEM_PROMPT)
+    assert "what help costs" in priced[0].content
     assert prompt_messages(CHOICE, "full", None) == bare
 
 
@@ -60,7 +60,7 @@ def settings(**values: Any) -> RolloutSettings:
     return RolloutSettings("run", 7, 2, 1.0, 64, "compact", "compact", 64, **values)
 
 
-def test_prices_are_drawn_by_seed_step_and_prompt_alone_and_all_come() -> None:
+def test_prices_depend_on_seed_step_and_prompt_only_and_all_occur() -> None:
     priced = settings(price_levels=LEVELS)
     drawn = [[drawn_dual(priced, step, index) for index in range(8)] for step in range(100)]
     assert drawn == [[drawn_dual(replace(priced, group_size=4), step, index) for index in range(8)] for step in range(100)]
@@ -99,7 +99,7 @@ def group_at(price: float | None) -> ScoredGroup:
     return ScoredGroup(item(1), (1,), responses, None, prompt_dual=price)
 
 
-def test_the_advantage_is_taken_at_the_price_in_the_prompt_and_not_at_lambda() -> None:
+def test_advantage_uses_the_price_in_the_prompt_and_not_lambda() -> None:
     groups = [group_at(0.0), group_at(0.25), group_at(1.0), group_at(None)]
     trained = training_groups(DaGrpo(), groups, 0.5)
     assert [[sample.advantage for sample in group.samples] for group in trained] == [
@@ -118,7 +118,7 @@ async def learned(folder: Path, **values: Any) -> tuple[World, list[StepFinished
         return world, agent.steps()
 
 
-async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_price(tmp_path: Path) -> None:
+async def test_step_protocol_continues_and_each_step_reports_the_rate_at_each_price(tmp_path: Path) -> None:
     world, steps = await learned(tmp_path / "priced", price_levels=LEVELS)
     assert {call.messages[-1].content.splitlines()[0] for call in world.client.calls} <= {f"What is {n} + 1?" for n in QUESTIONS}
     for step in steps:
@@ -138,7 +138,7 @@ async def test_the_step_protocol_goes_on_and_each_step_tells_the_rate_at_each_pr
         assert float(row[f"price_{rate.price:g}.assist_rate"]) == rate.assist_rate
 
 
-async def test_an_evaluation_tells_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:
+async def test_evaluation_states_its_price_for_the_own_and_the_forced_answer_alike(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
     def script(messages: Any, sampling: Sampling, seed: int) -> str:
@@ -157,7 +157,7 @@ async def test_the_report_names_the_price_and_a_journal_of_another_price_is_anot
     roles = EvalRoles(ScriptedBackend([local_answer(2)]), ExactMathAnswer(), SelfOffload(), None)
     plan = EvalPlan(("sums",), cloud="none")
     bare, priced = (EvalRun(plan, roles, settings(price=price), None, 0, MemorySink(), ManualClock()) for price in (None, 0.5))
-    assert "price" not in bare._identity(), "what was journalled before prices can be gone on with"
+    assert "price" not in bare._identity(), "a journal from before prices can be continued"
     assert priced._identity()["price"] == 0.5
     assert (await priced.outcome(candidates_of([(item(1), 1.0)]))).report.to_json()["price"] == 0.5
 
@@ -170,7 +170,7 @@ async def test_the_report_names_the_price_and_a_journal_of_another_price_is_anot
         ({"price_levels": [0.0, 1.0], "price": 0.25}, (0.0, 1.0), 0.25),
     ],
 )
-def test_evaluations_tell_the_price_given_or_else_the_middle_one_learned_with(
+def test_evaluations_state_the_given_price_or_the_middle_one_of_learning(
     values: dict[str, object], levels: tuple[float, ...], price: float | None
 ) -> None:
     rollout = agent_settings(AgentConfig.model_validate({"learning": values}), "run").rollout

@@ -1,4 +1,4 @@
-"""Prices in integers: never below what is due, never a whole micro-USD above, never less for more."""
+"""Integer prices: never below the exact amount, never a whole micro-USD above, never less for more."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_price_file_names_its_day_and_source_and_only_whole_sensible_prices(
             assert 10_000 <= entry.in_uusd_per_mtok < entry.out_uusd_per_mtok <= 1_000_000_000
 
 
-def test_a_published_price_is_found_only_for_the_very_model_at_the_very_host() -> None:
+def test_published_price_is_found_only_for_the_exact_model_at_the_exact_host() -> None:
     book = published_prices()
     found = book.tariffs.get(("api.openai.com", "gpt-4o-mini"))
     assert found is not None and found.at(seconds(2026, 1, 1)) == Price(150_000, 600_000)
@@ -63,7 +63,7 @@ def test_a_published_price_is_found_only_for_the_very_model_at_the_very_host() -
     assert book.tariffs.get(("my-gateway.example", "gpt-4o-mini")) is None
 
 
-def test_a_price_that_has_ended_or_has_not_begun_is_none_and_says_so() -> None:
+def test_expired_or_future_price_is_none_with_the_reason() -> None:
     summer = price_from(date(2026, 6, 1), Price(1, 2), until=date(2026, 8, 31))
     prices = DatedPrices.of([summer, price_from(date(2026, 10, 1), Price(3, 4))])
     assert prices.at(seconds(2026, 8, 31, 23)) == Price(1, 2) and prices.why_none(seconds(2026, 8, 31, 23)) == ""
@@ -104,6 +104,6 @@ def test_a_damaged_price_is_named_with_its_host_and_model(rows: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [", "", "as_of: 1\nsource: x\nhosts: {}"])
-def test_what_is_no_price_file_is_refused(text: str) -> None:
+def test_file_that_is_no_price_file_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"prices\.yaml is damaged"):
         read_price_file(text)

@@ -1,4 +1,4 @@
-"""What the privacy registry finds, what it leaves alone, and that everything comes back as it was."""
+"""What the privacy registry finds, what it leaves alone, and exact restoring."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize(("text", "kind"), PRIVATE)
-def test_what_is_private_is_replaced_and_comes_back(text: str, kind: str) -> None:
+def test_private_text_is_replaced_and_restored(text: str, kind: str) -> None:
     redacted = REGISTRY.redacted([text])
     assert redacted.replaced[kind] >= 1 and f"[{kind.upper()}_1]" in redacted.texts[0]
     assert redacted.restored(redacted.texts[0]) == text
@@ -100,7 +100,7 @@ def test_what_is_private_is_replaced_and_comes_back(text: str, kind: str) -> Non
         ("Jo's new one: (4155552671), not 4155552672", "Jo's new one: ([PHONE_1]), not [PHONE_2]"),
     ],
 )
-def test_ten_digits_in_one_are_a_telephone_only_in_a_region_that_has_them(text: str, after: str) -> None:
+def test_unbroken_ten_digits_are_a_telephone_number_only_in_a_region_that_has_them(text: str, after: str) -> None:
     assert Registry(region="US").redacted([text]).texts == (after,)
     assert Registry(region=None).redacted([text]).texts == (text,)
 
@@ -130,7 +130,7 @@ def test_a_password_of_several_words_ends_with_its_clause(text: str, after: str)
 @example(["PHONE IS0000000", "("])
 @example(["PHONE IS0000000", "(tel:"])
 @example(["jo@x.org", "PHONE IS0000000", "PHONE IS0000000", "EMAIL_1"])
-def test_what_stands_beside_brackets_of_a_link_comes_back_exactly(parts: list[str]) -> None:
+def test_text_beside_brackets_of_a_link_is_restored_exactly(parts: list[str]) -> None:
     text = "".join(parts)
     redacted = REGISTRY.redacted([text])
     if len(redacted.originals) == sum(redacted.replaced.values()):
@@ -138,7 +138,7 @@ def test_what_stands_beside_brackets_of_a_link_comes_back_exactly(parts: list[st
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_arithmetic_and_programs_stay_as_they_are(text: str) -> None:
+def test_arithmetic_and_programs_stay_unchanged(text: str) -> None:
     assert Registry(region="US").redacted([text]).texts == (text,)
 
 
@@ -150,26 +150,26 @@ def test_no_practice_question_is_changed(source: str) -> None:
             assert finder.find(text) == [], text
 
 
-def test_what_is_planted_and_in_reach_does_not_leak() -> None:
+def test_planted_secrets_in_scope_do_not_leak() -> None:
     tallies = measure(corpus(seed=7, count=25))
     assert len(tallies) > 25
     leaked = {row: tally.first_leak for row, tally in tallies.items() if tally.in_reach and tally.leaked}
     assert leaked == {}
 
 
-def test_the_same_thing_has_the_same_placeholder_through_a_conversation_and_later_turns_agree() -> None:
+def test_placeholder_is_stable_through_a_conversation() -> None:
     first = ["I am jo@x.org", "Hello jo@x.org, ask ann@x.org"]
     one, two = REGISTRY.redacted(first), REGISTRY.redacted([*first, "JO@X.org wrote to bob@x.org"])
     assert two.texts[: len(first)] == one.texts == ("I am [EMAIL_1]", "Hello [EMAIL_1], ask [EMAIL_2]")
     assert two.texts[-1] == "[EMAIL_1] wrote to [EMAIL_3]"
 
 
-def test_a_number_found_once_is_replaced_wherever_it_stands_in_any_grouping() -> None:
+def test_number_found_once_is_replaced_everywhere_in_any_grouping() -> None:
     redacted = REGISTRY.redacted(["phone: 030 1234567", "x 0301234567 y"])
     assert redacted.texts == ("phone: [PHONE_1]", "x [PHONE_1] y")
 
 
-def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
+def test_text_that_looks_like_a_placeholder_is_left_alone_in_both_directions() -> None:
     text = "write [EMAIL_1] and EMAIL_2 literally, to jo@x.org"
     redacted = REGISTRY.redacted([text])
     assert redacted.texts == ("write [EMAIL_1] and EMAIL_2 literally, to [EMAIL_3]",)
@@ -177,7 +177,7 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("written", "meant"),
     [
         ("[email_1]", "jo@x.org"),
         ("[Email_1]", "jo@x.org"),
@@ -191,8 +191,8 @@ def test_words_that_look_like_placeholders_are_left_alone_both_ways() -> None:
         ("email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]", "email_1 = 3; MY_EMAIL_1; EMAIL_12; [EMAIL_2]"),
     ],
 )
-def test_a_model_may_write_a_placeholder_its_own_way(said: str, meant: str) -> None:
-    assert restored(said, {"EMAIL_1": "jo@x.org"}) == meant
+def test_placeholder_variants_written_by_a_model_are_restored(written: str, meant: str) -> None:
+    assert restored(written, {"EMAIL_1": "jo@x.org"}) == meant
 
 
 CODE = """
@@ -203,11 +203,11 @@ def get(rows, path1, ip_1):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 1000])
-def test_a_program_in_an_answer_stays_as_it_is_whole_and_streamed(length: int) -> None:
+def test_program_in_an_answer_stays_unchanged_whole_and_streamed(length: int) -> None:
     originals = {"EMAIL_1": "jo@x.org", "PATH_1": "/a", "IP_1": "10.1.1.1"}
     stream = Restoring(originals)
-    told = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
-    assert told + stream.rest() == restored(CODE, originals) == CODE
+    shown = "".join(stream.feed(CODE[place : place + length]) for place in range(0, len(CODE), length))
+    assert shown + stream.rest() == restored(CODE, originals) == CODE
 
 
 @settings(max_examples=400)
@@ -221,15 +221,15 @@ def test_a_program_in_an_answer_stays_as_it_is_whole_and_streamed(length: int) -
 )
 def test_a_streamed_answer_is_restored_as_a_whole_one_wherever_it_is_cut(pieces: list[str], data: st.DataObject) -> None:
     text, originals = "".join(pieces), {"EMAIL_1": "jo@x.org", "PATH_1": "/a/[EMAIL_1].txt"}
-    stream, told, place = Restoring(originals), "", 0
+    stream, shown, place = Restoring(originals), "", 0
     while place < len(text):
         length = data.draw(st.integers(1, 5))
-        told += stream.feed(text[place : place + length])
+        shown += stream.feed(text[place : place + length])
         place += length
-    assert told + stream.rest() == restored(text, originals)
+    assert shown + stream.rest() == restored(text, originals)
 
 
-def test_only_what_may_become_a_placeholder_is_held_back() -> None:
+def test_only_a_possible_placeholder_is_held_back() -> None:
     stream = Restoring({"EMAIL_1": "jo@x.org"})
     assert [stream.feed(piece) for piece in ("Dear [EM", "AIL_1", "], hi", " you")] == ["Dear ", "", "jo@x.org, hi", " you"]
     assert Restoring({}).feed("[EM") == "[EM"
@@ -248,7 +248,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(TEXTS)
-def test_nothing_that_was_redacted_leaks_and_what_has_one_form_comes_back_exactly(parts: list[str]) -> None:
+def test_redacted_text_never_leaks_and_unique_forms_are_restored_exactly(parts: list[str]) -> None:
     text = "".join(parts)
     redacted = REGISTRY.redacted([text])
     assert not REGISTRY.leaks(redacted.texts, "", redacted.originals)
@@ -256,7 +256,7 @@ def test_nothing_that_was_redacted_leaks_and_what_has_one_form_comes_back_exactl
         assert redacted.restored(redacted.texts[0]) == text
 
 
-def test_the_strings_of_json_are_replaced_where_they_are_and_come_back() -> None:
+def test_json_strings_are_replaced_in_place_and_restored() -> None:
     arguments = json.dumps({"path": "C:\\Users\\jo\\x.txt", "to": ["jo@x.org"]})
     body = {
         "messages": [
@@ -278,7 +278,7 @@ def test_the_strings_of_json_are_replaced_where_they_are_and_come_back() -> None
     assert back["messages"] == body["messages"] and back["tools"] == body["tools"]
 
 
-def test_json_without_anything_private_keeps_its_very_bytes() -> None:
+def test_json_without_private_text_keeps_its_exact_bytes() -> None:
     text = '{ "tools":[{"type" : "function","n":1.50}] }'
     assert REGISTRY.redacted([], text).json == text == changed_json(text, lambda string, is_name: string)
     assert strings_in('{"a": "[1, {\\"b\\": \\"c\\"}]"}') == ["a", "1", "b", "c"]
@@ -298,14 +298,14 @@ def test_a_rule_that_forbids_everything_or_takes_too_long_is_refused(rule: str) 
         Registry(never_send=[rule])
 
 
-def test_a_switched_off_registry_replaces_nothing_but_keeps_its_rules() -> None:
+def test_disabled_registry_replaces_nothing_but_keeps_its_rules() -> None:
     off = Registry(enabled=False, never_send=["secret"])
     assert off.redacted(["jo@x.org"]).texts == ("jo@x.org",) and off.broken_rule(["a secret"]) == 1
     assert off.cut("jo@x.org is there") == "[cut] is there"
 
 
 @pytest.mark.parametrize("term", ["email", "path", "secret"])
-def test_a_term_that_is_part_of_a_placeholders_name_confuses_nothing(term: str) -> None:
+def test_term_that_is_part_of_a_placeholder_name_causes_no_confusion(term: str) -> None:
     registry = Registry(terms=[term])
     redacted = registry.redacted([f"the {term} of jo@x.org"])
     assert redacted.texts == ("the [TERM_1] of [EMAIL_1]",)
@@ -313,7 +313,7 @@ def test_a_term_that_is_part_of_a_placeholders_name_confuses_nothing(term: str) 
     assert redacted.restored(redacted.texts[0]) == f"the {term} of jo@x.org"
 
 
-def test_what_was_replaced_may_not_leave_though_nothing_would_find_it_by_itself() -> None:
+def test_replaced_text_counts_as_a_leak_even_if_no_rule_finds_it() -> None:
     registry = Registry()
     assert registry.leaks(["about Falcon"], "", {}) == {}
     assert registry.leaks(["about [TERM_1]"], "", {"TERM_1": "Falcon"}) == {}

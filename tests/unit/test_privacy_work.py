@@ -1,4 +1,4 @@
-"""The work of looking for what is private grows with the text and not with its square, whatever somebody wrote into it."""
+"""The work of searching for private text grows with the text and not with its square, whatever it contains."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ for pattern in sys.stdin.read().split("\\0"):
 """
 
 
-def looked_through(patterns: list[str], length: int) -> None:
-    """In a process of its own, so that a pattern that hangs ends as a failure."""
+def search_all(patterns: list[str], length: int) -> None:
+    """In a separate process, so that a hanging pattern ends as a failure."""
     script = EACH.replace("{length}", str(length))
     subprocess.run([sys.executable, "-c", script], input="\0".join(patterns), text=True, check=True, timeout=GENEROUS_S)
 
 
-def test_no_pair_of_signs_over_and_over_again_hangs_the_registry() -> None:
-    looked_through([first + second for first, second in product(SIGNS, repeat=2)], 3_000)
+def test_no_repeated_pair_of_characters_hangs_the_registry() -> None:
+    search_all([first + second for first, second in product(SIGNS, repeat=2)], 3_000)
 
 
-def test_no_known_trap_over_and_over_again_hangs_the_registry() -> None:
-    looked_through(list(WORDS), 20_000)
+def test_no_repeated_known_trap_hangs_the_registry() -> None:
+    search_all(list(WORDS), 20_000)
 
 
-def test_a_long_list_of_contacts_is_replaced_as_a_whole() -> None:
+def test_long_list_of_contacts_is_replaced_completely() -> None:
     lines = [f"person{number}@x{number}.org +49 170 {1000000 + number}" for number in range(1_000)]
     redacted = Registry(region="DE").redacted(["\n".join(lines)])
     assert redacted.replaced == {"email": 1_000, "phone": 1_000}
@@ -73,6 +73,6 @@ def test_a_long_list_of_contacts_is_replaced_as_a_whole() -> None:
         ("term", "Falcon", "Falcon", []),
     ],
 )
-def test_what_was_found_once_is_found_again_as_a_whole(kind: str, original: str, text: str, places: list[str]) -> None:
+def test_text_found_once_is_found_again_completely(kind: str, original: str, text: str, places: list[str]) -> None:
     known = Known([(Found(0, len(original), kind, "v"), original)])  # type: ignore[arg-type]
     assert [text[one.start : one.end] for one in known.again(text)] == places

@@ -1,5 +1,5 @@
-"""Right programs whose tests use their classes, look at arguments changed in place, or use what they imported; and what no handle lets
-pass."""
+"""Right programs whose tests use their classes, check arguments changed in place, or use their imports; and no object handle lets a wrong
+program pass."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_right_program_passes(sandbox: Sandbox, code: str, tests: str) -> None
         (IMPORTED, "assert math.isclose(1, 1) and pi > 3\n"),  # nothing of the program is called
     ],
 )
-def test_a_wrong_one_does_not(sandbox: Sandbox, code: str, tests: str) -> None:
+def test_wrong_program_does_not_pass(sandbox: Sandbox, code: str, tests: str) -> None:
     assert not judged(sandbox, code, tests).passed
 
 
@@ -260,7 +260,7 @@ f_ = Any
         "assert str(f(2)) == '4'\n",
     ],
 )
-def test_an_object_that_says_yes_to_everything_is_no_answer(sandbox: Sandbox, tests: str) -> None:
+def test_object_that_equals_everything_is_no_answer(sandbox: Sandbox, tests: str) -> None:
     assert not judged(sandbox, ANYTHING, tests).passed
 
 
@@ -272,7 +272,7 @@ def test_an_object_that_says_yes_to_everything_is_no_answer(sandbox: Sandbox, te
         "xs = [3, 1]\nassert sorted(f(xs)) == sorted(xs) and len(xs) == 2\n",
     ],
 )
-def test_an_argument_that_is_emptied_does_not_make_an_empty_answer_right(sandbox: Sandbox, tests: str) -> None:
+def test_emptied_argument_does_not_make_an_empty_answer_right(sandbox: Sandbox, tests: str) -> None:
     assert not judged(sandbox, "def f(xs):\n    xs.clear()\n    return []", tests).passed
 
 
@@ -284,7 +284,7 @@ def test_an_argument_that_is_emptied_does_not_make_an_empty_answer_right(sandbox
         "import math\nmath.isclose = lambda *_: True\nfrom math import isclose\ndef f(x): return 0",
     ],
 )
-def test_what_the_program_imported_is_the_tests_own(sandbox: Sandbox, code: str) -> None:
+def test_patched_module_in_the_program_does_not_affect_the_tests(sandbox: Sandbox, code: str) -> None:
     for own_import in ("import math\n", ""):
         assert not judged(sandbox, code, f"{own_import}assert math.isclose(f(2), 4.0)\n").passed
 
@@ -302,7 +302,7 @@ def test_what_the_program_imported_is_the_tests_own(sandbox: Sandbox, code: str)
         "(token, 'raised', (1, [], ()))",
     ],
 )
-def test_a_reply_about_objects_of_another_form_is_refused(sandbox: Sandbox, reply: str) -> None:
+def test_malformed_reply_about_objects_is_refused(sandbox: Sandbox, reply: str) -> None:
     code = f"""
 import sys
 runner, wire = sys.modules['edge.verifiers.sandbox.inside.program'], sys.modules['edge.verifiers.sandbox.inside.wire']

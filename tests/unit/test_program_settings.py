@@ -1,4 +1,4 @@
-"""How a person chooses, sees and refuses the sandbox: configuration, --unsafe-programs, doctor, and the check before learning begins."""
+"""How a user selects, sees and refuses the sandbox: configuration, --unsafe-programs, doctor, and the check before learning begins."""
 
 from __future__ import annotations
 

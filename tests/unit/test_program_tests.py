@@ -1,4 +1,4 @@
-"""The forms of tests, the reasons of verdicts, and the verifier around them. On the best sandbox of this machine."""
+"""The forms of tests, the reasons of verdicts, and the verifier around them, on the best sandbox of this machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_python_tests_pass_or_fail_with_a_reason(sandbox: Sandbox, code: str, te
     assert (verdict.passed, verdict.reason) == (not reason, reason)
 
 
-def test_the_checks_that_held_are_counted(sandbox: Sandbox) -> None:
+def test_passed_checks_are_counted(sandbox: Sandbox) -> None:
     assert judged(sandbox, SQUARE, "assert square(1) == 1\nfor n in range(4):\n    assert square(n) == n * n\n").checks == 5
     assert judged(sandbox, SQUARE, "assert square(1) == 1\nassert square(1) == 2\n").checks == 1
 
@@ -81,7 +81,7 @@ def test_arguments_are_copies(sandbox: Sandbox) -> None:
     assert judged(sandbox, code, "xs = [0]\nassert f(xs) == [0, 1]\nassert xs == [0]\n").passed
 
 
-def test_the_preamble_comes_before_the_program_and_its_helpers_are_the_tests_own(sandbox: Sandbox) -> None:
+def test_preamble_precedes_the_program_and_tests_use_their_own_helpers(sandbox: Sandbox) -> None:
     preamble = "import math\ndef helper(x):\n    return x + 1\ndef stub(x):\n    '''To be written.'''\n"
     code = "def stub(x):\n    return math.floor(helper(x))\ndef helper(x):\n    return 0 * x\n"
     assert judged(sandbox, "def stub(x):\n    return math.floor(helper(x))", "assert stub(2.5) == 3\n", preamble=preamble).passed
@@ -90,7 +90,7 @@ def test_the_preamble_comes_before_the_program_and_its_helpers_are_the_tests_own
 
 
 @pytest.mark.parametrize("head", ["", "# note\n", '"""Says what it does."""\n', "from __future__ import division\n", "\ufeff"])
-def test_imports_from_the_future_stay_in_front_behind_a_preamble(sandbox: Sandbox, head: str) -> None:
+def test_future_imports_stay_in_front_of_a_preamble(sandbox: Sandbox, head: str) -> None:
     code = f"{head}from __future__ import (annotations,\n    generators)  # both\n\ndef f(x: Nothing): return LIMIT + x\n"
     given = ProgramTests(code, "assert f(1) == 8\n", "import math\nLIMIT = 7\n")
     verdict = program.judge_program(given, sandbox, Limits(), SystemClock())
@@ -110,12 +110,12 @@ def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: s
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), 1e30, 0.0])
-def test_a_time_limit_that_is_none_is_refused_in_one_line(sandbox: Sandbox, timeout_s: float) -> None:
+def test_invalid_time_limit_is_refused_in_one_line(sandbox: Sandbox, timeout_s: float) -> None:
     with pytest.raises(UsageError, match="time limit"):
         run_program_tests(SQUARE, "assert square(1) == 1", timeout_s, sandbox=sandbox)
 
 
-def test_random_tests_are_the_same_every_time(sandbox: Sandbox) -> None:
+def test_random_tests_are_reproducible(sandbox: Sandbox) -> None:
     tests = "import random\nseen = [random.randint(0, 10 ** 9) for _ in range(3)]\nassert f(seen) % 7 == 3\n"
     verdicts = {judged(sandbox, "def f(xs): return sum(xs)", tests) for _ in range(3)}
     assert len(verdicts) == 1
@@ -150,7 +150,7 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
         ("def f(x): return x", '{"inputs": [1]}', "the tests cannot be read: inputs and outputs must be lists of one length"),
     ],
 )
-def test_pairs_of_input_and_output_pass_or_fail_with_a_reason(sandbox: Sandbox, code: str, tests: str, reason: str) -> None:
+def test_input_output_pairs_pass_or_fail_with_a_reason(sandbox: Sandbox, code: str, tests: str, reason: str) -> None:
     verdict = judged(sandbox, code, tests, limits=Limits(wall_s=3.0, memory_mib=256))
     assert (verdict.passed, verdict.reason) == (not reason, reason)
 
@@ -196,7 +196,7 @@ def response(code: str) -> str:
     return f"<think>\nStep 1: write it\n</think>\n<answer>\n```python\n{code}\n```\n</answer>"
 
 
-def test_the_verifier_takes_the_last_python_block_behind_the_preamble(sandbox: Sandbox) -> None:
+def test_verifier_takes_the_last_python_block_after_the_preamble(sandbox: Sandbox) -> None:
     verifier = ProgramVerifier(ProgramJudge(lambda: sandbox))
     right = item("assert area(2) == 13\n", "from math import pi\n")
     assert verifier.is_correct(right, "```python\nfirst\n```\n" + response("def area(r): return round(pi * r * r)"))
@@ -207,7 +207,7 @@ def test_the_verifier_takes_the_last_python_block_behind_the_preamble(sandbox: S
 
 
 class NoSandbox:
-    """Fails when it is used; a verifier must not need one for what holds no program."""
+    """Fails when used; a verifier must not need one for text without a program."""
 
     name = "absent"
 
@@ -225,13 +225,13 @@ def test_without_a_sandbox_a_program_is_refused_but_a_missing_one_is_just_wrong(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(max_size=60), st.text(max_size=40))
-def test_no_text_makes_the_verifier_raise(sandbox: Sandbox, code: str, tests: str) -> None:
+def test_verifier_accepts_any_text_without_raising(sandbox: Sandbox, code: str, tests: str) -> None:
     verifier = ProgramVerifier(ProgramJudge(lambda: sandbox, Limits(wall_s=5.0)))
     assert verifier.is_correct(item(tests), response(code)) is False
     assert verifier.is_correct(item("assert f(1) == 1"), response(code)) is False
 
 
-def test_a_program_too_large_to_hand_over_is_wrong(sandbox: Sandbox) -> None:
+def test_oversized_program_is_wrong(sandbox: Sandbox) -> None:
     assert "larger than" in judged(sandbox, "#" * (5 << 20), "assert f(1) == 1").reason
     assert "larger than" in judged(sandbox, "def f(x): return x", "#" * (5 << 20)).reason
 
@@ -252,7 +252,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, result: ProgramVerdict | Exception)
     return calls, go
 
 
-def test_equal_programs_are_judged_once_even_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_programs_are_judged_once_even_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, go = counted(monkeypatch, ProgramVerdict(True, "", 1))
     judge = ProgramJudge(lambda: None, at_once=4)  # type: ignore[arg-type, return-value]
     found: list[ProgramVerdict] = []
@@ -268,7 +268,7 @@ def test_equal_programs_are_judged_once_even_at_the_same_time(monkeypatch: pytes
     assert len(calls) == 3
 
 
-def test_no_more_programs_run_at_once_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_concurrent_programs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, lock = 0, 0, threading.Lock()
     gate = threading.Barrier(2)
 
@@ -292,7 +292,7 @@ def test_no_more_programs_run_at_once_than_allowed(monkeypatch: pytest.MonkeyPat
     assert most == 2
 
 
-def test_a_failure_of_the_sandbox_is_raised_to_all_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_failure_is_raised_to_all_and_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, go = counted(monkeypatch, SandboxError("broken"))
     go.set()
     judge = ProgramJudge(lambda: None)  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""The encoding between judge and program: plain values come back exactly, nothing else comes at all."""
+"""The encoding between judge and program: plain values round-trip exactly, and nothing else passes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def exact(value: object) -> object:
 @given(PLAIN)
 @example("\ud800")
 @example([1 << 5000, -0.0, 1e-320])
-def test_plain_values_come_back_exactly(value: object) -> None:
+def test_plain_values_round_trip_exactly(value: object) -> None:
     assert exact(wire.decode(wire.encode(value))) == exact(value)
 
 
 @given(
     st.binary(max_size=60) | PLAIN.map(wire.encode).flatmap(lambda data: st.binary(max_size=3).map(lambda junk: data[:-1] + junk))
 )
-def test_any_bytes_are_a_plain_value_or_refused(data: bytes) -> None:
+def test_any_bytes_decode_to_a_plain_value_or_are_refused(data: bytes) -> None:
     try:
         value = wire.decode(data)
     except wire.BadFrame:
@@ -65,7 +65,7 @@ def test_an_iterator_arrives_as_an_iterator() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), len, type, Exception("x"), ..., memoryview(b"x"), [[object()]]])
-def test_what_is_not_plain_is_refused(value: object) -> None:
+def test_non_plain_value_is_refused(value: object) -> None:
     with pytest.raises(wire.Unencodable):
         wire.encode(value)
 

@@ -1,4 +1,4 @@
-"""What is left of the cloud's budget, and where an answer comes from when there is nothing left or the cloud may not be asked."""
+"""The remaining cloud budget, and the source of an answer when it is exhausted or the cloud may not be asked."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBu
         (None, Circumstances(), "unknown", "not reported the budget yet"),
     ],
 )
-def test_the_state_of_a_quota_and_its_line(known: KnownBudget | None, now: Circumstances, state: str, words: str) -> None:
+def test_quota_state_and_its_line(known: KnownBudget | None, now: Circumstances, state: str, words: str) -> None:
     quota = quota_of("math", known, HelpDial(0.15, "math").snapshot(), now)
     assert (quota.state, quota.target_rate, quota.as_of) == (state, 0.15, 7.0 if known else None)
     assert words in quota.line and "\n" not in quota.line
 
 
 @given(st.integers(0, 50), st.one_of(st.none(), st.integers(0, 50)), st.booleans(), st.booleans())
-def test_what_is_left_is_never_negative_and_nothing_left_is_never_ok(used: int, limit: int | None, away: bool, off: bool) -> None:
+def test_remaining_quota_is_never_negative_and_zero_is_never_ok(used: int, limit: int | None, away: bool, off: bool) -> None:
     now = Circumstances(OFF if off else "", away="gone" if away else "")
     quota = quota_of("math", budget(used, limit), None, now)
     assert quota.calls_left == (None if limit is None else max(0, limit - used))
@@ -71,7 +71,7 @@ async def answer(agent: Agent, mode: Any = None) -> AnswerRecord:
     return await agent.answerer.answer(AnswerRequest(QUESTION, mode=mode))
 
 
-async def test_with_the_budget_used_up_answers_still_come_and_the_caller_is_told(tmp_path: Path) -> None:
+async def test_with_an_exhausted_budget_answers_continue_and_the_caller_is_informed(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=always_asks, terms=ScriptedTerms(calls_limit=1))
     async with world.agent() as agent:
         first, second, third = [await answer(agent) for _ in range(3)]
@@ -86,7 +86,7 @@ async def test_with_the_budget_used_up_answers_still_come_and_the_caller_is_told
     assert len(world.client.calls) == 1
 
 
-async def test_what_is_known_of_the_budget_outlives_the_agent_and_says_when_it_was_told(tmp_path: Path) -> None:
+async def test_known_budget_outlives_the_agent_with_its_time(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=always_asks, terms=ScriptedTerms(calls_limit=5))
     async with world.agent() as agent:
         record = await answer(agent)
@@ -109,7 +109,7 @@ _SWITCH = (("", OFF), (False, True))
 
 
 def expected(mode: str, off: str, paused: bool, trouble: str) -> tuple[str, str]:
-    """Source and a part of the reason; the scripted model always asks, and what it says without asking is well formed."""
+    """Source and a part of the reason; the scripted model always asks, and its answer without asking is well formed."""
     reason = off or (PAUSED if paused else "")
     if mode == "cloud-only":
         return ("refusal", reason) if reason else ("failure", "") if trouble else ("cloud", "mode cloud-only")
@@ -120,7 +120,7 @@ def expected(mode: str, off: str, paused: bool, trouble: str) -> tuple[str, str]
 
 
 @pytest.mark.parametrize(("mode", "off", "paused", "trouble"), list(itertools.product(MODES, *_SWITCH, TROUBLE)))
-async def test_mode_kill_switch_pause_and_trouble_decide_together_where_an_answer_comes_from(
+async def test_mode_kill_switch_pause_and_disruption_together_decide_the_source(
     tmp_path: Path, mode: str, off: str, paused: bool, trouble: str
 ) -> None:
     world = World(tmp_path / "state", script=always_asks, switched_off=off)

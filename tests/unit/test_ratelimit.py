@@ -1,4 +1,4 @@
-"""Rate limits: what a device and the fleet may start, to the nanosecond."""
+"""Rate limits of a device and of the fleet, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rates(
 
 
 def started(limiter: RateLimiter, device: str, most: int = 1000) -> int:
-    """How many calls pass at once."""
+    """How many calls pass immediately."""
     for count in range(most):
         try:
             limiter.take(device)
@@ -27,7 +27,7 @@ def started(limiter: RateLimiter, device: str, most: int = 1000) -> int:
     return most
 
 
-def test_a_burst_passes_and_then_as_many_as_time_gives() -> None:
+def test_burst_passes_and_then_the_rate_applies() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rates((60, 5)), clock)
     assert started(limiter, "d1") == 5
@@ -39,7 +39,7 @@ def test_a_burst_passes_and_then_as_many_as_time_gives() -> None:
     assert started(RateLimiter(rates((3, None)), clock), "d1") == 1
 
 
-def test_after_the_told_delay_a_call_passes_and_not_before() -> None:
+def test_call_passes_after_the_reported_delay_and_not_before() -> None:
     clock = ManualClock(0.0)
     limiter = RateLimiter(rates((7, 1)), clock)
     limiter.take("d1")
@@ -53,7 +53,7 @@ def test_after_the_told_delay_a_call_passes_and_not_before() -> None:
     assert started(limiter, "d1") == 1
 
 
-def test_devices_have_buckets_of_their_own_and_share_that_of_the_fleet() -> None:
+def test_devices_have_separate_buckets_and_share_that_of_the_fleet() -> None:
     limiter = RateLimiter(rates((60, 3), (60, 5)), ManualClock())
     assert [started(limiter, device) for device in ("d1", "d2", "d3")] == [3, 2, 0]
 
@@ -70,7 +70,7 @@ def test_a_call_refused_for_the_fleet_costs_the_device_nothing() -> None:
         limiter.take("d1")
 
 
-def test_new_rates_hold_for_the_next_call_and_give_nothing_away() -> None:
+def test_new_rates_apply_to_the_next_call_and_grant_nothing_extra() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rates((60, 5)), clock)
     assert started(limiter, "d1") == 5
@@ -82,7 +82,7 @@ def test_new_rates_hold_for_the_next_call_and_give_nothing_away() -> None:
     assert started(limiter, "d1") == 1000
 
 
-def test_a_clock_that_goes_back_gives_no_calls() -> None:
+def test_clock_set_back_grants_no_calls() -> None:
     clock = ManualClock(100.0)
     limiter = RateLimiter(rates((60, 1)), clock)
     limiter.take("d1")
@@ -92,7 +92,7 @@ def test_a_clock_that_goes_back_gives_no_calls() -> None:
     assert started(limiter, "d1") == 0
 
 
-def test_full_buckets_of_devices_that_went_away_are_forgotten() -> None:
+def test_full_buckets_of_absent_devices_are_dropped() -> None:
     clock = ManualClock()
     limiter = RateLimiter(rates((60, 1)), clock)
     for number in range(FEWEST_BUCKETS_TO_SCAN):

@@ -20,18 +20,20 @@ from edge.state.folder import StateFolder
 
 
 @pytest.mark.parametrize("written", ["30%", "30 %", " 0.3 ", 0.3])
-def test_a_rate_is_understood_as_it_is_written(written: object) -> None:
+def test_rate_is_parsed_as_written(written: object) -> None:
     assert rate_of(written) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("written", "told"), [("30", "30 % or 0.3"), (30, "30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")])
-def test_what_is_no_rate_is_refused_with_what_may_be_meant(written: object, told: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "message"), [("30", "30 % or 0.3"), (30, "30 % or 0.3"), ("130%", "[0, 1]"), (True, "[0, 1]")]
+)
+def test_invalid_rate_is_refused_with_a_suggestion(written: object, message: str) -> None:
     with pytest.raises(ValueError, match=r"must lie in") as refused:
         rate_of(written)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_configurations_of_agent_and_coordinator_read_percent(tmp_path: Path) -> None:
+def test_agent_and_coordinator_configurations_accept_percent(tmp_path: Path) -> None:
     agent, coordinator = tmp_path / "agent.yaml", tmp_path / "coordinator.yaml"
     agent.write_text("budget: {dial: 30 %}\nphases: [{source: 'practice:arith', target_rate: 25%}]\n")
     coordinator.write_text("tasks:\n  math:\n    target_rate: 15 %\n")
@@ -44,7 +46,7 @@ def test_configurations_of_agent_and_coordinator_read_percent(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("written", [("30%",), ("30", "%"), ("0.3",)])
-def test_commands_and_requests_read_a_rate_as_it_is_written(
+def test_commands_and_requests_parse_a_rate_as_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], written: tuple[str, ...]
 ) -> None:
     with StateFolder(tmp_path / "state"):
@@ -71,17 +73,17 @@ def test_an_amount_has_as_many_digits_as_matter(uusd: int, shown: str) -> None:
 
 
 @given(st.integers(0, 10**12))
-def test_what_is_shown_is_read_again_within_half_a_percent(uusd: int) -> None:
+def test_shown_amount_is_parsed_back_within_half_a_percent(uusd: int) -> None:
     again = uusd_of(money(uusd).replace(",", ""))
     assert abs(again - uusd) <= max(0.005 * uusd, 0)
 
 
 @pytest.mark.parametrize(("text", "uusd"), [("5", 5_000_000), ("0.000001", 1), (" 2.50 USD", 2_500_000), ("$0.25", 250_000)])
-def test_an_amount_is_read_exactly(text: str, uusd: int) -> None:
+def test_amount_is_parsed_exactly(text: str, uusd: int) -> None:
     assert uusd_of(text) == uusd
 
 
 @pytest.mark.parametrize("text", ["", "-5", "five", "0.0000001", "1e3", "1.2.3", "١"])
-def test_what_is_no_amount_is_refused(text: str) -> None:
+def test_invalid_amount_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="amount of USD"):
         uusd_of(text)

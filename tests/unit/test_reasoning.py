@@ -1,4 +1,4 @@
-"""Splitting a stream into reasoning and answer must not depend on where the stream was cut."""
+"""Splitting a stream into reasoning and answer does not depend on the position of the cuts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(marks)]
 
 
-def test_think_part_goes_to_reasoning_and_answer_part_to_content() -> None:
+def test_think_part_is_reasoning_and_answer_part_is_content() -> None:
     assert read(["plain ", "words"]) == {"reasoning": "", "content": "plain words"}
     assert read(["<think>Step 1: 2 <"]) == {"reasoning": "Step 1: 2 <", "content": ""}
     assert read(["<think>\nStep 1: 2\n</think>\n<answer>\\boxed{2}</answer>"]) == {
@@ -50,6 +50,6 @@ def test_the_result_does_not_depend_on_the_cuts(words: list[str], places: list[i
 
 @given(st.text(alphabet="<>/thinkanswer ", max_size=30))
 def test_tags_never_reach_a_channel(text: str) -> None:
-    said = read(list("<think>" + text + "</think>"))
-    assert "<think>" not in said["reasoning"]
-    assert "</think>" not in said["reasoning"] + said["content"]
+    channels = read(list("<think>" + text + "</think>"))
+    assert "<think>" not in channels["reasoning"]
+    assert "</think>" not in channels["reasoning"] + channels["content"]

@@ -23,7 +23,7 @@ def player(cassette: Path) -> RecordedProvider:
     return RecordedProvider(UpstreamConfig(provider="recorded", path=str(cassette)), "test")
 
 
-async def test_what_was_recorded_is_replayed_under_any_key(tmp_path: Path) -> None:
+async def test_recorded_answer_is_replayed_under_any_key(tmp_path: Path) -> None:
     cassette = tmp_path / "c.jsonl"
     source = ScriptedProvider(in_turn(ScriptedAnswer("eins"), ScriptedAnswer("zwei\n", usage=None)))
     first = [await record(cassette, asks(content), source) for content in ("a private question", "two")]
@@ -32,7 +32,7 @@ async def test_what_was_recorded_is_replayed_under_any_key(tmp_path: Path) -> No
     assert [await replayer.complete(asks(content, key="k2")) for content in ("a private question", "two")] == first
 
 
-async def test_a_request_that_is_not_on_the_cassette_was_not_executed(tmp_path: Path) -> None:
+async def test_request_missing_on_the_cassette_was_not_executed(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("")
     with pytest.raises(ProviderError) as failed:
         await player(tmp_path / "c.jsonl").complete(asks())
@@ -40,7 +40,7 @@ async def test_a_request_that_is_not_on_the_cassette_was_not_executed(tmp_path: 
 
 
 @pytest.mark.parametrize("line", ["nonsense", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}'])
-async def test_a_bad_line_of_a_cassette_and_a_missing_one_are_named(tmp_path: Path, line: str) -> None:
+async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "c.jsonl").write_text(f"\n{line}\n")
     with pytest.raises(ConfigError, match=r"c\.jsonl:2"):
         await player(tmp_path / "c.jsonl").start()
@@ -48,7 +48,7 @@ async def test_a_bad_line_of_a_cassette_and_a_missing_one_are_named(tmp_path: Pa
         await player(tmp_path / "none.jsonl").start()
 
 
-async def test_calls_of_tools_are_recorded_under_their_request_and_played_again(tmp_path: Path) -> None:
+async def test_tool_calls_are_recorded_by_request_and_replayed(tmp_path: Path) -> None:
     called = '{"tool_calls":[]}'
     wanted = replace(asks(), openai_json='{"tools":[]}')
     source = ScriptedProvider(always(ScriptedAnswer("", finish="tool_calls", beyond_text=called)))

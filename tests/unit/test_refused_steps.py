@@ -1,4 +1,4 @@
-"""A step whose calls a budget refused asks for help without a call, which is no discrepancy, whatever else was refused meanwhile."""
+"""A step whose calls were refused by a budget has requests without a call, which is no discrepancy, whatever else was refused meanwhile."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ async def reported(controller: StepController, step: int) -> tuple[str, ...]:
     return (await controller.close_step("d", "group1", step, 64, 10)).discrepancies
 
 
-async def test_a_persons_question_that_is_refused_during_a_step_does_not_make_its_report_odd(controller: StepController) -> None:
+async def test_refused_user_question_during_a_step_causes_no_discrepancy(controller: StepController) -> None:
     controller.note_refusal("d", "group1", 0)
     controller.note_refusal("d", "group1", -1)
     assert await reported(controller, 0) == ()
 
 
-async def test_a_report_that_comes_after_the_next_steps_refusals_is_not_odd(controller: StepController) -> None:
+async def test_report_after_the_next_steps_refusals_causes_no_discrepancy(controller: StepController) -> None:
     for step in (0, 1, 1):
         controller.note_refusal("d", "group1", step)
     assert [await reported(controller, step) for step in (0, 1)] == [(), ()]
 
 
-async def test_a_step_of_which_nothing_was_refused_is_odd_without_a_call(controller: StepController) -> None:
+async def test_step_without_refusals_or_calls_is_a_discrepancy(controller: StepController) -> None:
     controller.note_refusal("d", "group1", -1)
     controller.note_refusal("d", "other", 0)
-    [told] = await reported(controller, 0)
-    assert "10 help units" in told
+    [discrepancy] = await reported(controller, 0)
+    assert "10 help units" in discrepancy

@@ -1,4 +1,4 @@
-"""Going back by itself: planted bad versions are found and left, chance is not, and nothing flaps."""
+"""Automatic rollback: planted bad versions are found and left, chance is not, and there is no oscillation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_
 
 
 class Ageing:
-    """A script by which versions answer the first so many of the anchors wrongly; the test turns versions bad when it likes."""
+    """A script by which versions answer the first few validation questions wrongly; the test can change their number."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -52,7 +52,7 @@ def went_back(agent: Agent) -> list[tuple[int, int, str]]:
     return [(int(one), int(other), str(by)) for one, other, by in rows]
 
 
-async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best_kept_one(tmp_path: Path) -> None:
+async def test_version_that_worsens_after_promotion_is_replaced_by_the_best_kept_one(tmp_path: Path) -> None:
     world, script = guarded(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -69,7 +69,7 @@ async def test_a_version_that_turns_bad_after_its_promotion_is_left_for_the_best
 
 
 @pytest.mark.parametrize(("every", "lost", "goes"), [(4, 4, False), (4, 5, True), (None, 8, False)])
-async def test_five_lost_and_none_gained_is_the_least_evidence_where_an_exam_is_wanted(
+async def test_five_losses_without_a_gain_are_the_least_evidence_for_a_rollback(
     tmp_path: Path, every: int | None, lost: int, goes: bool
 ) -> None:
     world, script = guarded(tmp_path, recheck_every=every)
@@ -80,7 +80,7 @@ async def test_five_lost_and_none_gained_is_the_least_evidence_where_an_exam_is_
         assert bool(went_back(agent)) is goes
 
 
-async def test_losses_that_the_gate_lets_pass_are_found_where_they_are_beyond_chance(tmp_path: Path) -> None:
+async def test_losses_below_the_gate_are_found_where_beyond_chance(tmp_path: Path) -> None:
     """One item a promotion: the best version is kept although three have served since."""
     world, script = guarded(tmp_path, recheck_every=4)
     world.gate = replace(RULES, max_drop=0.7)
@@ -93,7 +93,7 @@ async def test_losses_that_the_gate_lets_pass_are_found_where_they_are_beyond_ch
         assert went_back(agent) == [(12, 2, "anchors")]
 
 
-async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Path) -> None:
+async def test_rollback_does_not_oscillate_or_return_to_an_abandoned_version(tmp_path: Path) -> None:
     world, script = guarded(tmp_path, recheck_every=2)
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
@@ -105,7 +105,7 @@ async def test_it_does_not_flap_and_never_goes_back_to_what_it_left(tmp_path: Pa
         assert agent.components.state.lineage().serving not in left
 
 
-async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> None:
+async def test_version_with_a_missing_file_is_left_immediately(tmp_path: Path) -> None:
     world, _ = guarded(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -116,7 +116,7 @@ async def test_a_version_whose_file_is_gone_is_left_at_once(tmp_path: Path) -> N
         assert found is not None and (found.version, found.better, found.cause) == (4, 2, "damage")
 
 
-async def test_a_version_that_a_person_chose_is_left_alone(tmp_path: Path) -> None:
+async def test_version_chosen_by_a_person_is_left_alone(tmp_path: Path) -> None:
     world, script = guarded(tmp_path, recheck_every=1)
     world.gate = replace(RULES, every=4)
     async with world.agent() as agent:
@@ -134,7 +134,7 @@ def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local
         rated(agent.components.state, id, "good" if number < good else "bad")
 
 
-async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_path: Path) -> None:
+async def test_version_less_liked_than_the_one_before_is_left(tmp_path: Path) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
@@ -153,7 +153,7 @@ async def test_a_version_that_people_like_less_than_the_one_before_is_left(tmp_p
         ((18, 2), (0, 500), {"prompt": "Who wrote this?"}),
     ],
 )
-async def test_few_verdicts_chance_the_clouds_answers_and_one_question_over_and_over_are_no_evidence(
+async def test_few_random_cloud_or_repeated_ratings_are_no_evidence(
     tmp_path: Path, before: tuple[int, int], now: tuple[int, int], of: dict[str, str]
 ) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
@@ -165,7 +165,7 @@ async def test_few_verdicts_chance_the_clouds_answers_and_one_question_over_and_
         assert went_back(agent) == []
 
 
-async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when_all_is_learned(tmp_path: Path) -> None:
+async def test_disliked_version_is_left_also_while_paused_or_when_all_is_learned(tmp_path: Path) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
     world.conditions = MachineConditions(ConditionRules(check_s=0.001), ScriptedProbe())
     async with world.agent() as agent:
@@ -192,24 +192,24 @@ async def test_a_disliked_version_is_left_also_while_learning_is_paused_and_when
 
 
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40))
-def test_law_losing_more_is_never_less_evidence_and_gaining_more_never_more(lost: int, gained: int) -> None:
+def test_law_more_losses_are_never_less_evidence_and_more_gains_never_more(lost: int, gained: int) -> None:
     assert lost_more(lost, gained) <= lost_more(lost + 1, gained)
     assert lost_more(lost, gained + 1) <= lost_more(lost, gained)
     assert not (lost_more(lost, gained) and lost_more(gained, lost))
 
 
 @given(bad=st.integers(0, 20), good=st.integers(0, 20), bad_before=st.integers(0, 20), good_before=st.integers(0, 20))
-def test_law_the_verdicts_test_is_fishers(bad: int, good: int, bad_before: int, good_before: int) -> None:
+def test_law_test_of_ratings_is_fishers(bad: int, good: int, bad_before: int, good_before: int) -> None:
     total, before = bad + good, bad_before + good_before
-    told = liked_less(bad, total, bad_before, before)
+    significant = liked_less(bad, total, bad_before, before)
     if min(total, before) < LEAST_VERDICTS:
-        assert not told
+        assert not significant
         return
     ways = sum(
         comb(total, k) * comb(before, bad + bad_before - k)
         for k in range(bad, min(total, bad + bad_before) + 1)
         if 0 <= bad + bad_before - k <= before
     )
-    assert told == (ways / comb(total + before, bad + bad_before) <= 0.05)
-    if told:
+    assert significant == (ways / comb(total + before, bad + bad_before) <= 0.05)
+    if significant:
         assert bad / total > bad_before / before

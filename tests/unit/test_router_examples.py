@@ -1,4 +1,4 @@
-"""What a router learns from, how its threshold and quality are found on examples it was not fitted to, and what its settings mean."""
+"""The training data of a router, its threshold and quality on held-out examples, and its settings."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import HELP, World, item, local_answer, number_in
 
 
-async def examples(tmp_path: Path, script: Any, count: int = 6, told: list[tuple[int, int]] | None = None) -> list[Example]:
+async def examples(tmp_path: Path, script: Any, count: int = 6, progress: list[tuple[int, int]] | None = None) -> list[Example]:
     settings = replace(World(tmp_path / "state").rollout_settings("run"), temperature=0.0, prompt_form="compact")
     roles = EvalRoles(ScriptedBackend(script), ExactMathAnswer(), SelfOffload(), None)
-    seen = [] if told is None else told
+    seen = [] if progress is None else progress
     return await examples_of(roles, settings, [item(number) for number in range(count)] * 2, lambda *done: seen.append(done))
 
 
-async def test_the_label_is_the_answer_without_asking_and_the_features_are_of_the_free_response(tmp_path: Path) -> None:
+async def test_label_is_the_forced_answer_and_features_come_from_the_free_response(tmp_path: Path) -> None:
     def script(messages: Any, sampling: Any, seed: int) -> str:
         number = number_in(messages[-1].content)
         if number < 3 and not sampling.suppress_help:
             return HELP
         return local_answer(number + 1 if number % 2 else 0)
 
-    told: list[tuple[int, int]] = []
-    found = await examples(tmp_path, script, told=told)
+    progress: list[tuple[int, int]] = []
+    found = await examples(tmp_path, script, progress=progress)
     assert [example.item.id for example in found] == [f"math-{number}" for number in range(6)]  # each once
     assert [example.failed for example in found] == [True, False, True, False, True, False]
     assert [example.response.text == HELP for example in found] == [True] * 3 + [False] * 3
     assert all(example.response.finish is FinishReason.EOS for example in found)
-    assert told == [(done, 6) for done in range(1, 7)]
+    assert progress == [(done, 6) for done in range(1, 7)]
 
 
-async def test_what_never_ends_is_no_example_because_no_router_is_asked_about_it(tmp_path: Path) -> None:
+async def test_endless_response_is_no_example(tmp_path: Path) -> None:
     found = await examples(tmp_path, lambda messages, sampling, seed: "<think>\nStep 1: on and on " * 40)
     assert found == []
 
@@ -58,7 +58,7 @@ def noisy(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
-def test_threshold_and_quality_are_those_of_the_held_out_quarter(rate: float) -> None:
+def test_threshold_and_quality_come_from_the_held_out_quarter(rate: float) -> None:
     rows, failed = noisy(400)
     router = calibrate(rows, failed, rate)
     quality, held_out = router.quality, slice(3, None, 4)
@@ -76,7 +76,7 @@ def test_threshold_and_quality_are_those_of_the_held_out_quarter(rate: float) ->
     assert np.array_equal(calibrate(moved, failed, rate).model.weights, router.model.weights)
 
 
-def test_area_under_curve_is_the_chance_of_a_pair_in_order() -> None:
+def test_area_under_the_curve_is_the_probability_of_an_ordered_pair() -> None:
     values, failed = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
     assert area_under_curve(values, failed) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
     assert area_under_curve(values, np.zeros(4, dtype=bool)) is None
@@ -88,7 +88,7 @@ def config(**routing: Any) -> AgentConfig:
     return AgentConfig.model_validate({"routing": routing})
 
 
-def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_router_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="edge-agent router train"):
         Settings(sets=["routing.policy=router"]).config()
     missing = config(policy="router", router=str(tmp_path / "none.onnx"))
@@ -102,7 +102,7 @@ def test_a_router_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pyt
     assert ".[onnx]" in caught.value.hint
 
 
-def test_the_name_of_a_router_tells_file_and_threshold_apart(tmp_path: Path) -> None:
+def test_router_name_separates_file_and_threshold(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.onnx", "b.onnx")]
     for file in files:
         file.write_text(file.name)

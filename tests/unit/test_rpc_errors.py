@@ -31,13 +31,13 @@ def all_error_classes() -> set[type[errors.CoordinatorError]]:
     return found
 
 
-def test_every_error_class_has_a_row_under_its_own_reason_and_a_reason_stands_for_one_row() -> None:
+def test_every_error_class_has_exactly_one_row_under_its_reason() -> None:
     assert len({row.reason for row in TABLE}) == len(TABLE) == len(BY_REASON)
     assert {row.error for row in TABLE} == all_error_classes()
     assert all(BY_REASON[error.reason].error is error for error in all_error_classes())
 
 
-def test_only_unavailable_is_worth_a_retry_with_the_same_key() -> None:
+def test_only_unavailable_is_retried_with_the_same_key() -> None:
     retryable = {row.reason for row in TABLE if is_worth_retrying(row.error("x", reason=row.reason))}
     sent_by_the_service = {"OVERLOADED", "DRAINING", "UPSTREAM_OPEN", "UPSTREAM_FAILED", "LEDGER_UNAVAILABLE"}
     assert retryable == sent_by_the_service | {"CONNECTION_LOST"}
@@ -45,13 +45,13 @@ def test_only_unavailable_is_worth_a_retry_with_the_same_key() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [float("inf"), 1e300, 1e19, float("nan"), -5.0])
-def test_a_delay_that_no_duration_holds_travels_as_a_day_or_none(delay_s: float) -> None:
+def test_delay_beyond_a_duration_is_sent_as_a_day_or_not_at_all(delay_s: float) -> None:
     got = from_status(to_status(errors.CoordinatorUnavailable("x", retry_after_s=delay_s)))
     assert got.retry_after_s == (86400.0 if delay_s > 0.0 else 0.0)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.reason)
-def test_decoding_what_was_encoded_gives_the_same_error(row) -> None:
+def test_decoding_an_encoded_error_gives_the_same_error(row) -> None:
     sent = row.error("it broke", hint="do this", reason=row.reason, retry_after_s=1.25, metadata={"expected_step": "7"})
     status, info = to_status(sent), error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info) and (info.reason, info.domain) == (row.reason, DOMAIN)
@@ -69,14 +69,14 @@ def test_any_message_and_metadata_survive_as_one_line(row, message, metadata) ->
     assert str(got) == (" ".join(message.split()) or row.reason)
 
 
-def test_a_gone_budget_names_which_one_in_quota_failure() -> None:
+def test_exhausted_budget_is_named_in_quota_failure() -> None:
     status = to_status(errors.BudgetExhausted("device calls are used up", metadata={"budget": "device:local/calls"}))
     quota = error_details_pb2.QuotaFailure()
     assert any(detail.Unpack(quota) for detail in status.details)
     assert quota.violations[0].subject == "device:local/calls"
 
 
-SPECIFIED = [  # reason, code, whether RetryInfo tells when to ask again
+SPECIFIED = [  # reason, code, whether RetryInfo has a retry delay
     ("BUDGET_EXHAUSTED", grpc.StatusCode.RESOURCE_EXHAUSTED, False),
     ("RATE_LIMITED", grpc.StatusCode.RESOURCE_EXHAUSTED, True),
     ("OVERLOADED", grpc.StatusCode.UNAVAILABLE, True),
@@ -98,7 +98,7 @@ SPECIFIED = [  # reason, code, whether RetryInfo tells when to ask again
 
 
 @pytest.mark.parametrize(("reason", "code", "has_retry_info"), SPECIFIED, ids=lambda value: str(value))
-def test_each_case_has_its_code_and_says_when_to_ask_again(reason, code, has_retry_info) -> None:
+def test_each_case_has_its_code_and_retry_delay(reason, code, has_retry_info) -> None:
     row = BY_REASON[reason]
     status, retry = to_status(row.error("x", reason=reason)), error_details_pb2.RetryInfo()
     assert status.code == code.value[0]
@@ -112,7 +112,7 @@ def test_an_unknown_status_still_becomes_a_coordinator_error(code, reason) -> No
     assert isinstance(from_status(status), errors.CoordinatorError)
 
 
-def test_error_info_of_another_domain_is_not_ours() -> None:
+def test_error_info_of_another_domain_is_ignored() -> None:
     status = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="proxy")
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason="OVERLOADED", domain="proxy.example"))
     assert from_status(status).reason == "CONNECTION_LOST"
@@ -121,7 +121,7 @@ def test_error_info_of_another_domain_is_not_ours() -> None:
         assert isinstance(error, errors.CoordinatorError)
 
 
-def test_details_travel_in_trailing_metadata_and_garbage_there_is_ignored() -> None:
+def test_details_are_in_trailing_metadata_and_garbage_there_is_ignored() -> None:
     status = to_status(errors.StepMismatch("stale", metadata={"expected_step": "3"}))
     good = grpc.aio.AioRpcError(
         grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing_metadata(status)), details="stale"

@@ -1,4 +1,4 @@
-"""A run folder holds one run: under which settings it goes on, and that others leave it as it is."""
+"""A run folder holds one run: the settings under which it resumes; others leave it unchanged."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alon
     monkeypatch.chdir(tmp_path)
     before = (begun(tmp_path / "runs" / "arith-0", "gate.enabled=false") / "config.yaml").read_text()
     assert main(["learn", "--tasks", "practice:arith", "--steps", "2", "--target-rate", "0.7"]) == 2
-    said = capsys.readouterr().err
-    assert "runs/arith-0" in said and "target_rate 0.3 -> 0.7" in said and "--out" in said
+    err = capsys.readouterr().err
+    assert "runs/arith-0" in err and "target_rate 0.3 -> 0.7" in err and "--out" in err
     assert (tmp_path / "runs/arith-0/config.yaml").read_text() == before
     assert not (tmp_path / "runs/arith-0/state").exists()
 
 
 @pytest.mark.parametrize(
-    ("sets", "told"),
+    ("sets", "expected"),
     [
         ((), ""),
         (("engine.threads=1", "learning.torch_threads=1", "budget.calls_limit=60", "learning.when.quiet_s=9"), ""),
@@ -51,10 +51,10 @@ def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alon
         (("phases.0.steps=1",), "steps 2 -> 1"),
     ],
 )
-def test_what_was_measured_may_not_change_and_what_lets_one_go_on_may(sets: tuple[str, ...], told: str) -> None:
+def test_measured_settings_may_not_change_and_operational_ones_may(sets: tuple[str, ...], expected: str) -> None:
     found = other_settings(config(), config(*sets))
-    assert told in found
-    assert bool(told) == bool(found)
+    assert expected in found
+    assert bool(expected) == bool(found)
 
 
 def test_a_run_may_grow_at_its_end_only() -> None:
@@ -65,7 +65,7 @@ def test_a_run_may_grow_at_its_end_only() -> None:
     assert "phases.1.source practice:facts -> none" in other_settings(config(phases=BOTH), config())
 
 
-def test_settings_under_which_nothing_was_measured_bind_nobody(tmp_path: Path) -> None:
+def test_settings_without_results_do_not_bind_a_run(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     require_same_run(tmp_path / "none", config("learning.group_size=4"))
     (folder / "events.jsonl").write_text('{"kind": "run_started"}\n', encoding="utf-8")
@@ -75,7 +75,7 @@ def test_settings_under_which_nothing_was_measured_bind_nobody(tmp_path: Path) -
         require_same_run(folder, config("learning.group_size=4"))
 
 
-def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
+def test_unreadable_record_is_not_overwritten(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     (folder / "config.yaml").write_text("learning: {no_such_key: 1}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="no_such_key") as caught:
@@ -83,7 +83,7 @@ def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> Non
     assert "--out" in caught.value.hint
 
 
-def test_a_run_goes_on_from_its_own_state_folder_only_also_where_both_were_moved(tmp_path: Path) -> None:
+def test_run_resumes_only_from_its_own_state_folder_even_after_both_moved(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begun(folder, f"state_folder={folder}/state")
     require_same_run(folder, config(f"state_folder={folder}/../run/state"))

@@ -10,7 +10,7 @@ from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedCo
 from tests.unit.agent_world import World
 
 
-async def test_a_pause_is_told_by_the_status_and_kept(tmp_path: Path) -> None:
+async def test_pause_is_shown_in_the_status_and_stored(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with world.agent() as agent:
         assert await RunningAgent(agent).pause_learning(True) == {"paused": True, "waiting": "paused by you"}
@@ -21,7 +21,7 @@ async def test_a_pause_is_told_by_the_status_and_kept(tmp_path: Path) -> None:
         assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
 
 
-async def test_the_end_of_a_pause_is_told_at_once_while_learning_still_waits(tmp_path: Path) -> None:
+async def test_end_of_a_pause_is_shown_immediately_while_learning_still_waits(tmp_path: Path) -> None:
     async with World(tmp_path).agent() as agent:
         control = RunningAgent(agent)
         await control.pause_learning(True)

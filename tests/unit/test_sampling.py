@@ -56,7 +56,7 @@ def test_the_drawn_token_is_where_the_cumulative_probability_passes_the_uniform(
 
 @given(SIZES, st.integers(2, 12), st.integers(0, 999))
 @settings(max_examples=60, deadline=None)
-def test_a_row_gives_the_same_bits_in_any_company(vocab: int, rows: int, seed: int) -> None:
+def test_row_gives_the_same_bits_in_any_batch(vocab: int, rows: int, seed: int) -> None:
     logits = made_up_logits(rows, vocab, seed)
     temperatures = [(1.0, 0.0, 0.6)[i % 3] for i in range(rows)]
     uniforms = [stream(seed, "u", i).random() for i in range(rows)]
@@ -126,7 +126,7 @@ def test_log_odds_are_clipped_where_a_side_has_no_mass() -> None:
 
 @given(SIZES, st.integers(0, 999), st.floats(0.01, 0.999), st.floats(0.0, 8.0))
 @settings(max_examples=150, deadline=None)
-def test_the_likeliest_that_reach_a_share_are_kept_and_none_beyond(vocab: int, seed: int, share: float, spread: float) -> None:
+def test_likeliest_tokens_up_to_the_share_are_kept_and_no_more(vocab: int, seed: int, share: float, spread: float) -> None:
     mass = np.exp(made_up_logits(1, vocab, seed, spread)[0])
     kept = mass.copy()
     keep_likeliest(kept, share)
@@ -138,7 +138,7 @@ def test_the_likeliest_that_reach_a_share_are_kept_and_none_beyond(vocab: int, s
     assert len(survivors) == vocab or mass[kept == 0].max() <= survivors.min()
 
 
-def test_a_share_of_the_mass_limits_what_is_drawn_and_not_its_log_probability() -> None:
+def test_top_p_limits_the_draw_but_not_the_log_probability() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32)).repeat(200, axis=0)
     uniforms = np.linspace(0.0, 0.9999, 200)
     shares = np.full(200, 0.7)

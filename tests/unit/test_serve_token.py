@@ -1,4 +1,4 @@
-"""The endpoint's token: made once, kept for this user alone, asked for wherever other machines can come."""
+"""The endpoint's token: made once, private to this user, required wherever other machines can connect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.core.errors import ConfigError, UsageError
 from edge.serve.token_file import make_token, read_token
 
 
-def test_a_token_is_new_each_time_and_only_this_user_reads_it(tmp_path: Path) -> None:
+def test_token_is_new_each_time_and_readable_by_this_user_only(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "token"
     first, second = make_token(path), make_token(path)
     assert (read_token(path), first != second, path.stat().st_mode & 0o777) == (second, True, 0o600)
@@ -24,7 +24,7 @@ def test_a_token_is_new_each_time_and_only_this_user_reads_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "mode"), [("short", 0o600), ("has blanks in the middle", 0o600), ("", 0o600), ("a" * 32, 0o644)]
 )
-def test_a_file_that_is_no_token_of_this_users_is_refused(tmp_path: Path, text: str, mode: int) -> None:
+def test_file_that_is_not_this_users_token_is_refused(tmp_path: Path, text: str, mode: int) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     path.chmod(mode)
@@ -47,7 +47,7 @@ def test_other_machines_need_a_token_and_this_one_may_ask_for_one(tmp_path: Path
         assert token_of(ServeConfig(host=one, token_file=str(tmp_path / "token"))) == token
 
 
-def test_an_address_that_stands_for_all_needs_names_and_others_are_their_own() -> None:
+def test_wildcard_address_needs_names_and_others_are_their_own() -> None:
     with pytest.raises(UsageError, match="no name"):
         names_of(ServeConfig(host="0.0.0.0"))
     assert names_of(ServeConfig(host="0.0.0.0", names=("me.local",)))[-1] == "me.local"
@@ -68,14 +68,14 @@ def test_only_whole_origins_and_host_names_can_be_named(origin: str) -> None:
 
 
 def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
+    tokens = []
     for more in ([], [], ["--new"]):
         assert agent_main(["serve-token", "--state", str(tmp_path), *more]) == 0
         out = capsys.readouterr()
-        said.append(out.out.strip())
+        tokens.append(out.out.strip())
         assert "serve.token_file=" in out.err
-        assert said[-1] not in out.err
-    assert said[0] == said[1] != said[2] == read_token(tmp_path / "serve-token")
+        assert tokens[-1] not in out.err
+    assert tokens[0] == tokens[1] != tokens[2] == read_token(tmp_path / "serve-token")
 
 
 def test_an_open_address_without_a_token_is_refused_before_a_model_is_loaded(

@@ -1,4 +1,4 @@
-"""The service's files and commands: what systemd and launchd read, and what is done with a service manager that is there or is not."""
+"""The service's files and commands: the input of systemd and launchd, with and without a service manager."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unquoted(text: str) -> list[str]:
     return [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(text)]
 
 
-def test_the_unit_passes_every_word_as_it_is_and_restarts_after_failures_without_rights() -> None:
+def test_unit_passes_every_word_unchanged_and_restarts_after_failures_unprivileged() -> None:
     unit = systemd_unit(spec(EDGE_AGENT_NO_CLOUD="1", HF_HOME="/models/50%"))
     assert unquoted(values(unit, "ExecStart")[0]) == COMMAND
     assert values(unit, "Restart") == ["on-failure"]
@@ -45,7 +45,7 @@ def test_the_unit_passes_every_word_as_it_is_and_restarts_after_failures_without
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_itself_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "edge-agent.service"
     unit.write_text(systemd_unit(spec(EDGE_AGENT_NO_CLOUD="1")))
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
@@ -54,15 +54,15 @@ def test_systemd_itself_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> Non
         asked = ["systemd-analyze", "--user", "verify", str(unit)]
         return subprocess.run(asked, env=environment, capture_output=True, text=True, check=False).stderr
 
-    said = verdict()
-    if "Failed to initialize manager" in said:
+    output = verdict()
+    if "Failed to initialize manager" in output:
         pytest.skip("systemd-analyze cannot work here")
-    assert str(unit) not in said
+    assert str(unit) not in output
     unit.write_text(unit.read_text().replace("LockPersonality", "LockPersonalty"))
-    assert f"{unit}:" in verdict()  # it would have said so
+    assert f"{unit}:" in verdict()  # it would be in the output
 
 
-def test_the_property_list_says_the_same_to_launchd() -> None:
+def test_property_list_configures_launchd_in_the_same_way() -> None:
     job = plistlib.loads(launchd_plist(spec(EDGE_AGENT_NO_CLOUD="1")).encode())
     assert job["ProgramArguments"] == COMMAND
     assert (job["KeepAlive"], job["Umask"]) == ({"SuccessfulExit": False}, 0o077)
@@ -108,7 +108,7 @@ def systemd(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
+def test_install_writes_and_starts_the_unit_and_explains_how_to_keep_it_running(
     systemd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(systemd)
@@ -133,7 +133,7 @@ def test_install_writes_the_unit_starts_it_and_says_how_to_keep_it_running(
     assert main(words) == 0  # the same again changes nothing
 
 
-def test_another_unit_is_replaced_only_by_force_and_an_unusable_one_never(
+def test_foreign_unit_is_replaced_only_with_force_and_an_unusable_one_never(
     systemd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["service", "install"]) == 0
@@ -147,7 +147,7 @@ def test_another_unit_is_replaced_only_by_force_and_an_unusable_one_never(
     assert unit_of(systemd).read_text() != before
 
 
-def test_status_logs_and_uninstall(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_logs_and_uninstall_control_the_unit(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "status"]) == service.NOT_RUNNING
     assert main(["service", "logs"]) == 2
     assert main(["service", "uninstall"]) == 2
@@ -171,7 +171,7 @@ def test_status_logs_and_uninstall(systemd: Path, capsys: pytest.CaptureFixture[
 
 
 @linux_only
-def test_without_a_user_systemd_nothing_is_changed_and_one_line_says_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_user_systemd_nothing_changes_and_one_line_explains_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "install"]) == 1
     assert "systemctl" in capsys.readouterr().err
     program(home, "systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1")
@@ -181,7 +181,7 @@ def test_without_a_user_systemd_nothing_is_changed_and_one_line_says_why(home: P
 
 
 @linux_only
-def test_print_and_dry_run_touch_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_and_dry_run_change_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["service", "install", "--print"]) == 0
     assert values(capsys.readouterr().out, "WantedBy") == ["default.target"]
     assert main(["service", "install", "--dry-run"]) == 0
@@ -190,7 +190,7 @@ def test_print_and_dry_run_touch_nothing(home: Path, capsys: pytest.CaptureFixtu
     assert sorted(file.name for file in home.iterdir()) == ["bin"]
 
 
-def test_on_a_mac_launchd_gets_a_property_list(
+def test_on_macos_launchd_gets_a_property_list(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -1,4 +1,4 @@
-"""The set-up: what is installed beside llama.cpp's build, and what becomes of a part that fails."""
+"""The set-up: packages installed beside llama.cpp's build, and the outcome of a failed job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.setup import _run_side_by_side, packages_of
 
 
-def test_the_packages_beside_the_build_are_those_of_every_extra_inside_but_for_llama_cpp() -> None:
+def test_build_packages_are_those_of_every_included_extra_except_llama_cpp() -> None:
     project = {
         "name": "p",
         "dependencies": ["a>=1"],

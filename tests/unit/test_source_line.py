@@ -1,4 +1,4 @@
-"""The line beside an answer: what it says of the budget, and when it is silent about it."""
+"""The line beside an answer: what it reports of the budget, and when it omits it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapt
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "shown"),
     [
         ("low", True),
         ("used_up", True),
@@ -26,9 +26,9 @@ NOTE = AnswerNote("a1", "local", "answered on this device", calls_left=12, adapt
         ("newer", False),
     ],
 )
-def test_a_quota_that_matters_stands_in_place_of_the_calls_left(state: str, told: bool) -> None:
+def test_low_quota_replaces_the_calls_left(state: str, shown: bool) -> None:
     line = source_line(replace(NOTE, quota={"state": state, "line": "20 of 20 calls"}))
-    assert ("20 of 20 calls" in line, "12 calls left" in line) == (told, not told)
+    assert ("20 of 20 calls" in line, "12 calls left" in line) == (shown, not shown)
 
 
 STEERS = "\x1b]0;owned\x07\x1b[2Jok\u202e\x9b1m"
@@ -36,12 +36,12 @@ SHOWN = "\\x1b]0;owned\\x07\\x1b[2Jok\\u202e\\x9b1m"
 
 
 @pytest.mark.parametrize("field", ["final", "reason", "cloud_text", "local_text", "correction", "cloud_model"])
-def test_nothing_in_a_stored_answer_steers_the_terminal(field: str) -> None:
+def test_stored_answer_cannot_inject_terminal_codes(field: str) -> None:
     (shown,) = [line for line in why_lines({"source": "cloud", field: STEERS, "charged_uusd": 0}) if "owned" in line]
     assert shown.endswith(SHOWN)
 
 
-def test_the_words_of_a_coordinator_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_coordinator_message_cannot_inject_terminal_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert SHOWN in source_line(replace(NOTE, reason=f"the cloud cannot be reached ({STEERS})"))
     finished = AnswerFinished("a1", "local-fallback", STEERS, None, None, 0, 0.1, 0, 0)
     for event in (finished, Offline(STEERS, 0.0), Notice(STEERS, 0.0)):

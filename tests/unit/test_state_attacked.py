@@ -1,4 +1,4 @@
-"""State folders as accidents leave them: new databases beside old checkpoints, later versions, damage found late, disks that fill."""
+"""State folders after accidents: new databases beside old checkpoints, later versions, damage found late, full disks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge.testing.learner import ScriptedLearner
 from tests.unit.agent_world import World
 
 
-async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_of_its_own(tmp_path: Path) -> None:
+async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
     """As after `move the file away to start afresh`."""
     world = World(tmp_path)
     async with world.agent() as agent:
@@ -44,12 +44,12 @@ async def test_a_new_database_takes_no_checkpoint_of_an_earlier_run_for_a_step_o
     assert not any("had been cut" in notice.text for notice in world.events(Notice))
 
 
-def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked_into(tmp_path: Path) -> None:
+def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
-    for look in (reading, reading_sent):
-        with pytest.raises(StateError, match="format 99"), look(tmp_path):
+    for read in (reading, reading_sent):
+        with pytest.raises(StateError, match="format 99"), read(tmp_path):
             pass
     with pytest.raises(StateError, match="format 99"):
         read_activity(tmp_path, 0.0, 1.0)
@@ -58,7 +58,7 @@ def test_a_folder_of_a_later_version_is_told_as_one_also_where_it_is_only_looked
     assert "newer version" in caught.value.hint
 
 
-def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_database_found_damaged_during_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
@@ -67,7 +67,7 @@ def test_a_database_that_is_found_damaged_while_it_is_used_is_one_line(capsys: p
     assert "database disk image is malformed" in line
 
 
-def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_database_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -77,7 +77,7 @@ def test_a_database_that_belongs_to_somebody_else_is_one_line(tmp_path: Path, mo
 
 
 class FullDisk(ScriptedLearner):
-    """Its adapter fits nowhere as often as is said."""
+    """A disk on which its adapter does not fit a given number of times."""
 
     failures = 1
 
@@ -89,8 +89,8 @@ class FullDisk(ScriptedLearner):
         return await super().export(folder, version)
 
 
-async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_made_when_there_is_room(tmp_path: Path) -> None:
-    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_made_later(tmp_path: Path) -> None:
+    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
     FullDisk.failures = 2
 
     async def open_learner() -> ScriptedLearner:
@@ -98,7 +98,7 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
 
     world._open_learner = open_learner  # type: ignore[method-assign]
     async with world.agent() as agent:
-        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
+        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
         while agent.components.state.position().steps_done < 4:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
@@ -106,23 +106,21 @@ async def test_a_disk_that_fills_under_a_step_ends_no_answers_and_the_step_is_ma
         agent.request_stop()
         await learning
         assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
-    [line] = said
+    [line] = notices
     assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, said, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+async def test_adapter_removed_while_the_agent_runs_ends_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
 
     async def gone(max_steps: int | None = None) -> None:
         raise AdapterError("no such adapter file")
 
     async with world.agent() as agent:
         monkeypatch.setattr(agent, "learn", gone)
-        learning = asyncio.create_task(learn_while_serving(agent, stop, said.append, pause_s=0.001))
-        while not said:
+        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
+        while not notices:
             assert not learning.done(), learning
             await asyncio.sleep(0.001)
         monkeypatch.undo()
@@ -132,11 +130,11 @@ async def test_an_adapter_that_is_taken_away_while_the_agent_runs_ends_no_answer
         stop.set()
         agent.request_stop()
         await learning
-    [line] = said
+    [line] = notices
     assert "no such adapter file" in line
 
 
-def test_an_endpoint_that_a_killed_agent_left_is_not_believed(tmp_path: Path) -> None:
+def test_endpoint_file_of_a_killed_agent_is_ignored(tmp_path: Path) -> None:
     """Another agent, on another folder, may listen on its port by now, and would be steered in its place."""
     code = (
         "import os, signal; from pathlib import Path; from edge.cli.remote import announced\n"

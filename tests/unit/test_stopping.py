@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces: found wherever the pieces end, in the answer only, never in a request for help."""
+"""Stop strings in a text that arrives in pieces: found across pieces, in the answer only, never in a request for help."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edge.inference.detokenizer import Detokenizer
 TEXTS = st.text("ab<c", max_size=30)
 
 
-def said(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, Detokenizer]:
-    """What a listener heard of a text in pieces, and the text in the end."""
+def stopped(pieces: list[str], sampling: Sampling, before: str = "") -> tuple[str, Detokenizer]:
+    """The pieces that a listener received, and the final text."""
     heard: list[str] = []
     spoken = Detokenizer(sampling, before, lambda text, tokens: heard.append(text))
     for number, piece in enumerate(pieces, 1):
@@ -31,7 +31,7 @@ def in_pieces(text: str, cuts: list[int]) -> list[str]:
 
 @given(TEXTS, st.lists(st.integers(0, 30), max_size=6), st.lists(st.text("ab<c", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_text_ends_before_the_first_stop_string_whatever_the_pieces(text: str, cuts: list[int], stops: list[str]) -> None:
-    heard, spoken = said(in_pieces(text, cuts), Sampling(stops=tuple(stops)))
+    heard, spoken = stopped(in_pieces(text, cuts), Sampling(stops=tuple(stops)))
     pieces = in_pieces(text, cuts)
     reached = "".join(pieces[: spoken.count])
     found = [at for at in (reached.find(stop) for stop in stops) if at >= 0]
@@ -57,37 +57,37 @@ REASONING = "<think>\nStep 1: 2 + 3 = 5.\n</think>\n<answer>\nThe sum. It is \\b
 )
 def test_in_a_chat_the_answer_is_cut_and_never_the_reasoning(stop: str, kept: str, size: int) -> None:
     pieces = [REASONING[at : at + size] for at in range(0, len(REASONING), size)]
-    heard, spoken = said(pieces, Sampling(stops=(stop,), stops_in_answer=True))
+    heard, spoken = stopped(pieces, Sampling(stops=(stop,), stops_in_answer=True))
     assert heard == spoken.text == kept
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("stop", [".", "assistance", "I", "need external"])
-def test_a_request_for_help_is_never_cut(stop: str, size: int) -> None:
+def test_help_request_is_never_cut(stop: str, size: int) -> None:
     text = "<think>\nStep 1: hard.\n</think>\nI need external assistance."
-    heard, spoken = said(
+    heard, spoken = stopped(
         [text[at : at + size] for at in range(0, len(text), size)], Sampling(stops=(stop,), stops_in_answer=True)
     )
     assert heard == spoken.text == text
 
 
-def test_what_only_begins_like_a_request_for_help_is_an_answer() -> None:
+def test_text_that_only_starts_like_a_help_request_is_an_answer() -> None:
     text = "<think>\nhard\n</think>\nI need a pen. And paper."
-    heard, _ = said(list(text), Sampling(stops=("I need",), stops_in_answer=True))
+    heard, _ = stopped(list(text), Sampling(stops=("I need",), stops_in_answer=True))
     assert heard == "<think>\nhard\n</think>\n"
-    heard, _ = said(list(text.partition(" a pen")[0]), Sampling(stops=("need",), stops_in_answer=True))
+    heard, _ = stopped(list(text.partition(" a pen")[0]), Sampling(stops=("need",), stops_in_answer=True))
     assert heard == "<think>\nhard\n</think>\nI "
 
 
-def test_a_continued_turn_goes_on_where_the_answer_was() -> None:
-    heard, _ = said(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
+def test_continued_turn_resumes_where_the_answer_was() -> None:
+    heard, _ = stopped(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
     assert heard == "It is 5"
-    assert said(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello", "without tags all is answer"
-    heard, _ = said(["b.\n", "</think>", "It is. No"], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n")
+    assert stopped(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello", "without tags all is answer"
+    heard, _ = stopped(["b.\n", "</think>", "It is. No"], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n")
     assert heard == "b.\n</think>It is"
 
 
-def test_tokens_go_out_with_the_text_they_end_in_and_the_cut_ones_do_not() -> None:
+def test_tokens_are_sent_with_the_text_they_end_in_and_cut_ones_are_not() -> None:
     heard: list[tuple[str, list[int]]] = []
     spoken = Detokenizer(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))
     for number, piece in enumerate((b"a", b"\xc3", b"\xa9c", b"x", b"c", b"de")):

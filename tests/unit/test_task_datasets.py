@@ -1,4 +1,4 @@
-"""Public data sets: each schema becomes the right item, splits hold, bad records are named, and the hub is asked in one place."""
+"""Public data sets: each schema becomes the right item, splits are kept, bad records are named, and only one place uses the hub."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ RECORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("form", RECORDS)
-def test_a_published_record_becomes_the_item_that_it_means(tmp_path: Path, form: str) -> None:
+def test_published_record_becomes_the_intended_item(tmp_path: Path, form: str) -> None:
     name, row, expected = RECORDS[form]
     item = one_item(tmp_path, name, row)
     assert {field: getattr(item, field) for field in expected} == expected
@@ -134,7 +134,7 @@ def test_humaneval_tests_end_in_the_call_and_the_preamble_is_what_the_prompt_giv
     exec(item.preamble + "def add_3(x):\n    return int(half(2 * x)) + 3\n" + item.answer, namespace)
 
 
-def test_taco_tells_how_the_program_is_called_and_keeps_its_tests(tmp_path: Path) -> None:
+def test_taco_item_states_how_the_program_is_called_and_keeps_its_tests(tmp_path: Path) -> None:
     by_stdin, by_call = (one_item(tmp_path, "taco", dict(row)) for row in taco_rows(2))
     assert json.loads(by_stdin.answer) == {"inputs": ["0\n", "3\n"], "outputs": ["1\n", "4\n"]}
     assert "standard input" in by_stdin.question and (by_stdin.level, by_call.level) == (1, 2)
@@ -143,7 +143,7 @@ def test_taco_tells_how_the_program_is_called_and_keeps_its_tests(tmp_path: Path
     assert "```python code block" in user_prompt(by_call)
 
 
-def test_taco_tests_are_cut_to_a_bearable_length_and_a_problem_without_any_is_left_out(tmp_path: Path) -> None:
+def test_taco_tests_are_limited_in_length_and_a_problem_without_any_is_skipped(tmp_path: Path) -> None:
     huge = "x" * MOST_TESTS_CHARS
     some = {**taco_rows(1)[0], "question": "a", "input_output": json.dumps({"inputs": [huge, "1"], "outputs": ["y", "2"]})}
     none = {**taco_rows(1)[0], "question": "b", "input_output": json.dumps({"inputs": [], "outputs": []})}
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path, name: str, content: by
     assert complaint in str(caught.value)
 
 
-def test_own_splits_hold_and_validation_belongs_to_neither(tmp_path: Path) -> None:
+def test_given_splits_are_kept_and_validation_belongs_to_neither(tmp_path: Path) -> None:
     source = opened(f"arc-easy:{hub_folder(tmp_path, 'arc-easy')}")
     assert (len(source.items.train_items), len(source.items.test_items)) == (60, 30)
     assert not {f"arc-easy/Mercury_{n}" for n in range(500, 509)} & {item.id for item in source.items.train_items}
@@ -265,16 +265,14 @@ def test_ids_and_test_order_do_not_depend_on_how_the_files_are_cut(tmp_path: Pat
         ("nothing", TaskFileError, "no such task file"),
     ],
 )
-def test_a_name_that_cannot_be_meant_is_refused_with_a_hint(
-    tmp_path: Path, name: str, error: type[EdgeError], complaint: str
-) -> None:
+def test_unknown_name_is_refused_with_a_hint(tmp_path: Path, name: str, error: type[EdgeError], complaint: str) -> None:
     with pytest.raises(error, match=complaint) as caught:
         open_source(name.replace("EMPTY", str(tmp_path)))
     assert caught.value.hint
 
 
 class FakeHub:
-    """Stands in for huggingface_hub.snapshot_download: gives a folder or fails like the library."""
+    """Replaces huggingface_hub.snapshot_download: returns a folder or fails like the library."""
 
     def __init__(self, folder: Path, failure: Exception | None = None) -> None:
         self.folder = folder
@@ -314,7 +312,7 @@ def hub_failures() -> list[tuple[Exception, str]]:
 
 
 @pytest.mark.parametrize(("failure", "complaint"), hub_failures())
-def test_a_hub_that_fails_is_one_clear_line(failure: Exception, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_hub_is_one_clear_line(failure: Exception, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", FakeHub(Path("unused"), failure))
     with pytest.raises(TaskFileError, match=complaint) as caught:
         open_source("gsm8k")
@@ -322,7 +320,7 @@ def test_a_hub_that_fails_is_one_clear_line(failure: Exception, complaint: str, 
 
 
 @pytest.mark.parametrize(("package", "name"), [("huggingface_hub", "gsm8k"), ("pyarrow", "gsm8k:train.parquet")])
-def test_a_missing_package_names_what_to_install(
+def test_missing_package_is_named_with_the_install_command(
     package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path / "train.parquet", gsm8k_rows(1))
@@ -335,7 +333,7 @@ def test_a_missing_package_names_what_to_install(
     assert ".[lab]" in caught.value.hint
 
 
-def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes_and_its_solution_is_judged_right() -> None:
+def test_every_real_gsm8k_answer_follows_the_hashes_and_its_solution_is_judged_right() -> None:
     items = opened(f"gsm8k:{shared_data('gsm8k')}").items
     assert (len(items.train_items), len(items.test_items)) == (2000, 1319)
     lines = [
@@ -355,7 +353,7 @@ def test_every_answer_of_the_real_gsm8k_is_the_number_after_the_hashes_and_its_s
     assert judged > 1000
 
 
-def test_all_real_humaneval_items_are_valid_python_with_their_entry_point_outside_the_preamble() -> None:
+def test_all_real_humaneval_items_are_valid_python_with_the_entry_point_after_the_preamble() -> None:
     items = opened(f"humaneval:{shared_data('humaneval')}").items.test_items
     assert len(items) == 164
     for item in items:

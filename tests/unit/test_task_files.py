@@ -21,7 +21,7 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_items_get_defaults_and_keep_what_is_given(tmp_path: Path) -> None:
+def test_items_get_defaults_and_keep_given_values(tmp_path: Path) -> None:
     path = write(
         tmp_path / "tasks.jsonl",
         {"question": "2+3?", "answer": 5},
@@ -75,7 +75,7 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
     assert complaint in str(caught.value)
 
 
-def test_a_byte_order_mark_at_the_beginning_is_passed_over(tmp_path: Path) -> None:
+def test_byte_order_mark_at_the_beginning_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "1+1?", "answer": 2}\n', encoding="utf-8-sig")
     assert [item.question for item in read_items(path)] == ["1+1?"]
@@ -84,7 +84,7 @@ def test_a_byte_order_mark_at_the_beginning_is_passed_over(tmp_path: Path) -> No
     assert [item.answer for item in examples(source)] == ["2"]
 
 
-def test_a_path_that_cannot_be_a_task_file_is_told_shortly_and_why(tmp_path: Path) -> None:
+def test_path_that_cannot_be_a_task_file_is_refused_in_a_short_line_with_the_reason(tmp_path: Path) -> None:
     for name, complaint in (
         (str(tmp_path), "is a folder, not a task file"),
         ("x" * 5000, "(5000 characters): cannot be a task file"),
@@ -98,7 +98,7 @@ def test_a_path_that_cannot_be_a_task_file_is_told_shortly_and_why(tmp_path: Pat
         assert complaint in str(caught.value) and caught.value.hint and len(str(caught.value)) < 300
 
 
-def test_programs_bring_their_tests_in_any_form(tmp_path: Path) -> None:
+def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
     pairs = {"inputs": ["1\n"], "outputs": ["2\n"]}
     forms = [
         {"tests": "assert f(1) == 2"},
@@ -145,7 +145,7 @@ def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> No
         ("notes.txt", b"hello there\n", "notes.txt:1: not valid JSON"),
     ],
 )
-def test_a_file_that_holds_no_items_is_refused_by_name(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
+def test_file_without_items_is_refused_by_name(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskFileError, match=complaint) as caught:

@@ -1,4 +1,4 @@
-"""The forms in which a person's own questions may come: prompt and completion, conversations, CSV; and how each is judged."""
+"""The accepted forms of a person's own questions (prompt and completion, conversations, CSV), and how each is judged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(path: Path, *records: object) -> Path:
     return path
 
 
-def said(*turns: tuple[str, object], **fields: Any) -> dict[str, Any]:
+def conversation(*turns: tuple[str, object], **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in turns], **fields}
 
 
@@ -49,7 +49,7 @@ def test_every_form_of_one_question_is_judged_alike(
         tmp_path / "own.jsonl",
         {"question": question, "answer": answer, "id": "q"},
         {"prompt": question, "completion": f" {answer}\n", "id": "p"},
-        said(("user", question), ("assistant", answer), id="m"),
+        conversation(("user", question), ("assistant", answer), id="m"),
     )
     table = tmp_path / "own.csv"
     quoted = [text.replace('"', '""') for text in (question, answer)]
@@ -75,7 +75,7 @@ def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_wo
 
 def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_path: Path) -> None:
     talk = [("developer", "Be brief."), ("user", "Hi, I am Jo."), ("assistant", "Hello Jo."), ("user", "Who am I?")]
-    (item,) = read_items(lines(tmp_path / "own.jsonl", said(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
+    (item,) = read_items(lines(tmp_path / "own.jsonl", conversation(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
     before = (Message("system", "Be brief."), Message("user", "Hi, I am Jo."), Message("assistant", "Hello Jo."))
     assert (item.question, item.answer, item.context) == ("Who am I?", "Jo", before)
     system, *turns = prompt_messages(item, "full")
@@ -87,7 +87,7 @@ def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_p
 
 
 def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
-    talks = [said(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
+    talks = [conversation(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
     one, other = read_items(lines(tmp_path / "own.jsonl", *talks))
     assert one.id != other.id and Candidate(one).key != Candidate(other).key
 
@@ -95,16 +95,16 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        (said(("user", "a")), "must end with the user's question and the assistant's answer"),
+        (conversation(("user", "a")), "must end with the user's question and the assistant's answer"),
         ({"messages": "a"}, '"messages" must be a list'),
-        (said(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
-        (said(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
-        (said(("user", [{"type": "image_url"}]), ("assistant", "c")), "message 1 something else than text"),
-        (said(("user", "a"), ("tool", "b"), ("assistant", "c")), "message 2 calls a tool"),
+        (conversation(("user", "a"), ("assistant", " ")), "an empty text in message 2"),
+        (conversation(("user", "a"), ("narrator", "b"), ("assistant", "c")), "no role of system"),
+        (conversation(("user", [{"type": "image_url"}]), ("assistant", "c")), "message 1 something else than text"),
+        (conversation(("user", "a"), ("tool", "b"), ("assistant", "c")), "message 2 calls a tool"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}]}, "message 2 calls a tool"),
-        (said(("user", "a"), ("assistant", "b"), tools=[{}]), '"tools" cannot be learned'),
+        (conversation(("user", "a"), ("assistant", "b"), tools=[{}]), '"tools" cannot be learned'),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]}, "weight 0"),
-        (said(("user", "a"), ("assistant", "b"), prompt="a"), 'stands beside "prompt"|"messages" stands beside'),
+        (conversation(("user", "a"), ("assistant", "b"), prompt="a"), 'stands beside "prompt"|"messages" stands beside'),
         ({"prompt": "a", "answer": "b"}, '"answer" does not go with "prompt"'),
         ({"question": "a", "completion": "b"}, '"completion" does not go with "question"'),
         ({"prompt": "a", "completion": ""}, '"completion" must be a non-empty text'),
@@ -114,9 +114,7 @@ def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
         ({"prompt": "a", "completion": "b", "label": "c", "task": "d"}, "another word for"),
     ],
 )
-def test_a_record_that_cannot_be_learned_is_named_by_file_and_line(
-    tmp_path: Path, record: dict[str, Any], complaint: str
-) -> None:
+def test_unlearnable_record_is_named_by_file_and_line(tmp_path: Path, record: dict[str, Any], complaint: str) -> None:
     path = lines(tmp_path / "own.jsonl", {"question": "ok", "answer": 1}, record)
     with pytest.raises(TaskFileError, match=complaint) as caught:
         open_source(str(path))
@@ -176,14 +174,14 @@ def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text:
     assert f"own.csv{where}" in str(caught.value) and complaint in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_csv_file_that_is_not_utf_8_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_csv_file_that_is_not_utf_8_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_bytes("question,answer\nWo?,Köln\n".encode("latin-1"))
     with pytest.raises(TaskFileError) as caught:
         open_source(str(tmp_path / "own.csv"))
     assert "UTF-8" in caught.value.hint
 
 
-def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: Path) -> None:
+def test_few_questions_hold_none_out_unless_the_file_states_it(tmp_path: Path) -> None:
     facts = [{"question": f"What is fact {number}?", "answer": f"fact {number}"} for number in range(99)]
     few = JsonLinesSource(lines(tmp_path / "few.jsonl", *facts))
     assert (len(few.train_items), len(few.test_items), len(few.to_measure().test_items)) == (99, 0, 99)
@@ -191,7 +189,7 @@ def test_of_few_questions_none_is_held_out_unless_the_file_states_it(tmp_path: P
     assert len(stated.test_items) >= 1 and stated.to_measure() is stated
 
 
-def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_held_out(tmp_path: Path) -> None:
+def test_each_label_of_a_file_needs_enough_questions_before_some_are_held_out(tmp_path: Path) -> None:
     many = [{"question": f"What is fact {number}?", "answer": f"fact {number}", "label": "many"} for number in range(200)]
     few = [{"question": f"Who is number {number}?", "answer": f"name {number}", "label": "few"} for number in range(15)]
     source = JsonLinesSource(lines(tmp_path / "own.jsonl", *many, *few))
@@ -228,7 +226,7 @@ def test_each_label_of_a_file_has_questions_enough_of_its_own_before_some_are_he
         ("class Mine(Given): pass\nassert f(Mine().size)", ""),
     ],
 )
-def test_tests_that_no_program_can_pass_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
+def test_impossible_tests_are_named_when_the_file_is_read(tmp_path: Path, tests: str, reason: str) -> None:
     preamble = "def given(x):\n    return 1\ndef stub(x):\n    ...\nclass Given:\n    size = 1\n"
     program = {"question": "Write f.", "kind": "program", "tests": tests, "task": "code", "preamble": preamble}
     fine = {"question": "Write g.", "kind": "program", "tests": "assert g(1) == 2", "task": "code"}

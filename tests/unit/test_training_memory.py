@@ -1,4 +1,4 @@
-"""The memory of learning, against numbers worked out by hand for a model small enough to count."""
+"""The memory of learning, compared with hand-computed numbers for a small model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_adapter_counts_inputs_and_outputs_of_every_target() -> None:
     assert lora_parameters(SHAPE, replace(SETTING, targets=("q_proj", "v_proj"))) == 2 * 3 * (16 + 12)
 
 
-def test_every_part_is_what_counting_by_hand_gives() -> None:
+def test_every_part_equals_the_hand_computed_value() -> None:
     need = memory_need(SHAPE, BATCH, SETTING)
     assert need.weights == 4 * 1000
     assert need.key_values == 5 * 10 * (2 * 2 * 2 * 4)  # K and V, 2 bytes, 2 layers, 4 wide
@@ -50,7 +50,7 @@ def test_every_part_is_what_counting_by_hand_gives() -> None:
     assert need.total == sum((need.weights, need.key_values, need.adapter, need.optimiser, need.activations, need.logits))
 
 
-def test_each_way_to_save_memory_saves_what_it_is_for() -> None:
+def test_each_memory_option_saves_its_own_part() -> None:
     plain, streamed, half = (
         memory_need(SHAPE, BATCH, setting)
         for setting in (SETTING, replace(SETTING, weights="streamed"), replace(SETTING, value_bytes=2))
@@ -68,7 +68,7 @@ def test_each_way_to_save_memory_saves_what_it_is_for() -> None:
     assert memory_need(SHAPE, long, SETTING).activations < 4 * 2 * (2000 * 4 * 2000), "no attention weights of long rows"
 
 
-def test_the_worst_micro_batch_is_no_cheaper_than_any_other_that_the_limits_allow() -> None:
+def test_worst_micro_batch_costs_at_least_as_much_as_any_other_within_the_limits() -> None:
     limits = BatchLimits(context_tokens=64, max_tokens=20, prompts=4, group_size=4, tokens_per_slice=48)
     worst = worst_micro_batch(SHAPE, limits, SETTING)
     most = memory_need(SHAPE, worst, SETTING).total
@@ -87,7 +87,7 @@ def test_the_worst_micro_batch_is_no_cheaper_than_any_other_that_the_limits_allo
         BatchLimits(context_tokens=16, max_tokens=400, prompts=1, group_size=2, tokens_per_slice=8),
     ],
 )
-def test_probe_groups_become_exactly_that_micro_batch_when_they_are_cut(limits: BatchLimits) -> None:
+def test_probe_groups_become_exactly_the_worst_micro_batch(limits: BatchLimits) -> None:
     batch = worst_micro_batch(SHAPE, limits, SETTING)
     rows = live_rows(probe_groups(batch, SHAPE.vocab_size))
     bundles = shared_bundles(rows, limits.tokens_per_slice)
@@ -98,7 +98,7 @@ def test_probe_groups_become_exactly_that_micro_batch_when_they_are_cut(limits: 
     assert {len(row.token_ids) for row in rows} == {batch.response_tokens}
 
 
-def test_what_does_not_fit_is_refused_with_what_to_lower() -> None:
+def test_configuration_that_does_not_fit_is_refused_with_what_to_lower() -> None:
     need = MemoryNeed(weights=4 << 20, key_values=1 << 20, adapter=0, optimiser=0, activations=10 << 20, logits=0)
     assert not check_fits(need, BATCH, free_bytes=10 << 20, held_bytes=5 << 20)
     assert check_fits(need, BATCH, free_bytes=40 << 20, held_bytes=5 << 20)

@@ -65,7 +65,7 @@ def test_prompts_are_the_ids_that_llama_cpp_reads(written):
     model.close()
 
 
-def test_a_response_reads_as_the_engine_reads_it_tags_kept_and_control_tokens_left_out(written):
+def test_response_is_decoded_as_by_the_engine_with_tags_and_without_control_tokens(written):
     _, folder = written
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "<think>\nStep 1: 2 + 3 = 5\n</think>\n<answer>\\boxed{5}</answer>"
@@ -75,7 +75,7 @@ def test_a_response_reads_as_the_engine_reads_it_tags_kept_and_control_tokens_le
     assert not reader_of(tokenizer, [tokenizer.eos_token_id]).read(0, ended[:-1]).ended
 
 
-def test_a_folder_that_is_there_is_kept_and_so_is_all_that_lies_beside_it(tmp_path: Path) -> None:
+def test_existing_folder_is_kept_with_everything_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (tmp_path / "model.partial").mkdir()
     (tmp_path / "model.partial" / "letter").write_text("Dear")
@@ -104,7 +104,7 @@ def test_a_model_of_the_same_shape_with_other_weights_is_another_model(tmp_path:
     assert folder_name(mine) != folder_name(model_file("nano-edge"))
 
 
-def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "letters"
     folder.mkdir()
     (folder / "letter").write_text("Dear")

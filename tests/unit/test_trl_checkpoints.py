@@ -1,4 +1,4 @@
-"""Which checkpoint of TRL's is whole, and which one a run goes on from. None of it needs TRL."""
+"""Which TRL checkpoint is complete, and from which one a run resumes. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tools.integrations.trl.checkpoints import checkpoints, newest_whole
 
 
 def steps(folder: Path) -> tuple[int | None, list[int]]:
-    """The step that a run goes on from, and those of newer checkpoints that are not whole."""
+    """The step from which a run resumes, and the newer incomplete checkpoints."""
     whole, broken = newest_whole(checkpoints(folder))
     return (None if whole is None else whole.step), [one.step for one in broken]
 
 
-def test_the_newest_by_number_is_taken_where_all_are_whole(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_used(tmp_path: Path) -> None:
     for step in (2, 10, 9):
         write_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-final").mkdir()
@@ -36,7 +36,7 @@ def test_the_newest_by_number_is_taken_where_all_are_whole(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.9])
-def test_one_with_a_file_that_is_empty_or_cut_short_is_passed_over(name: str, share: float, tmp_path: Path) -> None:
+def test_checkpoint_with_an_empty_or_truncated_file_is_skipped(name: str, share: float, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1)
     path = write_checkpoint(tmp_path, 2) / name
     content = path.read_bytes()
@@ -44,14 +44,14 @@ def test_one_with_a_file_that_is_empty_or_cut_short_is_passed_over(name: str, sh
     assert steps(tmp_path) == (1, [2])
 
 
-def test_one_without_anything_is_passed_over_and_so_is_one_of_another_step(tmp_path: Path) -> None:
+def test_empty_checkpoint_or_one_of_another_step_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     other = write_checkpoint(tmp_path, 4)
     (other / "trainer_state.json").write_text(json.dumps({"global_step": 2}))
     assert steps(tmp_path) == (None, [4, 3])
 
 
-def test_a_model_in_several_files_needs_all_of_them(tmp_path: Path) -> None:
+def test_sharded_model_needs_all_its_files(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 1)
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     (path / "adapter_model.safetensors").rename(path / first)

@@ -1,4 +1,4 @@
-"""What a TRL run is told, which prompts its steps get, and how two runs are held against each other; none of it needs TRL."""
+"""The configuration of a TRL run, the prompts of its steps, and the comparison of two runs. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config_of(**changes: Any) -> TrlConfig:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_launch_file_can_be_read_and_its_responses_fit_one_and_eight_processes(path):
+def test_every_launch_file_is_valid_and_its_responses_fit_one_and_eight_processes(path):
     config = resolve_run(path).config
     assert config.steps > 0
     for processes in (1, 2) if "cpu" in path.stem else (1, 2, 4, 8):
@@ -52,7 +52,7 @@ def test_every_launch_file_can_be_read_and_its_responses_fit_one_and_eight_proce
 
 
 @pytest.mark.parametrize("path", sorted(ACCELERATE.glob("*.yaml")), ids=lambda path: path.stem)
-def test_accelerate_reads_every_file_of_machines(path):
+def test_accelerate_reads_every_machines_file(path):
     pytest.importorskip("accelerate")
     from accelerate.commands.config.config_args import load_config_from_file
 
@@ -79,7 +79,7 @@ def test_the_launch_files_have_the_papers_settings(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("agent: {phases: [{source: 'practice:arith'}]}", "needs a number of steps"),
         ("agent: {phases: [{source: 'practice:arith', steps: 2}], learning: {method: gvpo}}", "method"),
@@ -87,14 +87,14 @@ def test_the_launch_files_have_the_papers_settings(name):
         ("agent: {phases: []}", "name at least one phase"),
     ],
 )
-def test_a_configuration_that_cannot_be_run_is_refused_in_one_line(text, told, tmp_path):
+def test_invalid_configuration_is_refused_in_one_line(text, message, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         resolve_run(path)
 
 
-def test_one_update_takes_all_responses_however_many_processes_there_are():
+def test_one_update_takes_all_responses_for_any_number_of_processes():
     assert [passes(config_of(rows_per_pass=8), count) for count in (1, 2, 8)] == [128, 64, 16]
     with pytest.raises(UsageError, match="no multiple of 3 processes x 8 rows"):
         passes(config_of(rows_per_pass=8), 3)
@@ -115,7 +115,7 @@ def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path)
         assert theirs.next_step() is None
 
 
-def test_two_phases_of_one_source_go_on_in_its_stream():
+def test_two_phases_of_one_source_continue_in_its_stream():
     phases = tuple(PhaseConfig(source="sums", steps=1) for _ in range(2))
     config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
     steps = curriculum(config, open_sums, lambda item: True)
@@ -141,7 +141,7 @@ def test_a_mixture_takes_from_each_source_in_proportion_but_never_more_than_from
     assert shares("other+sums", lambda name: Sums(name, task=name)) == {"other": 0.5, "sums": 0.5}
 
 
-def test_a_mixture_goes_on_where_it_was_and_holds_items_of_each_source_back():
+def test_mixture_resumes_where_it_was_and_holds_items_of_each_source_back():
     mixed = open_mixed("first+small", Listed)
     assert [item.id for item in islice(mixed.train(3, 5), 4)] == [item.id for item in islice(mixed.train(3), 9)][5:]
     assert [item.task for item in mixed.test(3)] == ["first", "small", "first"]
@@ -150,7 +150,7 @@ def test_a_mixture_goes_on_where_it_was_and_holds_items_of_each_source_back():
         open_mixed("math+")
 
 
-def test_prompts_that_are_too_long_are_passed_over():
+def test_oversized_prompts_are_skipped():
     phases = (PhaseConfig(source="sums", steps=1),)
     config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
     (step,) = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
@@ -182,7 +182,7 @@ def test_a_single_process_under_accelerate_needs_no_others():
         processes.from_main(lambda: (_ for _ in ()).throw(EdgeError("gone")))
 
 
-def test_processes_that_a_launcher_started_and_nobody_connected_are_refused(monkeypatch):
+def test_launched_processes_that_are_not_connected_are_refused(monkeypatch):
     pytest.importorskip("accelerate")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
@@ -208,7 +208,7 @@ def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch
     assert (seen, signal.getsignal(signal.SIGTERM)) == ([Terminated], before)
 
 
-def test_a_loop_on_a_thread_runs_coroutines_and_cancels_what_is_left():
+def test_loop_on_a_thread_runs_coroutines_and_cancels_the_rest():
     import asyncio
 
     ended = []
@@ -252,20 +252,20 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda line: b"\xff\x00\xfe", "is no text"),
         (lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"'), "line 2: not a step"),
     ],
 )
-def test_events_that_cannot_be_read_are_no_difference(change, told, tmp_path, capsys):
+def test_unreadable_events_are_no_difference(change, message, tmp_path, capsys):
     run = write_run(tmp_path / "a", [0.3, 0.3])
     events = run / "events.jsonl"
     head, first, *rest = events.read_bytes().split(b"\n")
     events.write_bytes(b"\n".join([head, change(first), *rest]))
     assert main(["compare", str(run), "--with", str(run)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert told in line
+    assert message in line
 
 
 def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:
@@ -282,14 +282,14 @@ def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path
     several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
     assert (several.runs_a, several.runs_b, several.agree) == (2, 2, True)
     result = compare([a], [other])
-    told = {one.measure: one for one in result.differences}
-    assert not told["assist_rate"].agree
-    assert not told["dual at the end"].agree
-    assert told["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
+    differences = {one.measure: one for one in result.differences}
+    assert not differences["assist_rate"].agree
+    assert not differences["dual at the end"].agree
+    assert differences["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
     assert "not the same" in result.text()
 
 
-def test_compare_on_the_command_line_tells_by_its_exit_code(tmp_path, capsys):
+def test_exit_code_of_compare_reports_the_result(tmp_path, capsys):
     a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.5, 2))
     assert main(["compare", str(a), "--with", str(a)]) == 0
     assert main(["compare", str(a), "--with", str(b), "--json"]) == 1
@@ -302,8 +302,8 @@ def _five_series(number: int, side: int, steps: int) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("steps", [24, 60])
-def test_of_a_hundred_comparisons_of_the_same_about_one_says_they_differ(steps):
-    """A rule of 2.6 standard errors says so of ten: they are known from ten blocks only, and five measures are looked at."""
+def test_about_one_of_a_hundred_equal_comparisons_reports_a_difference(steps):
+    """A rule of 2.6 standard errors would report ten: the errors come from ten blocks only, and five measures are compared."""
     apart = 0
     for number in range(300):
         sides = [_five_series(number, side, steps) for side in (1, 2)]

@@ -39,7 +39,7 @@ async def make(world: TrlWorld, desk, step: int, groups=None) -> list[Verdict | 
     return verdicts
 
 
-def steps_told(world: TrlWorld) -> list[StepFinished]:
+def finished_steps(world: TrlWorld) -> list[StepFinished]:
     return [event for event in world.sink.events if isinstance(event, StepFinished)]
 
 
@@ -49,13 +49,13 @@ async def test_responses_get_the_reward_of_the_composed_text_and_the_cost_of_ask
     assert len(world.client.calls) == 2
 
 
-async def test_a_group_in_which_many_ask_makes_one_call(world):
+async def test_group_with_many_requests_makes_one_call(world):
     verdicts = await make(world, world.desk(), 1, [[HELP, HELP, HELP, RIGHT], [WRONG] * 4])
     assert [one.cost for one in verdicts] == [1, 1, 1, 0, 0, 0, 0, 0]
     assert [call.help_units for call in world.client.calls] == [3]
 
 
-async def test_a_malformed_request_and_a_request_in_a_cut_response_ask_for_nothing(world):
+async def test_malformed_request_and_request_in_a_cut_response_make_no_call(world):
     desk = world.desk()
     await desk.open(1)
     cut = HELP + " "
@@ -75,13 +75,13 @@ async def test_lambda_comes_from_the_coordinator_and_moves_by_its_rule(world):
     await desk.close(2)
     await desk.write_down(2, TrainerNumbers())
     assert await desk.open(3) == pytest.approx(0.5 + 0.1 * (0.5 - 0.25))
-    assert [(step.control.dual_before, step.control.dual_after) for step in steps_told(world)] == [
+    assert [(step.control.dual_before, step.control.dual_after) for step in finished_steps(world)] == [
         (0.5, 0.5),
         (0.5, pytest.approx(0.525)),
     ]
 
 
-async def test_a_failed_call_takes_its_responses_out_and_reweights_what_is_left(world):
+async def test_failed_call_drops_its_responses_and_reweights_the_rest(world):
     desk = world.desk()
     await desk.open(1)
     world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
@@ -90,10 +90,10 @@ async def test_a_failed_call_takes_its_responses_out_and_reweights_what_is_left(
     assert [one.weight for one in verdicts[1:]] == [3 / 2] * 3 + [1.0] * 4
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert (steps_told(world)[0].scores.masked, steps_told(world)[0].control.assist_rate) == (1, 1 / 8)
+    assert (finished_steps(world)[0].scores.masked, finished_steps(world)[0].control.assist_rate) == (1, 1 / 8)
 
 
-async def test_a_group_without_two_responses_left_counts_nothing_and_the_mean_goes_over_the_others(world):
+async def test_group_without_two_responses_left_is_dropped_from_the_mean(world):
     desk = world.desk()
     await desk.open(1)
     world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
@@ -102,7 +102,7 @@ async def test_a_group_without_two_responses_left_counts_nothing_and_the_mean_go
     assert [one.weight for one in verdicts[4:]] == [2.0] * 4
 
 
-async def test_the_weighted_verdicts_give_the_coefficients_of_the_agents_own_update(world):
+async def test_weighted_scores_give_the_coefficients_of_the_agents_own_update(world):
     desk = world.desk()
     dual = await desk.open(1)
     world.client.fail_next("complete", InvalidRequest("the cloud cannot take it"))
@@ -114,7 +114,7 @@ async def test_the_weighted_verdicts_give_the_coefficients_of_the_agents_own_upd
 
 
 def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> list[float]:
-    """What TRL multiplies Σ log π with, in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of those that count."""
+    """TRL's factor of Σ log π in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of the counted responses."""
     found = []
     for start in range(0, len(verdicts), size):
         shaped = [one.weight * (one.reward - dual * one.cost) for one in verdicts[start : start + size] if one is not None]
@@ -123,7 +123,7 @@ def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> 
     return found
 
 
-async def test_other_prompts_than_the_steps_are_refused(world):
+async def test_prompts_of_another_step_are_refused(world):
     desk = world.desk()
     await desk.open(1)
     with pytest.raises(EdgeError, match="other prompts than this step's"):
@@ -137,10 +137,10 @@ async def test_a_step_that_was_killed_before_its_report_pays_nothing_twice(world
     spent = len(world.client.calls)
     await make(world, world.desk(), 1)
     assert len(world.client.calls) == spent
-    assert [step.cloud.cloud_calls for step in steps_told(world)] == [2]
+    assert [step.cloud.cloud_calls for step in finished_steps(world)] == [2]
 
 
-async def test_a_step_that_was_killed_behind_its_report_keeps_its_number_and_the_first_answer(world):
+async def test_step_killed_after_its_report_keeps_its_number_and_the_first_answer(world):
     desk = world.desk()
     await desk.open(1)
     await desk.verdicts(1, completions(1, groups_of(1)))
@@ -149,14 +149,14 @@ async def test_a_step_that_was_killed_behind_its_report_keeps_its_number_and_the
     await make(world, world.desk(), 1)
     registered = await world.client.register("1", ["math"])
     assert (len(world.client.calls), registered.tasks[0].next_step) == (spent, 1)
-    assert len(steps_told(world)) == 1
+    assert len(finished_steps(world)) == 1
 
 
-async def test_steps_made_again_behind_an_older_checkpoint_get_the_lambda_they_had(world):
+async def test_steps_repeated_from_an_older_checkpoint_get_their_original_lambda(world):
     desk = world.desk()
     await make(world, desk, 1, [[HELP] * 4, [WRONG] * 4])
     await make(world, desk, 2)
-    spent, dual = len(world.client.calls), steps_told(world)[1].control.dual_before
+    spent, dual = len(world.client.calls), finished_steps(world)[1].control.dual_before
     again = world.desk()
     await make(world, again, 1, [[HELP] * 4, [WRONG] * 4])
     assert await again.open(2) == dual
@@ -164,12 +164,12 @@ async def test_steps_made_again_behind_an_older_checkpoint_get_the_lambda_they_h
     await again.close(2)
     await again.write_down(2, TrainerNumbers())
     assert [one.cost for one in verdicts] == [0, 1, 0, 0, 0, 1, 0, 0]
-    assert (len(world.client.calls), len(steps_told(world))) == (spent, 2)
+    assert (len(world.client.calls), len(finished_steps(world))) == (spent, 2)
     await make(world, again, 3)
-    assert [step.step for step in steps_told(world)] == [1, 2, 3]
+    assert [step.step for step in finished_steps(world)] == [1, 2, 3]
 
 
-async def test_a_step_made_again_that_turns_out_otherwise_is_told_and_not_reported(world):
+async def test_repeated_step_with_another_result_is_reported_and_not_sent(world):
     await make(world, world.desk(), 1)
     before = (await world.client.register("1", ["math"])).tasks[0]
     verdicts = await make(world, world.desk(), 1, [[HELP, RIGHT, WRONG, WRONG], [WRONG] * 4])
@@ -186,6 +186,6 @@ async def test_while_the_coordinator_is_away_the_last_lambda_holds_and_reports_w
     assert [one is None for one in verdicts[:4]] == [False, True, False, False]
     await desk.close(1)
     await desk.write_down(1, TrainerNumbers())
-    assert steps_told(world)[0].control.offline
+    assert finished_steps(world)[0].control.offline
     await make(world, desk, 2)
     assert (await world.client.register("1", ["math"])).tasks[0].next_step == 2

@@ -1,5 +1,5 @@
-"""Which folder a TRL run may take and what it may remove there: steps that were made bind it to their settings, starts that failed do not,
-and nothing of anybody else's is touched. None of it needs TRL."""
+"""The folders that a TRL run may use, and what it may remove there: completed steps bind a folder to their settings, failed starts do not,
+and foreign files are never touched. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
 
 
 def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
-    """What a run leaves that made so many steps; `opened`: it was killed in the one after them."""
+    """The folder of a run with so many steps; `opened`: it was killed in the next one."""
     out.mkdir()
     (out / "config.yaml").write_text(resolved(out).to_yaml())
     with StateFolder(out / "state") as state:
@@ -40,13 +40,13 @@ def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
 
 
 def take(settings: Resolved[TrlConfig], *, fresh: bool = False, model: str = "") -> Start:
-    """What a run does that begins, and ends at once."""
+    """A run that starts and ends immediately."""
     with HeldFolder(settings, fresh=fresh) as held, held.beginning(model) as start:
         return start
 
 
 def listed(out: Path) -> dict[str, str]:
-    """Everything in a folder but the marks of runs and what SQLite makes of a database that was opened."""
+    """Everything in a folder except the marks of runs and SQLite's files of an opened database."""
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "run.json" and "sqlite-" not in path.name]
     return {str(path.relative_to(out)): path.read_text(encoding="latin-1") for path in files}
 
@@ -54,17 +54,17 @@ def listed(out: Path) -> dict[str, str]:
 OTHER = "agent.learning.group_size=4"
 
 
-def test_a_folder_with_steps_is_kept_from_other_settings_which_are_named(tmp_path):
+def test_folder_with_steps_refuses_other_settings_by_name(tmp_path):
     out = begun(tmp_path / "run", steps=1)
     with pytest.raises(UsageError, match=r"holds a run with other settings \(agent\.learning\.group_size 8 -> 4\)"):
         take(resolved(out, OTHER))
     assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
 
 
-def test_a_folder_with_steps_goes_on_with_its_settings_and_with_those_that_change_nothing(tmp_path):
+def test_folder_with_steps_resumes_with_equal_or_equivalent_settings(tmp_path):
     out = begun(tmp_path / "run", steps=1)
     for sets in ((), ("trainer.rows_per_pass=4", "trainer.checkpoint_every=1")):
-        assert take(resolved(out, *sets)).told == ()
+        assert take(resolved(out, *sets)).notices == ()
     assert (out / "state" / "agent.sqlite").is_file()
 
 
@@ -78,43 +78,43 @@ def test_a_folder_with_steps_goes_on_with_its_settings_and_with_those_that_chang
         "trainer.options={ddp_timeout: 60}",
     ],
 )
-def test_money_machine_network_privacy_and_more_steps_at_the_end_let_a_run_go_on(changed: str, tmp_path: Path) -> None:
+def test_operational_settings_and_more_steps_at_the_end_let_a_run_resume(changed: str, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
-    assert take(resolved(out, changed)).told == ()
+    assert take(resolved(out, changed)).notices == ()
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
         ("trainer.tuning=full", "trainer.tuning lora -> full"),
         ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),
     ],
 )
-def test_what_makes_it_another_run_does_not(changed: str, told: str, tmp_path: Path) -> None:
+def test_setting_that_makes_another_run_is_refused(changed: str, expected: str, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     with pytest.raises(UsageError) as refusal:
         take(resolved(out, changed))
-    assert f"holds a run with other settings ({told})" in str(refusal.value)
+    assert f"holds a run with other settings ({expected})" in str(refusal.value)
 
 
-def test_a_start_that_asked_nothing_binds_nobody_and_leaves_nothing(tmp_path):
+def test_start_without_any_call_does_not_bind_the_folder(tmp_path):
     out = begun(tmp_path / "run")
-    assert take(resolved(out, OTHER)).told == ()
+    assert take(resolved(out, OTHER)).notices == ()
     assert not (out / "state" / "coordinator").exists()
 
 
-def test_what_a_step_that_was_cut_has_paid_for_is_set_aside_and_told(tmp_path):
+def test_paid_calls_of_a_cut_step_are_set_aside_and_reported(tmp_path):
     out = begun(tmp_path / "run", opened=True)
     (out / "state-1").mkdir()
-    (told,) = take(resolved(out, OTHER)).told
-    assert told.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
+    (notice,) = take(resolved(out, OTHER)).notices
+    assert notice.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
     assert (out / "state-2" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
     assert not (out / "state" / "coordinator").exists()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_run_at_work_in_the_folder_keeps_it(fresh: bool, tmp_path: Path) -> None:
+def test_folder_in_use_by_a_run_is_refused(fresh: bool, tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     before = listed(out)
     with HeldFolder(resolved(out)), pytest.raises(StateError, match="another process works in it") as refusal:
@@ -124,7 +124,7 @@ def test_a_run_at_work_in_the_folder_keeps_it(fresh: bool, tmp_path: Path) -> No
 
 
 def whole_run(out: Path) -> Path:
-    """All that a run leaves that made three steps."""
+    """The complete folder of a run with three steps."""
     begun(out, steps=3)
     for name in ("trained", "adapter", "model-0123456789ab", "state-1"):
         (out / name).mkdir()
@@ -135,7 +135,7 @@ def whole_run(out: Path) -> Path:
     return out
 
 
-def test_fresh_empties_the_folder_of_what_a_run_leaves_and_of_nothing_else(tmp_path: Path) -> None:
+def test_fresh_removes_the_files_of_a_run_and_nothing_else(tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     mine = ("notes.txt", "state-of-ny", "state-01", "model", "model-mine", "loss.png", ".removed-by-me")
     for name in mine:
@@ -148,7 +148,7 @@ def test_fresh_empties_the_folder_of_what_a_run_leaves_and_of_nothing_else(tmp_p
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_a_fresh_start_that_fails_leaves_the_earlier_run_as_it_was(begins: bool, tmp_path: Path) -> None:
+def test_failed_fresh_start_leaves_the_earlier_run_unchanged(begins: bool, tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     before = listed(out)
 
@@ -166,7 +166,7 @@ def test_a_fresh_start_that_fails_leaves_the_earlier_run_as_it_was(begins: bool,
     assert take(resolved(out)).checkpoint == out / "trl" / "checkpoint-2"
 
 
-def test_what_a_fresh_start_had_moved_when_it_was_killed_is_put_back_by_the_next_start(tmp_path: Path) -> None:
+def test_fresh_start_killed_midway_is_undone_by_the_next_start(tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     take(resolved(out))
     before = listed(out)
@@ -212,7 +212,7 @@ def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
         "run.json",
     ],
 )
-def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: bool, tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, fresh: bool, tmp_path: Path) -> None:
     out = tmp_path / "thesis"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
@@ -223,7 +223,7 @@ def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: 
 
 
 @pytest.mark.parametrize(
-    ("removed", "told"),
+    ("removed", "message"),
     [
         (["state"], "holds trl/checkpoint-2 of a run whose state/ is gone"),
         (["state", "trl"], "holds trained of a run whose state/ is gone"),
@@ -231,42 +231,40 @@ def test_a_folder_that_holds_no_run_is_refused_and_left_alone(name: str, fresh: 
         (["config.yaml"], r"holds a run with settings that are gone \(config.yaml\)"),
     ],
 )
-def test_a_run_that_lacks_a_part_is_not_gone_on_with_but_may_be_begun_again(
-    removed: list[str], told: str, tmp_path: Path
-) -> None:
+def test_incomplete_run_is_not_resumed_but_may_be_restarted(removed: list[str], message: str, tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     take(resolved(out))
     for name in removed:
         shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
-    with pytest.raises(UsageError, match=told) as refusal:
+    with pytest.raises(UsageError, match=message) as refusal:
         take(resolved(out))
     assert "--fresh" in refusal.value.hint
     assert (out / "metrics.csv").read_text() == "metrics.csv"
     assert take(resolved(out), fresh=True) == Start(None, ())
 
 
-def test_a_checkpoint_of_steps_that_the_state_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_steps_unknown_to_the_state_is_refused(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=3)
     write_checkpoint(out / "trl", 4)
     with pytest.raises(UsageError, match=r"holds trl/checkpoint-4, but its state/ knows of 3 steps only"):
         take(resolved(out))
 
 
-def test_a_checkpoint_that_was_not_written_to_the_end_makes_way_for_the_whole_one_before_it(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_replaced_by_the_complete_one_before_it(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=3)
     whole, cut = write_checkpoint(out / "trl", 2), write_checkpoint(out / "trl", 3)
     (cut / "trainer_state.json").unlink()
     start = take(resolved(out))
-    assert (start.checkpoint, len(start.told)) == (whole, 1)
-    assert "trl/checkpoint-3: not written to the end; going on from trl/checkpoint-2" in start.told[0]
+    assert (start.checkpoint, len(start.notices)) == (whole, 1)
+    assert "trl/checkpoint-3: not written to the end; going on from trl/checkpoint-2" in start.notices[0]
     assert not cut.exists()
     assert (out / "trl" / "broken-checkpoint-3" / "optimizer.pt").is_file()
     assert take(resolved(out)) == Start(whole, ())
 
 
-def test_steps_of_other_weights_by_the_same_name_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_steps_of_other_weights_by_the_same_name_are_not_resumed(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     take(resolved(out), model="model-0123456789ab")
-    assert take(resolved(out), model="model-0123456789ab").told == ()
+    assert take(resolved(out), model="model-0123456789ab").notices == ()
     with pytest.raises(UsageError, match=r"other weights \(model-0123456789ab, not model-ba9876543210\)"):
         take(resolved(out), model="model-ba9876543210")

@@ -1,4 +1,4 @@
-"""TRL's own loss and advantages against the paper's: gradients, masked responses, and the GRPO baseline on the same numbers."""
+"""TRL's own loss and advantages, compared with the paper's: gradients, masked responses, and the GRPO baseline on the same numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COSTS = (1, 0, 0, 1, 0, 0, 1, 0)
 
 
 class FixedDesk:
-    """Answers with the verdicts it was made with."""
+    """Returns fixed scores."""
 
     def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
         self.given, self.dual = list(verdicts), dual
@@ -123,7 +123,7 @@ def per_group(values: Sequence[Any]) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo"])
-def test_trls_gradient_is_the_papers_up_to_the_constant_that_is_written_down(loss_type, folder, tokenizer, tmp_path):
+def test_trl_gradient_is_the_papers_up_to_the_recorded_constant(loss_type, folder, tokenizer, tmp_path):
     trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedDesk([], 0.4))
     groups = zip(per_group(REWARDS), per_group(COSTS), strict=True)
     advantages = [value for rewards, costs in groups for value in dual_advantages(rewards, costs, 0.4)]
@@ -193,7 +193,7 @@ def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agen
     assert "What is" not in caplog.text
 
 
-def test_a_group_that_is_gone_whole_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
+def test_dropped_group_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
     verdicts: list[Verdict | None] = [None] * G
     verdicts += [Verdict(reward, cost, 2.0) for reward, cost in zip(REWARDS[G:], COSTS[G:], strict=True)]
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
@@ -202,7 +202,7 @@ def test_a_group_that_is_gone_whole_moves_nothing(folder, tokenizer, tmp_path, m
     assert torch.isfinite(trainer._compute_loss(trainer.model, output))
 
 
-def test_the_grpo_baselines_advantages_are_trls_with_group_scaling(folder, tokenizer, tmp_path, monkeypatch):
+def test_advantages_of_the_grpo_baseline_are_trls_with_group_scaling(folder, tokenizer, tmp_path, monkeypatch):
     verdicts = [Verdict(reward, 0, 1.0) for reward in REWARDS]
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.0))
     trainer.scale_rewards = "group"
@@ -211,7 +211,7 @@ def test_the_grpo_baselines_advantages_are_trls_with_group_scaling(folder, token
     assert advantages.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_grpo_baselines_objective_is_trls_loss_with_ratios_inside_and_outside_the_clip(folder, tokenizer, tmp_path):
+def test_objective_of_the_grpo_baseline_is_trls_loss_inside_and_outside_the_clip(folder, tokenizer, tmp_path):
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.0))
     trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
     advantages = [value for rewards in per_group(REWARDS) for value in grpo_advantages(rewards)]

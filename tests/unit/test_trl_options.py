@@ -1,4 +1,4 @@
-"""Which of TRL's options a person may set: every field of GRPOConfig is decided on, and what changes the method is refused by name."""
+"""Which of TRL's options a user may set: every field of GRPOConfig is covered, and those that change the method are refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fields_of(options: dict[str, Any], **trainer: Any) -> dict[str, Any]:
     return config_fields(config_of(options, **trainer), 1)
 
 
-def test_what_may_be_set_is_trls_and_not_the_runs_own():
+def test_settable_options_are_trls_and_not_the_runs_own():
     trl = pytest.importorskip("trl")
     known = {field.name for field in dataclasses.fields(trl.GRPOConfig) if field.init}
     assert known >= FREE
@@ -51,7 +51,7 @@ def test_what_may_be_set_is_trls_and_not_the_runs_own():
         {"model_init_kwargs": "float32"},
     ],
 )
-def test_what_changes_the_method_or_puts_texts_into_logs_is_refused_by_name(options):
+def test_option_that_changes_the_method_or_logs_texts_is_refused_by_name(options):
     with pytest.raises(UsageError, match=f"trainer.options: {next(iter(options))} "):
         fields_of(options)
 
@@ -67,11 +67,11 @@ def test_what_changes_the_method_or_puts_texts_into_logs_is_refused_by_name(opti
         {"dataloader_num_workers": 2},
     ],
 )
-def test_what_is_a_choice_is_passed_on(options):
+def test_free_option_is_passed_on(options):
     assert options.items() <= fields_of(options).items()
 
 
-def test_weights_that_are_trained_stay_float32_whatever_else_is_said_of_the_model():
+def test_trained_weights_stay_float32_whatever_the_model_options():
     assert fields_of({})["model_init_kwargs"] == {"dtype": "float32"}
     given = {"model_init_kwargs": {"attn_implementation": "sdpa"}}
     assert fields_of(given)["model_init_kwargs"] == {"dtype": "float32", "attn_implementation": "sdpa"}

@@ -32,7 +32,7 @@ class Alone:
 
 
 class NotedDesk:
-    """A desk that notes what is asked of it and answers by a response's first id: 0 leaves its group, others are reward and cost."""
+    """A desk that records its requests and scores by a response's first id: 0 leaves its group, others are reward and cost."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -104,7 +104,7 @@ def test_a_step_is_reported_after_its_update_and_written_down_with_its_log(loop:
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
-def test_an_update_that_left_no_numbers_ends_before_its_checkpoint(norm: float, loop: LoopThread):
+def test_update_without_numbers_ends_before_its_checkpoint(norm: float, loop: LoopThread):
     callback = DualCallback(steps_of(NotedDesk(), loop), 1.0)
     callback.on_step_end(None, at(1), None)
     with pytest.raises(EdgeError, match="step 1: the gradient's norm is") as error:
@@ -146,7 +146,7 @@ class PairMember:
         return self._pair.exchange(self.index, make() if self.is_main else None)[0]
 
 
-def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_share_back(loop: LoopThread):
+def test_of_two_processes_only_the_main_one_has_a_desk_and_each_gets_its_own_share(loop: LoopThread):
     pair, desk, results = Pair(), NotedDesk(), {}
 
     def process(index: int) -> None:
@@ -156,7 +156,7 @@ def test_in_two_processes_the_main_one_alone_has_a_desk_and_each_gets_its_own_sh
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
-        position = [[0, 0, 0], [0, 1, 1]][index]  # the first group lies in both processes
+        position = [[0, 0, 0], [0, 1, 1]][index]  # the first group is split across both processes
         task = rewards.task_reward(position=position, completion_ids=ids)
         results[index] = (dual, task, rewards.help_cost(position=position, completion_ids=ids))
         steps.close(1)

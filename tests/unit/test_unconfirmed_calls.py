@@ -1,4 +1,4 @@
-"""Calls whose reply was lost: what they cost is found out exactly once, and a request that may be on its way is waited for."""
+"""Calls whose reply was lost: their cost is looked up exactly once, and a request that may still arrive is waited for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def settled(agent: Agent) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(world: World) -> None:
+async def test_answer_whose_reply_was_lost_gets_its_cost_exactly_once(world: World) -> None:
     async with world.agent() as agent:
         world.client.fail_next("get_call", CoordinatorUnavailable("nobody there", reason="UNREACHABLE"))
         world.client.lose_next_reply()
@@ -55,7 +55,7 @@ async def test_an_answer_whose_reply_was_lost_learns_what_it_cost_exactly_once(w
     assert len(world.client.calls) == 1
 
 
-async def test_a_call_that_is_unknown_for_so_long_since_it_was_last_sent_never_arrived_and_costs_nothing(world: World) -> None:
+async def test_call_unknown_long_after_it_was_last_sent_never_arrived_and_costs_nothing(world: World) -> None:
     async with world.agent() as agent:
         calls = agent.access.unconfirmed
         world.client.fail_next("stream_complete", CoordinatorUnavailable("cut", reason="CONNECTION_LOST"))
@@ -73,7 +73,7 @@ async def test_a_call_that_is_unknown_for_so_long_since_it_was_last_sent_never_a
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
 
 
-async def test_a_request_that_was_overtaken_by_the_question_for_its_end_is_recorded_with_what_it_cost(
+async def test_request_overtaken_by_its_own_lookup_is_recorded_with_its_cost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The person left, the coordinator knew nothing of the call yet, and then it arrived and was answered."""
@@ -93,9 +93,7 @@ async def test_a_request_that_was_overtaken_by_the_question_for_its_end_is_recor
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("completed", 100)
 
 
-async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost_all_the_same(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_call_that_ended_without_an_answer_is_recorded_with_its_cost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def cancelled(key: str) -> CancelledCall:
         return CancelledCall(key, CallProgress.IN_DOUBT, 211)
 
@@ -109,7 +107,7 @@ async def test_a_call_that_ended_without_an_answer_is_recorded_with_what_it_cost
         assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("in_doubt", 211)
 
 
-async def test_an_answer_left_while_the_cloud_was_speaking_keeps_a_record_of_what_it_cost(world: World) -> None:
+async def test_answer_abandoned_during_the_cloud_stream_keeps_a_record_of_its_cost(world: World) -> None:
     honest = world.client.stream_complete
 
     async def slow(call: Any, deadline_s: float) -> Any:
@@ -129,7 +127,7 @@ async def test_an_answer_left_while_the_cloud_was_speaking_keeps_a_record_of_wha
         assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
 
 
-async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_find_its_cost(world: World) -> None:
+async def test_process_killed_during_a_call_leaves_enough_to_find_its_cost(world: World) -> None:
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION, id="one"))
         draft = agent.records.why("one")
@@ -142,7 +140,7 @@ async def test_a_process_that_died_during_a_call_leaves_enough_for_the_next_to_f
     assert len(world.client.calls) == 1
 
 
-async def test_an_answer_that_outlives_the_state_folder_ends_without_a_word(world: World) -> None:
+async def test_answer_that_outlives_the_state_folder_ends_silently(world: World) -> None:
     async with world.agent() as agent:
         outliving = agent.access.unconfirmed.waited_for(lambda: "k")
         outliving.__enter__()

@@ -1,4 +1,4 @@
-"""Upstreams, aliases and prices as configuration: what is taken, what is refused, and what a call will cost."""
+"""Upstreams, aliases and prices as configuration: what is accepted, what is refused, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_resolved_configuration_can_be_written_and_read_again(tmp_path: Path) 
         ({"provider": "openai_compatible", "base_url": "http://127.0.0.1:1/v1"}, None),
     ],
 )
-def test_what_a_call_costs_is_configured_or_published_or_unknown(settings, price) -> None:
+def test_cost_of_a_call_is_configured_published_or_unknown(settings, price) -> None:
     tariff = tariff_of(UpstreamConfig.model_validate(settings))
     assert (None if tariff is None else tariff.at(at(2026, 6, 1))) == price
 
@@ -109,7 +109,7 @@ def test_what_a_call_costs_is_configured_or_published_or_unknown(settings, price
         ("upstreams: {a: {prices: [{from: 2026-01-01, in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}]}}", "from"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_configuration_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as refused:
         resolved(tmp_path, text)
     assert "\n" not in str(refused.value) and "c.yaml" in str(refused.value)

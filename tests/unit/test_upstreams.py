@@ -1,4 +1,4 @@
-"""Which upstreams a call meets, in which order, and what its failures say about them."""
+"""Which upstreams a call uses, in which order, and how failures count against them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_upstream_is_an_alias_by_its_own_name() -> None:
     assert upstreams.aliases == ("a", "b", "smart")
 
 
-def test_the_order_of_a_route_decides_before_its_weights() -> None:
+def test_order_of_a_route_takes_precedence_over_weights() -> None:
     upstreams = table(
         leg("last", weight=1000.0, order=2),
         leg("first", weight=0.001, order=0),
@@ -61,7 +61,7 @@ def test_upstreams_of_one_order_share_the_calls_by_weight() -> None:
     assert 2850 < first["a"] < 3150  # 3000 expected, standard deviation 27
 
 
-def test_the_same_question_meets_the_same_upstreams_again() -> None:
+def test_same_question_goes_to_the_same_upstreams_again() -> None:
     legs = (leg("a"), leg("b"), leg("c"))
     one, other = table(*legs), table(*reversed(legs))
     for question in map(str, range(50)):
@@ -70,7 +70,7 @@ def test_the_same_question_meets_the_same_upstreams_again() -> None:
         )
 
 
-def test_only_upstreams_that_can_take_the_call_are_asked() -> None:
+def test_only_capable_upstreams_are_asked() -> None:
     upstreams = table(leg("small"), leg("large"), small=upstream("small", max_output_tokens=10))
     assert names(upstreams.choose(call(model_alias="smart"), "q", NOW)) == ["large"]
     with pytest.raises(InvalidRequest, match="at most 1000"):
@@ -79,7 +79,7 @@ def test_only_upstreams_that_can_take_the_call_are_asked() -> None:
         upstreams.choose(call(model_alias="clever"), "q", NOW)
 
 
-def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
+def test_only_upstreams_with_a_price_valid_today_are_asked() -> None:
     tomorrow = DatedPrices.of([price_from(date(2026, 9, 22), PRICE)])
     upstreams = table(
         leg("a"),
@@ -94,7 +94,7 @@ def test_only_upstreams_with_a_price_that_holds_today_are_asked() -> None:
     assert names(upstreams.choose(call(model_alias="b"), "q", NOW + 86_400)) == ["b"]
 
 
-def test_a_quote_is_of_the_day_it_was_asked_and_covers_every_bound() -> None:
+def test_quote_uses_its_day_and_covers_every_bound() -> None:
     dated = upstream(
         "a",
         DatedPrices.of([price_from(date(2026, 1, 1), Price(1_000_000, 0)), price_from(date(2026, 9, 22), Price(9_000_000, 0))]),

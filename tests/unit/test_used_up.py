@@ -1,4 +1,4 @@
-"""A used-up budget in the words of people: what is used, of which limit, and what can be done."""
+"""The message of an exhausted budget: the use, the limit, and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refusal(**numbers: str) -> BudgetExhausted:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "told"),
+    ("numbers", "message"),
     [
         ({}, "62 of 60 calls"),
         ({"scope": "fleet_task"}, "of this task on all devices"),
@@ -46,11 +46,11 @@ def refusal(**numbers: str) -> BudgetExhausted:
     ],
 )
 @pytest.mark.parametrize("own", [True, False])
-def test_a_refusal_states_what_is_used_up_and_to_who_demanded_the_cloud_what_to_do(
-    numbers: dict[str, str], told: str, own: bool
+def test_refusal_names_the_exhausted_limit_and_advises_a_cloud_only_caller(
+    numbers: dict[str, str], message: str, own: bool
 ) -> None:
     demanded = for_who_demanded_the_cloud(refusal(**numbers), own_coordinator=own)
-    assert told in refusal_text(refusal(**numbers)) and told in str(demanded)
+    assert message in refusal_text(refusal(**numbers)) and message in str(demanded)
     assert why_not(demanded) == why_not(refusal(**numbers))
     option = "--spend" if "uusd" in numbers.get("unit", "calls") else "--" + numbers.get("unit", "calls")
     assert (f"edge-agent budget limit {option}" if own else "who runs the coordinator") in demanded.hint
@@ -58,7 +58,7 @@ def test_a_refusal_states_what_is_used_up_and_to_who_demanded_the_cloud_what_to_
 
 
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])
-async def test_no_ledgers_key_reaches_who_asks(tmp_path: Path, mode: Any) -> None:
+async def test_no_ledger_key_reaches_the_caller(tmp_path: Path, mode: Any) -> None:
     world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(3) if sampling.suppress_help else HELP)
     async with world.agent() as agent:
         world.client.fail_next("stream_complete", refusal())
@@ -66,24 +66,24 @@ async def test_no_ledgers_key_reaches_who_asks(tmp_path: Path, mode: Any) -> Non
         if mode == "cloud-only":
             with pytest.raises(BudgetExhausted, match=r"^the budget is used up \(62 of 60 calls\)$") as refused:
                 await agent.answerer.answer(request)
-            said = f"{refused.value}; {refused.value.hint}"
+            text = f"{refused.value}; {refused.value.hint}"
         else:
-            said = (await agent.answerer.answer(request)).reason
-        assert "62 of 60 calls" in said
-        assert "device[" not in said + agent.access.quotas.now("chat").line
+            text = (await agent.answerer.answer(request)).reason
+        assert "62 of 60 calls" in text
+        assert "device[" not in text + agent.access.quotas.now("chat").line
         assert agent.access.quotas.now("chat").state == "used_up"
         agent.access.quotas.limits_changed()
         assert agent.access.quotas.now("chat").state != "used_up"
 
 
-def test_a_limit_that_was_lowered_below_what_is_used_is_told_as_it_is_asked_for() -> None:
+def test_limit_lowered_below_its_use_is_reported_as_configured() -> None:
     rows = [BudgetRow("device[device:d]", Limits(calls=60), Limits(calls=62), Amount(62, 9, 9), Amount())]
-    told = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
-    assert (told.calls, told.calls_limit) == (62, 60)
+    shown = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
+    assert (shown.calls, shown.calls_limit) == (62, 60)
 
 
-def test_of_several_budgets_the_one_with_the_least_left_is_told_unit_by_unit() -> None:
+def test_of_several_budgets_the_one_with_the_least_left_is_reported_for_each_unit() -> None:
     roomy, tight = Limits(calls=60, tokens=40), Limits(calls=20, tokens=900)
     rows = [BudgetRow("device[device:d]", roomy, roomy, Amount(3, 9, 9)), BudgetRow("fleet", tight, tight, Amount(18, 9, 9))]
-    told = snapshot(None, TaskConfig(), rows, [BudgetTerms(row.key, row.limits) for row in rows])
-    assert (told.calls, told.calls_limit, told.tokens, told.tokens_limit) == (18, 20, 9, 40)
+    shown = snapshot(None, TaskConfig(), rows, [BudgetTerms(row.key, row.limits) for row in rows])
+    assert (shown.calls, shown.calls_limit, shown.tokens, shown.tokens_limit) == (18, 20, 9, 40)

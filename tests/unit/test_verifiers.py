@@ -73,7 +73,7 @@ METALS = ("gold", "iron", "tin")
         ("\\boxed{(B) Iron.}", True),
         ("\\boxed{\\textbf{(B)}}", True),
         ("\\boxed{$B$}", True),
-        ("\\boxed{1}", False),  # the options were lettered: nobody asked for a number
+        ("\\boxed{1}", False),  # the options were lettered: no number was asked for
         ("\\boxed{iron}", True),
         ("\\boxed{\\text{iron}}", True),
         ("\\boxed{A}", False),
@@ -107,7 +107,7 @@ def test_choices_are_named_by_letter_or_text(reference: str, response: str, righ
         ("J", tuple("klmnopqrst"), 9),
         ("9", tuple("klmnopqrst"), 9),
         ("K", tuple("klmnopqrst"), None),
-        ("same", ("same", "same", "x"), None),  # a text that stands there twice names none
+        ("same", ("same", "same", "x"), None),  # a repeated text names none
         ("2", ("2", "2", "x"), None),
         ("Same", ("same", "Same", "x"), 1),
         ("B", (), 1),
@@ -135,7 +135,7 @@ def test_every_way_to_name_an_option_names_the_same_one(options: tuple[str, ...]
 
 
 @given(st.text(max_size=60), st.lists(st.text(max_size=5), max_size=10).map(tuple))
-def test_no_text_breaks_a_verifier(text: str, options: tuple[str, ...]) -> None:
+def test_verifier_accepts_any_text(text: str, options: tuple[str, ...]) -> None:
     for response in (text, f"\\boxed{{{text}}}"):
         VerifierByKind().is_correct(item("B", AnswerKind.CHOICE, options), response)
         VerifierByKind().is_correct(item("7"), response)
@@ -154,7 +154,7 @@ def test_a_number_names_an_option_only_where_the_question_numbers_them(first: in
     question = NUMBERED.format(*range(first, first + 3))
     for reference in ("B", str(first + 1), "iron"):
         numbered = replace(item(reference, AnswerKind.CHOICE, METALS), question=question)
-        verdicts = {said: VerifierByKind().is_correct(numbered, f"\\boxed{{{said}}}") for said in ("0", "1", "2", "B", "iron")}
+        verdicts = {named: VerifierByKind().is_correct(numbered, f"\\boxed{{{named}}}") for named in ("0", "1", "2", "B", "iron")}
         assert verdicts == {"0": False, "1": first == 0, "2": first == 1, "B": True, "iron": True}
     assert "\nA. " not in compact_question(numbered), "a question that lists its options is asked as it came"
     assert "the number of the right option" in user_prompt(numbered)

@@ -1,4 +1,4 @@
-"""Equivalence of mathematical answers: what is the same, what is not, and that no input can hang or break the caller."""
+"""Equivalence of mathematical answers: what is equal, what is not, and no input can hang or break the caller."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_fraction_equals_its_expansion_and_no_other_value(same: Equivalence, t
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(st.sampled_from("0123456789xyi+-*/^_(){}[]\\,.=<>!% "), max_size=20))
-def test_no_text_raises(same: Equivalence, text: str) -> None:
+def test_any_text_is_accepted_without_raising(same: Equivalence, text: str) -> None:
     assert isinstance(same.equivalent("7", text), bool)
 
 
@@ -141,11 +141,11 @@ def test_hostile_answers_are_wrong_in_bounded_time_even_off_the_main_thread() ->
     thread.start()
     thread.join()
     assert verdicts == [MathVerdict(False, False)] * len(HOSTILE)
-    assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it goes on judging afterwards
+    assert judge.is_correct(item("\\frac{1}{2}"), "\\boxed{0.5}")  # and it still judges afterwards
     judge.close()
 
 
-def test_a_process_that_outlives_its_cpu_limit_is_killed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_beyond_its_cpu_limit_is_killed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("print('ready', flush=True)\ninput()\nwhile True: pass\n")
     monkeypatch.setattr(module, "_WORKER", worker)
@@ -167,7 +167,7 @@ def test_closing_ends_the_process() -> None:
     assert not process.is_running()
 
 
-def test_one_look_gives_both_verdicts_and_the_match_decides_the_reward() -> None:
+def test_one_comparison_gives_both_verdicts_and_the_configured_match_decides_the_reward() -> None:
     judge = both_verdicts()
     assert judge.verdict(item("0.5"), "\\boxed{\\frac12}") == MathVerdict(exact=False, equivalent=True)
     assert judge.verdict(item("0.5"), "\\boxed{0.5}") == MathVerdict(exact=True, equivalent=True)

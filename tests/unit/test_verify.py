@@ -1,4 +1,4 @@
-"""Verification finds whatever was changed behind the ledger's back."""
+"""Verification finds any manipulation of the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ENTRIES = 46
 
 
 async def write_history(store: LedgerStore) -> None:
-    """Two steps and some serving: an answer, a copy, a refund with a second try, a failure, a doubt, a sweep, a purge, an open hold."""
+    """Two steps and some serving: an answer, a replay, a refund with a second try, a failure, an unconfirmed call, a sweep, a purge, an
+    open hold."""
     await store.open_step(open_request())
     for key in ("answered", "refused", "garbage"):
         await store.reserve(reserve_request(key, step=0, cache_key=f"cache {key}"))
@@ -150,7 +151,7 @@ def changed(value: Any) -> Any:
     return {"completed": "failed", "failed": "completed"}.get(value, value + "x")
 
 
-def test_an_honest_ledger_verifies_and_says_what_was_checked(path: Path) -> None:
+def test_intact_ledger_verifies_and_reports_what_was_checked(path: Path) -> None:
     report = verify_file(path)
     assert report.ok, report.differences
     counts = (report.calls, report.attempts, report.open_attempts, report.steps, report.dual_updates, report.tasks)
@@ -172,7 +173,7 @@ def test_a_change_of_any_column_of_any_row_is_found(forger: Forger, table: str, 
         forger.must_be_found(f"UPDATE {table} SET {column} = ? WHERE {where}", (new, *key))
 
 
-def test_a_text_put_under_a_call_without_one_is_found(forger: Forger) -> None:
+def test_text_added_to_a_call_without_one_is_found(forger: Forger) -> None:
     forger.must_be_found("UPDATE call SET result = 'forged' WHERE key = 'cut'")
     forger.must_be_found("UPDATE call SET result = NULL WHERE key = 'answered'")
     forger.must_be_found("UPDATE call SET beyond_text = '{}' WHERE key = 'answered'")
@@ -197,7 +198,7 @@ def test_an_invented_attempt_is_found(forger: Forger) -> None:
 @pytest.mark.parametrize(
     "change", ["budget SET reserved_calls = -9", "call SET state = '?'", "attempt SET budgets = '['", "step SET dual = '?'"]
 )
-def test_rows_that_cannot_be_read_are_reported_not_raised(forger: Forger, change: str) -> None:
+def test_unreadable_rows_are_reported_not_raised(forger: Forger, change: str) -> None:
     forger.must_be_found(f"UPDATE {change}")
 
 
@@ -259,7 +260,7 @@ def first(journal: list[JournalEntry], kind: str) -> dict[str, Any]:
         ("close_step", "round_units", {"dual_after": (0.25).hex()}),
     ],
 )
-async def test_a_forged_entry_is_found_even_with_a_chain_computed_anew(
+async def test_forged_entry_is_found_even_with_a_recomputed_chain(
     memory: MemoryLedgerStore, kind: str, has: str, changes: dict[str, Any]
 ) -> None:
     memory.tables.journal[:] = forged(memory.tables.journal, kind, has, **changes)
@@ -269,7 +270,7 @@ async def test_a_forged_entry_is_found_even_with_a_chain_computed_anew(
 
 
 def shared_reports_swapped(journal: list[JournalEntry]) -> list[JournalEntry]:
-    """Both reports to a fleet's price are honest; their order is part of what λ is."""
+    """Both reports to a fleet's price are honest, but λ depends on their order."""
     entries = [(entry.at_ms, entry.kind, entry.data()) for entry in journal]
     one, other, *_ = (at for at, (_, kind, data) in enumerate(entries) if kind == "close_step" and "round_units" in data)
     entries[one], entries[other] = entries[other], entries[one]
@@ -305,7 +306,7 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
 
 
 @pytest.mark.parametrize("what", FORGERIES)
-async def test_what_the_ledger_never_does_is_found_and_named(memory: MemoryLedgerStore, what: str) -> None:
+async def test_impossible_ledger_history_is_found_and_named(memory: MemoryLedgerStore, what: str) -> None:
     forge, words = FORGERIES[what]
     memory.tables.journal[:] = forge(memory.tables.journal)
     differences = verify(memory.tables).differences
@@ -321,7 +322,7 @@ def old_ledger(path: Path, version: int) -> Path:
 
 
 @pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3), (5, ENTRIES, 3)])
-def test_a_ledger_of_an_older_version_verifies_and_is_left_as_it_is(
+def test_ledger_of_an_older_version_verifies_and_is_left_unchanged(
     tmp_path: Path, version: int, entries: int, updates: int
 ) -> None:
     path = old_ledger(tmp_path / "old.sqlite3", version)
@@ -347,7 +348,7 @@ async def _with_a_proportional_part(store: LedgerStore) -> None:
 
 
 @pytest.mark.parametrize(("version", "go_on"), [(1, _with_a_fleet), (2, _with_set_limits), (5, _with_a_proportional_part)])
-async def test_an_older_ledger_is_brought_up_to_date_and_takes_what_it_did_not_know(
+async def test_older_ledger_is_upgraded_and_accepts_new_kinds_of_entries(
     tmp_path: Path, version: int, go_on: Callable[[LedgerStore], Awaitable[None]]
 ) -> None:
     path = old_ledger(tmp_path / "old.sqlite3", version)
@@ -361,12 +362,12 @@ async def test_an_older_ledger_is_brought_up_to_date_and_takes_what_it_did_not_k
     assert report.ok, report.differences
 
 
-def test_the_integral_rule_writes_the_journal_that_version_5_wrote(path: Path, tmp_path: Path) -> None:
+def test_integral_rule_writes_the_journal_of_version_5(path: Path, tmp_path: Path) -> None:
     with open_read_only(old_ledger(tmp_path / "old.sqlite3", 5)) as old, open_read_only(path) as new:
         assert list(new.journal_after(0)) == list(old.journal_after(0))
 
 
-async def test_what_a_price_holds_of_the_last_reports_is_proved(memory: MemoryLedgerStore) -> None:
+async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore) -> None:
     tables, terms = memory.tables, {"dual_proportional": 0.5, "dual_window": 2}
     for price in ("", "global[device:d9]"):
         await memory.open_step(open_request(device="d9", task=f"of {price}", price=price, **terms))
@@ -412,13 +413,13 @@ async def test_a_hold_under_other_limits_than_those_set_is_found() -> None:
     assert any("calls_limit was set otherwise" in line for line in report.differences)
 
 
-async def test_differences_are_counted_but_not_listed_without_end(memory: MemoryLedgerStore) -> None:
+async def test_differences_are_counted_but_listed_up_to_a_limit(memory: MemoryLedgerStore) -> None:
     memory.tables.journal[:] = [replace(entry, hash="0" * 64) for entry in memory.tables.journal] * 10
     report = verify(memory.tables)
     assert report.difference_count > len(report.differences) == 100
 
 
-def test_an_export_can_be_checked_elsewhere(path: Path) -> None:
+def test_export_can_be_verified_elsewhere(path: Path) -> None:
     stream = io.StringIO()
     with open_read_only(path) as rows:
         count = export(rows, stream)
@@ -448,16 +449,16 @@ async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies
 
 
 async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for begins, told in ((True, "had begun"), (False, "did not begin")):
+    for begins, message in ((True, "had begun"), (False, "did not begin")):
         store = MemoryLedgerStore(NOW)
         await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "_begin_price", lambda self, task, begins=begins: begins)
             await _met_and_used(store)
-        assert any(told in line for line in verify(store.tables).differences)
+        assert any(message in line for line in verify(store.tables).differences)
 
 
-async def test_a_running_coordinators_ledger_can_be_verified(tmp_path: Path) -> None:
+async def test_ledger_of_a_running_coordinator_can_be_verified(tmp_path: Path) -> None:
     path = tmp_path / "live.sqlite3"
     store = await SqliteLedgerStore.open(path, NOW)
     await write_history(store)
@@ -480,6 +481,6 @@ def test_the_body_of_an_entry_is_canonical_json_however_it_is_written(data: dict
     assert entry.hash == hashlib.sha256(chained.encode()).hexdigest()
 
 
-def test_an_entry_with_what_is_not_a_number_is_refused() -> None:
+def test_entry_with_a_non_number_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         next_entry(0, GENESIS, 1, "kind", {"dual": float("nan")})

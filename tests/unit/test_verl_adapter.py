@@ -144,13 +144,13 @@ def policy_loss(batch: SimpleNamespace, config: Any, rows: slice = slice(None)) 
     return loss
 
 
-def test_the_estimator_and_the_trainer_stand_in_verls_registries():
+def test_estimator_and_trainer_are_registered_in_verl():
     assert get_adv_estimator_fn("dagrpo") is dagrpo_advantage
     assert get_trainer_cls("dagrpo") is our_trainer.DagrpoTrainer
     assert plugin.trainer is our_trainer
 
 
-def test_verls_loss_with_the_launch_files_settings_has_the_gradient_of_the_estimator(batch):
+def test_verl_loss_with_the_launch_settings_has_the_gradient_of_the_estimator(batch):
     launch = composed().actor_rollout_ref.actor
     config = actor(launch.loss_agg_mode, launch.policy_loss.loss_mode, rows=len(ORDER))
     assert (config.loss_agg_mode, config.policy_loss.loss_mode) == ("seq-mean-token-sum", "gpg")
@@ -174,7 +174,7 @@ def test_masked_responses_and_padding_have_no_advantage(batch):
 
 @pytest.fixture
 def plain(batch: SimpleNamespace) -> SimpleNamespace:
-    """The batch without padding: verl's GRPO knows neither costs nor masks."""
+    """The batch without padding; verl's GRPO uses neither costs nor masks."""
     rows = [row for row in range(len(ORDER)) if batch.groups[row] != "pad"]
     return SimpleNamespace(scores=batch.scores[rows], mask=torch.ones(len(rows), TOKENS), groups=batch.groups[rows])
 
@@ -214,7 +214,7 @@ def test_launch_files_pass_verls_own_checks_and_ours(model):
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES == "tools.integrations.verl.plugin"
 
 
-def test_a_launch_file_that_verl_would_run_otherwise_is_refused_before_anything_is_loaded():
+def test_launch_file_that_verl_would_interpret_differently_is_refused_before_loading():
     with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.actor\.loss_agg_mode must be 'seq-mean-token-sum'"):
         our_trainer.DagrpoTrainer(composed(MODELS[0], "actor_rollout_ref.actor.loss_agg_mode=token-mean"))
 
@@ -261,11 +261,11 @@ def undecided(keys: set[str]) -> list[str]:
     return sorted(key for key in keys if not any(declares(name, key) or declares(key, name) for name in [*ALL_FREE, *NEEDED]))
 
 
-def test_every_setting_of_verl_that_could_matter_is_needed_or_declared_free():
+def test_every_relevant_verl_setting_is_required_or_declared_free():
     assert undecided(keys_of_verl()) == [], "decide on each in tools/integrations/verl/method.py or tests/unit/verl_free_keys.py"
 
 
-def test_no_decision_is_about_a_setting_that_verl_no_longer_has():
+def test_no_decision_concerns_a_setting_that_verl_no_longer_has():
     keys = keys_of_verl()
     assert [name for name in ALL_FREE if not any(declares(name, key) for key in keys)] == []
     assert {key for key in NEEDED if key.startswith(SECTIONS)} - keys == ADDED
@@ -297,7 +297,7 @@ def small(*overrides: str) -> Any:
 
 
 def response(text: str, number: int = 7, **fields: Any) -> Any:
-    """What verl's agent loop hands to a reward worker: a batch of one."""
+    """The batch of one that verl's agent loop passes to a reward worker."""
     ids, prompt = Letters().encode(text)[:120], [1, 2]
     tensors = {"prompts": [prompt], "responses": [ids], "attention_mask": [[1] * (len(prompt) + len(ids))]}
     beside = {"extra_info": as_row(item(number), number)["extra_info"], "data_source": "sums", **fields}
@@ -452,7 +452,7 @@ def made(
     return queue, metrics
 
 
-def test_verls_trainer_computes_our_advantages_from_costs_that_came_through_its_reward_path(training, monkeypatch):
+def test_verl_trainer_computes_our_advantages_from_costs_of_its_reward_path(training, monkeypatch):
     trainer, client = training
     queue, metrics = made(trainer, client, monkeypatch)
     first = {key: float(sample["advantages"][0]) for key, sample in queue.samples.items()}
@@ -471,7 +471,7 @@ def test_the_price_moves_once_for_each_step_of_verls_trainer(training, monkeypat
     assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).unreported() == []
 
 
-def test_rows_that_verl_adds_to_fill_the_batch_change_no_rate_and_no_gradient(training, monkeypatch):
+def test_padding_rows_of_verl_change_no_rate_and_no_gradient(training, monkeypatch):
     trainer, client = training
     queue, metrics = made(trainer, client, monkeypatch, padding=True)
     assert metrics["dagrpo/assist_rate"] == 0.5

@@ -1,4 +1,4 @@
-"""Advantages for verl's flat batches, and the outcomes they are made of: no verl needed."""
+"""Advantages for verl's flat batches, and the outcomes they are computed from. Needs no verl."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flat(groups: list[list[tuple[float, int, bool]]], order: int) -> list[tuple[
 
 
 @given(BATCHES, DUALS, st.integers(0, 9))
-def test_every_group_gets_the_dual_advantages_of_what_is_left_of_it_in_whatever_order_its_rows_come(groups, dual, order):
+def test_every_group_gets_the_dual_advantages_of_its_remaining_rows_in_any_order(groups, dual, order):
     rows = flat(groups, order)
     rewards, costs, masked, names = (list(column) for column in zip(*rows, strict=True))
     found = row_advantages(rewards, costs, masked, names, dual)
@@ -52,7 +52,7 @@ def test_every_group_gets_the_dual_advantages_of_what_is_left_of_it_in_whatever_
 
 
 @given(BATCHES, DUALS, st.integers(0, 9), st.integers(0, 3))
-def test_the_mean_over_verls_rows_has_the_coefficients_of_the_projects_own_learner(groups, dual, order, padding):
+def test_mean_over_verl_rows_has_the_coefficients_of_the_projects_own_learner(groups, dual, order, padding):
     rows = flat(groups, order) + [(0.0, 0, True, "padding")] * padding
     rewards, costs, masked, names = (list(column) for column in zip(*rows, strict=True))
     advantages, weights = row_advantages(rewards, costs, masked, names, dual), row_weights(masked, names)
@@ -78,7 +78,7 @@ def test_a_failed_call_leaves_the_group_and_still_counts_as_demand():
     assert outcomes.units == StepUnits(total=3, help=2, uncalled=0)
 
 
-def test_a_request_that_was_not_sent_is_reported_as_not_called_for():
+def test_unsent_request_is_reported_as_not_called_for():
     kept_here = replace(scored(0.0, 0, True), outcome=ResponseOutcome.UNSENT)
     assert Outcomes.of(rows_of(kept_here, scored(1.0, 0, False)), [False, False]).units == StepUnits(2, 1, 1)
 
@@ -91,6 +91,6 @@ def test_padding_that_copies_a_real_outcome_is_in_no_group_and_in_no_count():
     assert outcomes.units == StepUnits(2, 1, 0)
 
 
-def test_a_response_scored_by_another_reward_manager_is_refused_with_what_to_set():
+def test_response_scored_by_another_reward_manager_is_refused_with_advice():
     with pytest.raises(ValueError, match=r"set reward\.reward_manager to tools\.integrations\.verl\.reward"):
         Outcomes.of([{"reward_extra_info": {"acc": 1.0}}], [False])

@@ -1,4 +1,4 @@
-"""Responses that verl sampled, judged one by one by several workers over one coordinator: no verl needed."""
+"""Responses sampled by verl, judged one by one by several workers with one coordinator. Needs no verl."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_group_spread_over_several_workers_makes_one_call_that_is_paid_o
     assert (prompt_id.startswith("0:math-7:"), units) == (True, 1)
 
 
-async def test_questions_of_two_sources_that_share_an_id_have_a_call_each():
+async def test_questions_of_two_sources_with_the_same_id_have_a_call_each():
     client = await opened()
     one, other = item(7), replace(item(8), id=item(7).id)
     for asked in (one, other, one):
@@ -72,14 +72,14 @@ async def test_questions_of_two_sources_that_share_an_id_have_a_call_each():
     assert len({call.call_key for call in client.calls}) == len(client.calls) == 2
 
 
-async def test_a_call_that_fails_masks_the_response():
+async def test_failed_call_masks_the_response():
     client = await opened()
     client.fail_next("complete", CoordinatorUnavailable("the upstream is down"))
     found = await judged(worker(client), HELP)
     assert (found.masked, found.asked, found.cost) == (True, True, 0)
 
 
-async def test_a_call_the_hard_cap_refuses_costs_and_earns_nothing():
+async def test_call_refused_by_the_hard_cap_costs_and_earns_nothing():
     client = await opened(ScriptedTerms(calls_limit=0))
     found = await judged(worker(client), HELP)
     assert (found.reward, found.cost, found.outcome.value, found.masked) == (0.0, 1, "refused", False)

@@ -1,4 +1,4 @@
-"""The project's tasks as verl's parquet files: no verl needed."""
+"""The project's tasks as verl's parquet files. Needs no verl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_files_hold_the_projects_own_training_stream_and_held_out_items(tmp_
     assert items_in(tmp_path / "test.parquet") == list(source.test(7))
 
 
-def test_a_finite_source_goes_on_with_another_pass(tmp_path):
+def test_finite_source_continues_with_another_pass(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text(
         "".join(f'{{"question": "{n} + 1?", "answer": {n + 1}, "split": "{"test" if n == 0 else "train"}"}}\n' for n in range(4))
@@ -63,16 +63,14 @@ def own_tasks(path, name, count):
         (["practice:arith", "--train", "3", "--test", "99999999999"], "--test 99999999999"),
     ],
 )
-def test_what_cannot_be_prepared_is_told_in_one_line(tmp_path, capsys, arguments, line):
+def test_unusable_source_is_one_line(tmp_path, capsys, arguments, line):
     assert main([*arguments, "--out", str(tmp_path)]) != 0
     assert line in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "test.parquet"])
-def test_a_file_that_is_there_stays_until_it_may_be_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_existing_file_is_kept_until_it_may_be_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     theirs = tmp_path / name
     theirs.write_text("theirs")
     command = ["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]
@@ -84,7 +82,7 @@ def test_a_file_that_is_there_stays_until_it_may_be_replaced(
 
 
 @pytest.mark.parametrize("fails_at", [5, 9])
-def test_a_failure_leaves_no_draft_and_the_old_files_as_they_were(
+def test_failure_leaves_no_temporary_file_and_the_old_files_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     arguments = (["practice:arith"], tmp_path, 8, 4, 0, "full")
@@ -104,7 +102,7 @@ def test_a_failure_leaves_no_draft_and_the_old_files_as_they_were(
 
 
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"item": "no JSON"}, {"item": '{"kind": "math"}'}])
-def test_rows_made_by_others_are_refused_with_what_to_do(extra):
+def test_foreign_rows_are_refused_with_advice(extra):
     with pytest.raises(TaskFileError) as refusal:
         item_of(extra)
     assert "tools.integrations.verl.prepare" in refusal.value.hint

@@ -1,4 +1,4 @@
-"""What a launch file for verl must say, judged without verl."""
+"""The required settings of a launch file for verl. Needs no verl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put(config: dict[str, Any], dotted: str, value: Any) -> None:
 
 @pytest.fixture
 def launch() -> dict[str, Any]:
-    """The launch file, and of verl's own defaults those that the method leaves as they are (test_verl_adapter has the real ones)."""
+    """The launch file, with those of verl's defaults that the method keeps (test_verl_adapter has the real ones)."""
     config: dict[str, Any] = yaml.safe_load((HERE / "config" / "dagrpo.yaml").read_text())
     config["trainer"]["default_local_dir"] = "checkpoints"
     for need in NEEDS:
@@ -56,7 +56,7 @@ def test_the_coordinators_file_has_the_papers_price_and_no_limit_of_calls_per_st
     assert (terms.dual_init, terms.dual_lr, terms.step_credit_kappa) == (PAPER.dual_init, PAPER.dual_lr, None)
 
 
-def test_the_launch_file_is_what_the_method_needs(launch):
+def test_launch_file_meets_the_needs_of_the_method(launch):
     require_method(launch)
 
 
@@ -79,7 +79,7 @@ def test_a_setting_under_which_verl_would_compute_something_else_is_refused_by_n
         require_method(launch)
 
 
-def test_every_needed_setting_is_held_to_its_value_for_the_reason_that_is_given(launch: dict[str, Any]) -> None:
+def test_every_required_setting_is_enforced_for_the_given_reason(launch: dict[str, Any]) -> None:
     for need in NEEDS:
         changed = copy.deepcopy(launch)
         put(changed, need.key, "another")
@@ -120,7 +120,7 @@ def test_the_section_becomes_settings_beside_verls_own(launch, tmp_path):
     ],
     ids=str,
 )
-def test_a_section_that_cannot_be_meant_is_refused_by_its_key(launch, change):
+def test_invalid_section_is_refused_by_its_key(launch, change):
     launch["dagrpo"] |= change
     with pytest.raises(ConfigError, match=rf"^dagrpo\.{next(iter(change))}: ") as refusal:
         DagrpoSettings.of(launch)
@@ -135,13 +135,13 @@ def test_a_section_that_cannot_be_meant_is_refused_by_its_key(launch, change):
         ({"adress": "127.0.0.1:1"}, r"^dagrpo\.agent\.coordinator\.adress: unknown key coordinator\.adress"),
     ],
 )
-def test_settings_of_the_agent_that_cannot_hold_here_are_refused(launch, coordinator, line):
+def test_inapplicable_agent_settings_are_refused(launch, coordinator, line):
     launch["dagrpo"]["agent"] = {"coordinator": coordinator}
     with pytest.raises(ConfigError, match=line):
         DagrpoSettings.of(launch).agent_config()
 
 
-def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold(launch):
+def test_unenforceable_privacy_rules_are_refused(launch):
     launch["dagrpo"]["agent"] = {"coordinator": {"address": "127.0.0.1:1"}, "privacy": {"never_send": ["secret"]}}
     with pytest.raises(ConfigError, match=r"privacy\.terms, terms_file and never_send do not hold here"):
         DagrpoSettings.of(launch).agent_config()
@@ -155,7 +155,7 @@ def test_rules_about_what_must_not_leave_are_refused_because_they_would_not_hold
         (["qwen2.5-1.5b-instruct"], 1, "no train.parquet"),
     ],
 )
-def test_the_launch_script_says_what_is_missing(tmp_path, arguments, code, line):
+def test_launch_script_reports_what_is_missing(tmp_path, arguments, code, line):
     found = subprocess.run(
         ["bash", str(HERE / "launch.sh"), *arguments],
         capture_output=True,

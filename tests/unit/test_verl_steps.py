@@ -1,4 +1,4 @@
-"""The driver's learning steps over verl's restarts: no verl needed."""
+"""The driver's learning steps across verl's restarts. Needs no verl."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def one_step(steps: TrainingSteps, help_units: int) -> tuple[float, float]:
 
 
 def alone(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run on a loop of its own, as another process would."""
+    """Run on a separate event loop, as another process would."""
     thread = LoopThread()
     try:
         thread.run(coroutine)
@@ -93,7 +93,7 @@ def test_the_price_of_a_step_is_the_coordinators_and_moves_once_for_each_step(dr
         price = after
 
 
-def test_a_driver_that_dies_in_a_step_opens_it_again_with_its_number_price_and_calls(drivers):
+def test_driver_killed_in_a_step_reopens_it_with_its_number_price_and_calls(drivers):
     one_step(drivers.start(), 8)
     dying = drivers.start()
     before = dying.open()
@@ -116,7 +116,7 @@ def test_a_report_written_before_the_driver_died_is_delivered_by_the_next_one(dr
     assert RunState(drivers.folder / STATE_FILE).unreported() == []
 
 
-def test_a_close_whose_answer_was_lost_moves_the_price_no_second_time(drivers):
+def test_close_whose_reply_was_lost_moves_the_price_only_once(drivers):
     dying = drivers.start()
     dying.open()
     dying.report(StepUnits(16, 16))
@@ -126,7 +126,7 @@ def test_a_close_whose_answer_was_lost_moves_the_price_no_second_time(drivers):
     assert (opened.task_step, opened.dual) == (1, dual_step(0.5, 1.0, 0.3, 0.1))
 
 
-def test_steps_made_again_from_an_older_checkpoint_go_on_with_the_coordinators_numbers_and_price(drivers):
+def test_steps_repeated_from_an_older_checkpoint_use_the_coordinators_numbers_and_price(drivers):
     first = drivers.start()
     for _ in range(3):
         _, price = one_step(first, 8)
@@ -136,7 +136,7 @@ def test_steps_made_again_from_an_older_checkpoint_go_on_with_the_coordinators_n
     assert (opened.task_step, opened.dual) == (3, price)
 
 
-def test_while_the_coordinator_is_away_steps_go_on_with_the_last_price_and_are_reported_later(drivers, caplog):
+def test_while_the_coordinator_is_away_steps_use_the_last_price_and_are_reported_later(drivers, caplog):
     steps = drivers.start()
     _, price = one_step(steps, 8)
     drivers.client.fail_next("open_step", AWAY, times=2)
@@ -151,7 +151,7 @@ def test_while_the_coordinator_is_away_steps_go_on_with_the_last_price_and_are_r
     assert (opened.task_step, opened.dual, opened.offline) == (3, pytest.approx(wanted), False)
 
 
-def test_a_report_that_cannot_be_delivered_waits_with_the_price_unchanged(drivers):
+def test_undeliverable_report_waits_with_the_price_unchanged(drivers):
     steps = drivers.start()
     opened = steps.open()
     steps.report(StepUnits(16, 16))
@@ -162,14 +162,14 @@ def test_a_report_that_cannot_be_delivered_waits_with_the_price_unchanged(driver
 
 
 @pytest.mark.parametrize("error", [AWAY, PermissionDenied("not this task")])
-def test_a_coordinator_that_cannot_be_used_is_told_before_the_first_step(drivers, error):
+def test_unusable_coordinator_is_reported_before_the_first_step(drivers, error):
     drivers.client.fail_next("register", error)
     with pytest.raises(type(error)):
         drivers.start()
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "outbox": []}'])
-def test_a_damaged_state_file_is_named_with_what_it_means(tmp_path, text):
+def test_damaged_state_file_is_named_with_the_consequence(tmp_path, text):
     path = tmp_path / STATE_FILE
     path.write_text(text)
     with pytest.raises(StateError, match=STATE_FILE) as refusal:

@@ -42,7 +42,7 @@ def test_the_highest_log_odds_ask_and_cost_what_cloud_answers_did() -> None:
     assert (all_of_them.calls, all_of_them.threshold, all_of_them.latency_p50_s) == (40, None, 2.5)
 
 
-def test_charges_that_differ_widen_the_interval_around_the_same_mean() -> None:
+def test_differing_charges_widen_the_interval_around_the_same_mean() -> None:
     answers = [past(float(number), cloud=True, charged=50 + 100 * (number % 2)) for number in range(40)]
     outlook = replayed(answers, 0.25)
     assert outlook.spend_uusd == 1000.0
@@ -51,7 +51,7 @@ def test_charges_that_differ_widen_the_interval_around_the_same_mean() -> None:
     assert 0.0 < low < 1000.0 < high < 2000.0
 
 
-def test_how_good_is_told_only_where_enough_of_both_kinds_were_judged() -> None:
+def test_accuracy_is_estimated_only_where_enough_of_both_kinds_were_rated() -> None:
     few = replayed([past(1.0, judged="good") for _ in range(9)] + [past(-1.0)] * 20, 0.0)
     assert few.good_share is None
     assert "9 local answers were judged, 10 are needed" in few.notes[0]
@@ -66,7 +66,7 @@ def test_how_good_is_told_only_where_enough_of_both_kinds_were_judged() -> None:
     assert replayed(sent, 0.5).good_share is None, "of those that stay local too few were judged"
 
 
-def test_answers_that_the_cloud_gave_on_demand_show_what_it_costs_and_how_long_it_takes() -> None:
+def test_cloud_only_answers_give_cost_and_latency() -> None:
     answers = [past(float(number)) for number in range(20)]
     demanded = [past(None, cloud=True, judged="good", charged=70)] * 10
     unknown, known = replayed(answers, 0.5), replayed(answers, 0.5, demanded)
@@ -78,7 +78,7 @@ def test_answers_that_the_cloud_gave_on_demand_show_what_it_costs_and_how_long_i
     assert not any("how long" in note for note in replayed(answers, 0.0).notes)
 
 
-def test_too_few_answers_are_refused_with_what_to_do() -> None:
+def test_too_few_answers_are_refused_with_advice() -> None:
     with pytest.raises(TooFewAnswers, match="19 recorded answers are too few") as caught:
         what_if([past(0.0)] * 19, [0.1])
     assert "edge-agent eval" in caught.value.hint
@@ -148,7 +148,7 @@ RECORD: dict[str, Any] = {
         ({"mode": "cloud-only", "reason": "mode cloud-only"}, ("mode cloud-only",)),
     ],
 )
-def test_a_decision_is_told_with_its_log_odds_its_bias_and_its_outcome(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_decision_is_reported_with_log_odds_bias_and_outcome(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     assert all(word in decision({**RECORD, **changes}) for word in words)
 
 
@@ -162,7 +162,7 @@ def test_a_decision_is_told_with_its_log_odds_its_bias_and_its_outcome(changes: 
         (CoordinatorUnavailable("nobody there"), "record", "completed"),
     ],
 )
-async def test_the_ledgers_entry_is_the_coordinators_where_it_can_be_asked_and_else_the_records(
+async def test_ledger_entry_comes_from_the_coordinator_or_else_the_records(
     error: Exception, reported_by: str, state: str
 ) -> None:
     async def get_call(key: str) -> Any:
@@ -178,7 +178,7 @@ async def test_the_ledgers_entry_is_the_coordinators_where_it_can_be_asked_and_e
     assert str(error) in ledger["note"]
 
 
-async def test_without_a_call_there_is_no_entry_and_without_a_coordinator_the_record_says_so() -> None:
+async def test_without_a_call_there_is_no_entry_and_without_a_coordinator_the_record_states_it() -> None:
     assert (await explained({**RECORD, "call_key": ""}, None))["ledger"] is None
     ledger = (await explained(RECORD, None, "the embedded coordinator is not running"))["ledger"]
     assert (ledger["reported_by"], ledger["note"]) == ("record", "the embedded coordinator is not running")

@@ -1,7 +1,7 @@
 """The wire only grows: no number of a field, method or enum value is ever used for something else.
 
-`wire.json` beside this file lists what was released. Who adds a field or method adds it there in the same change; nothing in it may be
-altered or removed.
+`wire.json` beside this file lists what was released. A new field or method is added there in the same change; nothing in it may be altered
+or removed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def _type_of(field: FieldDescriptor) -> str:
 
 def wire() -> dict[str, Any]:
     """Every message, enum and method as it travels."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for file in FILES:
         described = file.DESCRIPTOR
         for message in described.message_types_by_name.values():
-            told[message.full_name] = {f"{field.number} {field.name}": _type_of(field) for field in message.fields}
+            fields[message.full_name] = {f"{field.number} {field.name}": _type_of(field) for field in message.fields}
         for enum in described.enum_types_by_name.values():
-            told[enum.full_name] = {value.name: str(value.number) for value in enum.values}
+            fields[enum.full_name] = {value.name: str(value.number) for value in enum.values}
         for service in described.services_by_name.values():
-            told[service.full_name] = {method.name: _kind_of(method) for method in service.methods}
-    return told
+            fields[service.full_name] = {method.name: _kind_of(method) for method in service.methods}
+    return fields
 
 
 def _kind_of(method: Any) -> str:
@@ -43,5 +43,5 @@ def _kind_of(method: Any) -> str:
     return f"{stream[0]}{method.input_type.name} -> {stream[1]}{method.output_type.name}"
 
 
-def test_everything_that_was_released_is_still_there_and_the_list_is_whole() -> None:
+def test_every_released_field_still_exists_and_the_list_is_complete() -> None:
     assert json.loads(RELEASED.read_text()) == wire()

@@ -1,4 +1,4 @@
-"""What a method gives the learner for scored groups, and responses of every outcome, for tests."""
+"""The learner's input of a method for scored groups, and responses of every outcome, for tests."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepP
 
 
 def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str] = ()) -> list[Completion]:
-    """The responses of a step; those in `cut` came to no end."""
+    """The responses of a step; those in `cut` have no end."""
     first = (step - 1) * len(groups)
     return [
         Completion(first + index, tuple(range(5, 5 + len(text.split()))), text, ended=text not in cut)
@@ -56,7 +56,7 @@ def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str
 
 
 def write_checkpoint(folder: Path, step: int) -> Path:
-    """A whole checkpoint as transformers leaves it, with next to nothing in it."""
+    """A complete checkpoint in transformers' layout with almost no content."""
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
@@ -70,7 +70,7 @@ def write_checkpoint(folder: Path, step: int) -> Path:
 
 @dataclass
 class TrlWorld:
-    """What survives a kill: the state folder and the coordinator. `desk` makes a new process's worth of the rest."""
+    """The parts that survive a kill: the state folder and the coordinator. `desk` makes the rest, as a new process would."""
 
     folder: Path
     steps: list[StepPlan] = field(default_factory=lambda: plans(4))
@@ -87,7 +87,7 @@ class TrlWorld:
         self.states: list[StateFolder] = []
 
     def state(self) -> StateFolder:
-        """The folder, opened anew; a process that was killed has let go of it."""
+        """The folder, reopened; a killed process has released it."""
         for state in self.states:
             state.close()
         self.states.append(StateFolder(self.folder))
@@ -104,6 +104,6 @@ class TrlWorld:
         return Desk(state, book, scorer, self.sink, self.clock, self.steps)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         for state in self.states:
             state.close()

@@ -1,5 +1,5 @@
 """The keys of verl 0.9.1 that a launch file may set as it likes, by the reason why. `section.*` is a whole section. What the method needs
-is in tools/integrations/verl/method.py; a key that stands in neither is one that nobody has decided on.
+is in tools/integrations/verl/method.py; a key in neither place is undecided.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ FREE: Mapping[str, tuple[str, ...]] = {
         *under(ROLLOUT, "log_prob_max_token_len_per_gpu skip_tokenizer_init router_config_path agent.num_workers"),
         *under(ROLLOUT, "engine_kwargs.* checkpoint_engine.* disaggregation.* mtp.*"),
     ),
-    "what is kept and told": (
+    "storage and logging": (
         *under(ACTOR, "checkpoint.* profiler.* calculate_entropy calculate_sum_pi_squared"),
         *under(ROLLOUT, "profiler.* prometheus.* trace.* disable_log_stats moe_load_balance_metrics_interval"),
     ),

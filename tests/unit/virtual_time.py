@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits never: what it would have waited, it adds to `now_s`."""
+    """Never waits: the time it would have waited is added to `now_s`."""
 
     now_s = 0.0
 
@@ -32,6 +32,6 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result. Timers of any length end at once, in their order."""
+    """The coroutine's result. Timers of any length end immediately, in their order."""
     with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
         return runner.run(work)

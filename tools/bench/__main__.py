@@ -1,9 +1,9 @@
-"""`python -m tools.bench`: what this machine does, one part after the other, each in a process of its own.
+"""`python -m tools.bench`: benchmarks of this machine, one part after the other, each in its own process.
 
-What follows the name of one part is that part's own (`python -m tools.bench sandbox --help`); without a name, or with several, all run
-one after the other. `python -m tools.bench table` is the table of goals against TRL and llama.cpp (tools/bench/table), `python -m
-tools.bench coordinator` the coordinator beside LiteLLM's proxy (tools/bench/coordinator); each takes the better part of an hour. `python
--m tools.bench endpoint` is the agent's endpoint beside llama-cpp-python's server.
+Options after the name of a single part belong to that part (`python -m tools.bench sandbox --help`); without a name, or with several, all
+run one after the other. `python -m tools.bench table` is the table of goals against TRL and llama.cpp (tools/bench/table), `python -m
+tools.bench coordinator` the coordinator beside LiteLLM's proxy (tools/bench/coordinator); each takes most of an hour. `python -m
+tools.bench endpoint` is the agent's endpoint beside llama-cpp-python's server.
 
 Medians and ratios of one run are comparable; absolute times of a shared machine are not.
 """
@@ -49,7 +49,7 @@ def command(name: str) -> list[str]:
 
 
 def usage() -> str:
-    """What there is to run."""
+    """The available parts."""
     return "\n".join(
         [
             "usage: python -m tools.bench [PART ...] | PART OPTIONS",

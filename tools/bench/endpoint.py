@@ -1,9 +1,9 @@
 """The agent's endpoint beside llama-cpp-python's own server: `python -m tools.bench endpoint [--rounds 7] [--model MODEL.gguf]`.
 
-Both serve the same file with the same threads and context, one request at a time, streamed, at temperature 0. Rounds alternate, and so does
-who begins; every request has a prompt of its own, because either server may keep the last one. Told are medians over all requests of
-the time to the first visible letter and to the end of the stream, and our medians as multiples of theirs. The replies are compared as
-well: figures of different texts mean nothing, nor do those of a machine that does other work.
+Both serve the same file with the same threads and context, one request at a time, streamed, at temperature 0. Rounds alternate, as does
+the first server; every request has its own prompt, because either server may cache the last one. The output has medians over all requests
+of the time to the first visible letter and to the end of the stream, and our medians as multiples of theirs. The replies are compared as
+well: figures of different texts mean nothing, nor do those of a busy machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""One harness for every table of measurements: parts measured once each in a process of their own, medians of rounds, goals, a report.
+"""The harness of every table of measurements: parts measured once each in their own process, medians of rounds, goals, a report.
 
-A part is a command that is given two paths behind its own arguments: a job to read and a result to write, both JSON; ours are `part`.
-Results lie in a folder, one file a part, so that a run that was cut goes on where it stopped. A result that names `files` counts as long
-as they exist.
+A part is a command with two paths after its own arguments: a job to read and a result to write, both JSON; ours are `part`. Results are in
+a folder, one file per part, so that an interrupted run resumes. A result that names `files` counts as long as they exist.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def times(mine: Spread, other: Spread) -> float:
 
 
 def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Figures as they come: one JSON object a line, or columns under their names."""
+    """Print figures as they arrive: one JSON object per line, or columns under their names."""
     for number, row in enumerate(rows):
         if as_json:
             print(json.dumps(row), flush=True)
@@ -99,7 +98,7 @@ def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line of a table. `met` None is a measurement without a goal; `value` is what is held against `bound`."""
+    """One line of a table. `met` None is a measurement without a goal; `value` is compared with `bound`."""
 
     what: str
     against: str
@@ -112,7 +111,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Row:
-    """A row of a table: its lines, everything that was measured for it, and the profile of what was missed."""
+    """A row of a table: its lines, all its measurements, and the profile of missed goals."""
 
     name: str
     title: str
@@ -140,7 +139,7 @@ class Row:
 
 
 def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str:
-    """The whole report: machine, table, profiles of what was missed, notes."""
+    """The whole report: machine, table, profiles of missed goals, notes."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     lines = [
         f"{about} {machine['cores']} cores ({machine['cpu']}), {machine['memory_mib'] / 1024:.0f} GiB, "
@@ -177,8 +176,8 @@ class Part:
     @property
     def digest(self) -> str:
         """What must be equal for a stored result to count."""
-        told = {"command": self.command[1:], "job": self.job, "environment": dict(self.environment)}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        content = {"command": self.command[1:], "job": self.job, "environment": dict(self.environment)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def own_part(module: str, key: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Part:
@@ -200,7 +199,7 @@ class Results:
         self._of_this_run: dict[str, str] = {}
 
     def measure(self, part: Part) -> dict[str, Any]:
-        """The part's result, measured now unless an equal part's lies here. Raises ProcessFailed."""
+        """The part's result: the stored one of an equal part, else measured now. Raises ProcessFailed."""
         file = self._folder / "parts" / f"{part.key}.json"
         stored = self._stored(part, file)
         if stored is not None:
@@ -261,7 +260,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """A line for whoever watches."""
+    """A progress line."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -316,7 +315,7 @@ def commit() -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str = "") -> None:
-    """What every table takes."""
+    """Options of every table."""
     parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="rounds in which competitors alternate (default: of the size)")
     parser.add_argument("--fresh", action="store_true", help="measure again what lies in the folder already")
@@ -355,7 +354,7 @@ class Run:
     def report(self, row: Callable[[str], Row], machine: Mapping[str, Any], about: str = "", **facts: Any) -> int:
         """Measure the rows one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
 
-        After each row all that is measured so far lies in the folder: everything as JSON, the report as markdown.
+        After each row all results so far are written to the folder: data as JSON, the report as markdown.
         """
         doubt = (
             "" if self._load <= QUIET_LOAD else f" The machine was busy (load {self._load:.1f}), so these figures mean little."
@@ -375,7 +374,7 @@ class Run:
 
 
 def command(measure: Callable[[], int]) -> int:
-    """A table's command; 0 all goals met, 1 a goal missed or a failure, 2 wrong use. SIGTERM leaves by way of every `finally`."""
+    """A table's command; 0 all goals met, 1 a goal missed or a failure, 2 wrong use. SIGTERM runs every `finally`."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)

@@ -1,10 +1,10 @@
-"""A cloud LLM that costs little: OpenAI's chat completions over just enough HTTP/1.1.
+"""A cheap cloud LLM: OpenAI's chat completions over minimal HTTP/1.1.
 
     python -m tools.bench.mock_cloud DELAY_S [ITEMS]
 
-Says its port in one line of JSON. Answers every request with the same completion after a constant delay; with a task file ITEMS it answers
-the questions in it, always right, which is what a peer's reward takes its cloud to be. `GET /log` gives the idempotency keys in the order
-in which requests came; a request without one is logged as "". No chunked bodies, no pipelining, no TLS.
+Prints its port in one line of JSON. Answers every request with the same completion after a constant delay; with a task file ITEMS it
+answers the questions in it, always right, as a peer's reward assumes of its cloud. `GET /log` returns the idempotency keys in the order of
+the requests; a request without one is logged as "". No chunked bodies, no pipelining, no TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.bench.processes import say
+from tools.bench.processes import announce
 
 HEAD_END = b"\r\n\r\n"
 INPUT_TOKENS, OUTPUT_TOKENS = 180, 96
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(slots=True)
 class HttpServer:
-    """Serves on loopback what `handle` answers to a request on a connection."""
+    """Serves on loopback the responses of `handle` to requests."""
 
     handle: Callable[[Request, Connection], Answer]
     connections: set[Connection] = field(default_factory=set)
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Answer what is complete."""
+        """Answer complete requests."""
         self._buffer += data
         while (request := self._next_request()) is not None:
             answer = self._server.handle(request, self)
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
 def completion(text: str = TEXT, input_tokens: int = INPUT_TOKENS, output_tokens: int = OUTPUT_TOKENS) -> bytes:
     """The body of an answer."""
-    told = {
+    reply = {
         "id": "chatcmpl-bench",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -128,11 +128,11 @@ def completion(text: str = TEXT, input_tokens: int = INPUT_TOKENS, output_tokens
             "total_tokens": input_tokens + output_tokens,
         },
     }
-    return json.dumps(told).encode()
+    return json.dumps(reply).encode()
 
 
 class MockCloud:
-    """Answers and remembers. `answers`: what is right, by question."""
+    """Answers and records. `answers`: the right answers by question."""
 
     def __init__(self, delay_s: float, answers: Mapping[str, str] | None = None) -> None:
         self._answer = Answer(completion(), after_s=delay_s)
@@ -158,7 +158,7 @@ def _right(answers: Mapping[str, str], asked: str) -> bytes:
 
 async def serve(cloud: MockCloud) -> None:
     """Serve until killed."""
-    say({"port": await HttpServer(cloud.handle).listen()})
+    announce({"port": await HttpServer(cloud.handle).listen()})
     await asyncio.Event().wait()
 
 

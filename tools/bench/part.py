@@ -1,6 +1,6 @@
 """The process of a measured part: `python -m tools.bench.part MODULE JOB RESULT`.
 
-Reads the job, calls `measure` of the module under tools.bench, writes what it returns; job and result are JSON files.
+Reads the job, calls `measure` of the module under tools.bench and writes the result; both are JSON files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measured processes: run to their end or as servers until a block ends, watched, and ended with all that they have started.
+"""Measured processes: run to their end or as servers until a block ends, watched, and ended with all their children.
 
-Every process gets a session of its own. When this process is killed outright, the kernel ends the other one (on Linux), but not what that
-has started and not told the same.
+Every process gets its own session. When this process is killed, the kernel ends the measured one (on Linux), but not its children unless
+they ask for the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_child(
     on_line: OnLine = lambda seconds, line: None,
     timeout_s: float = 7200.0,
 ) -> float:
-    """Run a command to its end and return its seconds; what it writes goes to `log`. Raises ProcessFailed with its last words."""
+    """Run a command to its end and return its seconds; its output goes to `log`. Raises ProcessFailed with the last lines."""
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with log.open("wb") as stream:
@@ -73,10 +73,10 @@ def _watch(process: subprocess.Popen[bytes], log: Path, began: float, on_line: O
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server: its process, what it said when it was ready, and the seconds from its start to that."""
+    """A running server: its process, its ready line, and the seconds from its start to that line."""
 
     process: subprocess.Popen[bytes]
-    told: Mapping[str, Any]
+    ready: Mapping[str, Any]
     start_s: float
 
     @property
@@ -94,23 +94,23 @@ def running(
     environment: Mapping[str, str] | None = None,
     folder: Path = REPOSITORY,
 ) -> Iterator[Server]:
-    """A server until the block ends. It is ready when it has said a line of JSON, or `ready` answers True. Raises ProcessFailed."""
+    """A server until the block ends. It is ready when it has printed a line of JSON, or `ready` returns True. Raises ProcessFailed."""
     began = time.monotonic()
     with log.open("wb") as errors:
         output = subprocess.PIPE if ready is None else errors
         process = _started(command, {**os.environ, **(environment or {})}, folder, output=output, errors=errors)
         try:
-            told = _first_line(process, log) if ready is None else _until(ready, process, log)
-            yield Server(process, told, time.monotonic() - began)
+            announced = _first_line(process, log) if ready is None else _until(ready, process, log)
+            yield Server(process, announced, time.monotonic() - began)
         finally:
             end_session(process)
             if process.stdout is not None:
                 process.stdout.close()
 
 
-def say(told: Mapping[str, Any]) -> None:
-    """Tell whoever started this process that it is ready."""
-    print(json.dumps(told), flush=True)
+def announce(fields: Mapping[str, Any]) -> None:
+    """Report to the parent process that this one is ready."""
+    print(json.dumps(fields), flush=True)
 
 
 def _first_line(process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any]:
@@ -118,8 +118,8 @@ def _first_line(process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any
     line = process.stdout.readline()
     if not line:
         raise ProcessFailed(f"a server did not start: {last_line(log)}", hint=f"see {log}")
-    told: Mapping[str, Any] = json.loads(line)
-    return told
+    announced: Mapping[str, Any] = json.loads(line)
+    return announced
 
 
 def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> Mapping[str, Any]:
@@ -147,7 +147,7 @@ def _started(
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process's session: politely, then not. Safe to call on one that is over."""
+    """End the rest of a process's session: SIGTERM, then SIGKILL. Safe to call on a finished one."""
     _signal(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
@@ -162,7 +162,7 @@ def kill(server: Server) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something, at most 300 characters; carriage returns count as line ends."""
+    """The last non-empty line of a log, at most 300 characters; carriage returns count as line ends."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
@@ -193,7 +193,7 @@ def own(module: str, *arguments: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def scratch_folder(job: Mapping[str, Any]) -> Iterator[Path]:
-    """The job's `scratch`, empty; it goes when the block ends well and stays to be looked at otherwise."""
+    """The job's `scratch`, empty; removed when the block succeeds and kept for inspection otherwise."""
     scratch = Path(job["scratch"])
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -202,7 +202,7 @@ def scratch_folder(job: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """A free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,8 +1,8 @@
 """Rollout speed of the llama.cpp backend: `python -m tools.bench.rollout [MODEL.gguf] [--rows 1,8,16,32]`.
 
 Prints tokens/s of whole rollouts (prompts, sampling and bookkeeping included) at several numbers of rows, beside what bare decode calls of
-the same width reach. All responses have the same length and all prompts random ids, as in llama.cpp's own batched bench, beside which the
-table has these rollouts. Figures from a machine that does other work mean nothing.
+the same width reach. All responses have the same length and all prompts random ids, as in llama.cpp's own batched bench, with which the
+table compares these rollouts. Figures from a busy machine mean nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def rollouts(backend: BatchedBackend, job: dict[str, Any], repeat: int) -> float:
-    """All groups at once, as a learning step asks for them; seconds. Raises AssertionError when a response has another length."""
+    """All groups concurrently, as in a learning step; returns seconds. Raises AssertionError when a response has another length."""
     sampling, seeds = Sampling(max_tokens=job["max_tokens"]), range(job["group_size"])
     began = time.perf_counter()
     groups = await asyncio.gather(

@@ -1,8 +1,8 @@
 """Time per judged program: `python -m tools.bench.sandbox [--sandbox NAME] [--data HumanEval.jsonl.gz]`.
 
-The programs are HumanEval's canonical solutions where the file is given or lies in ../shared/data, else made-up ones of the practice
-family `code`. Shown are the first verdict of a process (with the probe of the sandbox), the others, the same with as many at once as
-there are cores, verdicts remembered, and CPU time. Times of a machine that does other work mean little; CPU time means more.
+The programs are HumanEval's canonical solutions where the file is given or in ../shared/data, else generated ones of the practice family
+`code`. Shown are the first verdict of a process (with the probe of the sandbox), the others, the same with one per core concurrently,
+cached verdicts, and CPU time. Times of a busy machine mean little; CPU time means more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def practice_programs() -> list[ProgramTests]:
 
 
 def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> dict[str, Any]:
-    """Seconds of one sandbox: the first verdict of the process, the others one at a time, all at once, and from memory."""
+    """Seconds of one sandbox: the first verdict of the process, the others one at a time, concurrently, and from the cache."""
     limits = Limits(wall_s=30.0)
     start = clock.monotonic()
     sandbox = choose_sandbox(name, unsafe=name == "none")

@@ -2,8 +2,8 @@
 
     python -m tools.bench.update [--prompts 16] [--group-size 8] [--layers 5] [--precision fp32] [--gradient-checkpointing] [--json]
 
-Random weights and tokens: the time does not depend on what the model knows. Run it on a quiet machine, and with the allocator settings
-that our processes get (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 1 GiB), else page faults are measured too.
+Random weights and tokens: the time does not depend on the values. Run it on an idle machine, and with the allocator settings of our
+processes (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 1 GiB), else page faults are measured too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python code from the protocol files. Knows protoc and where its output goes; knows nothing of what the messages mean.
+"""Generates Python code from the protocol files with protoc.
 
 The generated modules under edge/rpc/v1 are committed, so that an install needs no compiler; `--check` fails when they differ from
 what the pinned grpcio-tools would write.
@@ -55,7 +55,7 @@ def drift(root: Path = ROOT) -> list[Path]:
 
 
 def _common_protos() -> Path:
-    """The folder that google/rpc/status.proto lies under."""
+    """The folder that contains google/rpc/status.proto."""
     from google.rpc import status_pb2
 
     return Path(status_pb2.__file__).parents[2]

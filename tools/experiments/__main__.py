@@ -34,9 +34,9 @@ _STRAYS_NAMED = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 1 when what it measures does not hold or something failed, 2 for wrong usage, with one line that says why.
+    """Run a command; 1 when a measured claim does not hold or something failed, 2 for wrong usage, with one line of explanation.
 
-    `run` also ends with 75 where something is left to others or waits, and with 130 where it was stopped.
+    `run` also ends with 75 where cells are left to others or waiting, and with 130 where it was stopped.
     """
     chosen = _parser().parse_args(arguments)
     return ending(lambda: int(chosen.play(chosen)))
@@ -134,7 +134,7 @@ def play_figure(arguments: argparse.Namespace) -> int:
 
 
 def play_report(arguments: argparse.Namespace) -> int:
-    """Fill the marks of the report and of the page of results, or of other files, and say where they are."""
+    """Fill the marks of the report and of the page of results, or of other files, and print their paths."""
     require_folder(arguments.results)
     if not arguments.files and [arguments.results.resolve(), arguments.chosen.resolve()] != [RESULTS, CHOSEN_FILE]:
         raise UsageError("the project's own pages show its own results", hint="give a FILE with marks for other ones")
@@ -168,9 +168,9 @@ def play_dial(arguments: argparse.Namespace) -> int:
         state = Path(folder) / "state"
         if arguments.trained is not None:
             shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
-        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _say))
+        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _print))
     dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _say(f"wrote {arguments.out / 'dial.json'}")
+    _print(f"wrote {arguments.out / 'dial.json'}")
     return 0 if all(run.held for run in runs) else 1
 
 
@@ -188,12 +188,12 @@ def _report_strays(specs: Sequence[Spec], arguments: argparse.Namespace) -> None
     found = [] if any(grid.waits_for for grid in grids) else strays(shared(grids), arguments.results)
     if found:
         more = f" and {len(found) - _STRAYS_NAMED} more" if len(found) > _STRAYS_NAMED else ""
-        _say(
+        _print(
             f"{counted(len(found), 'file')} in {arguments.results} of no cell of any experiment: {', '.join(found[:_STRAYS_NAMED])}{more}"
         )
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

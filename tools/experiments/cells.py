@@ -1,7 +1,7 @@
 """Cells: the runs that experiments are made of, how a specification becomes cells, and when two cells are one.
 
-A cell is one complete configuration with its phases, seed and evaluation. Settings that say what the agent does anyway are left out, so
-that equal cells of several experiments have the same key and are run once.
+A cell is one complete configuration with its phases, seed and evaluation. Settings equal to the agent's defaults are left out, so that
+equal cells of several experiments have the same key and are run once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. `phases` (): nothing is learned, the bare model is looked at. `router`: a classifier is trained after each phase."""
+    """One run. `phases` (): nothing is learned, the bare model is evaluated. `router`: a classifier is trained after each phase."""
 
     model: str
     seed: int
@@ -56,7 +56,7 @@ class Cell:
         return f"{'.'.join(part for part in parts if part)}-{digest.hexdigest()}"
 
     def to_json(self) -> dict[str, Any]:
-        """The cell as plain data, without what is as usual: a key that comes later changes no cell that does not use it."""
+        """The cell as plain data without default values: a new key changes no cell that does not use it."""
         return {
             "model": self.model,
             "seed": self.seed,
@@ -68,7 +68,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
-        """From what `to_json` made."""
+        """The inverse of `to_json`."""
         phases = tuple(Phase(**phase) for phase in data["phases"])
         return cls(data["model"], data["seed"], phases, data["settings"], Evaluate(**data["evaluate"]), data.get("router", False))
 
@@ -85,7 +85,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Placed:
-    """A cell in its experiment's grid: the names of its method and phases there, and the values of what is varied."""
+    """A cell in its experiment's grid: the names of its method and phases there, and the varied values."""
 
     cell: Cell
     method: str
@@ -95,7 +95,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of an experiment. `waits_for`: what must be chosen before the others can be named."""
+    """The cells of an experiment. `waits_for`: choices that are needed to name the remaining cells."""
 
     spec: Spec
     placed: tuple[Placed, ...]
@@ -137,7 +137,7 @@ def _points(spec: Spec) -> Iterator[tuple[str, tuple[str, tuple[Phase, ...]], tu
 
 
 def _bare_cells(spec: Spec) -> Iterator[Cell]:
-    """The models before any learning; what is drawn there is at T = 0, so one seed is all."""
+    """The models before any learning; answers are drawn at T = 0, so one seed is enough."""
     if spec.bare and spec.evaluate.items:
         evaluate = spec.evaluate.model_copy(update={"every": None})
         yield from (Cell(model, 0, (), {}, evaluate) for model in spec.models)
@@ -158,7 +158,7 @@ def _with_chosen(settings: Settings, model: str, phases: Sequence[Phase], chosen
 
 
 def _that_matter(spec: Spec, settings: Settings) -> Settings:
-    """The settings without those that say what holds anyway."""
+    """The settings that differ from the defaults."""
     flags = [Flag(key, value, f"experiment {spec.name}") for key, value in settings.items()]
     given = resolve_agent_config(flags=flags).config.model_dump(mode="json")
     return {key: _at(given, key) for key in settings if _at(given, key) != _at(_usual(), key)}
@@ -166,7 +166,7 @@ def _that_matter(spec: Spec, settings: Settings) -> Settings:
 
 @cache
 def _usual() -> Mapping[str, Any]:
-    """What a cell without settings is run with."""
+    """The settings of a cell without its own."""
     flags = [Flag(key, value, key) for key, value in _MEASURED.items()]
     return resolve_agent_config(flags=flags).config.model_dump(mode="json")
 
@@ -179,7 +179,7 @@ def _at(data: Any, key: str) -> Any:
 
 
 def _way(phases: Sequence[Phase]) -> str:
-    """`group1-group2`, or `group1x4` where one source comes again and again."""
+    """`group1-group2`, or `group1x4` for one source repeated."""
     names = [phase.source.removeprefix("practice:").replace("/", "_") for phase in phases]
     if len(names) > 1 and len(set(names)) == 1:
         return f"{names[0]}x{len(names)}"

@@ -1,6 +1,6 @@
-"""The assistance rewards that the grid search has chosen: one committed file.
+"""The assistance rewards chosen by the grid search: one committed file.
 
-Methods with a fixed reward for help do not know τ, so for each model, method and source that value is taken whose runs ended nearest.
+Methods with a fixed reward for help do not use τ, so for each model, method and source the value is chosen whose runs ended nearest to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def choose(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def write_chosen(results: Iterable[Result], path: Path = CHOSEN_FILE) -> dict[str, Any]:
-    """Write what is chosen; returns it."""
+    """Write the choices; returns the file."""
     chosen = choose(results)
     about = f"Nearest to the target rate over the last {LAST_STEPS} steps of each run of the grid search."
     write_whole(path, json.dumps({"about": about, "chosen": chosen}, indent=1) + "\n")

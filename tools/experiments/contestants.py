@@ -1,7 +1,7 @@
-"""Who is compared in the main experiment, on which families, and what the paper published of them.
+"""The compared methods of the main experiment, the families, and the paper's published numbers.
 
-MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: of each group the family that is nearest. A family of group 1 is
-evaluated in the runs that learn group 1 first, one of group 2 in the others.
+MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: the nearest family of each group. A family of group 1 is evaluated in
+the runs that learn group 1 first, one of group 2 in the others.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ FIRST, SECOND = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A practice family and the paper's data set that it stands for."""
+    """A practice family and the data set of the paper that it represents."""
 
     name: str
     stands_for: str
 
     @property
     def source(self) -> str:
-        """As it is looked at."""
+        """The evaluated source."""
         return f"practice:{self.name}"
 
     @property
@@ -65,7 +65,7 @@ ALL_FAMILIES = tuple(family for pair in TABLES.values() for family in pair)
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One row: whose runs it reads (None: the model before it learns), who decides, and what is ranked to hold it to a rate."""
+    """One row: its runs (None: the model before learning), its decision rule, and the score that ranks items for a fixed rate."""
 
     name: str
     label: str
@@ -83,7 +83,7 @@ class Contestant:
         return at_random(share) if self.ranked_by == "chance" else by_threshold(share, self.ranked_by)
 
     def part(self, findings: Findings, model: str, family: Family, phase: int) -> Part:
-        """The look at a family after so many phases; of a model that has not learned always the same one."""
+        """The evaluation of a family after so many phases; for a model without learning always the same one."""
         return self.part_of(findings, model, family.direction, family, phase)
 
     def part_of(self, findings: Findings, model: str, order: str, family: Family, phase: int) -> Part:
@@ -93,7 +93,7 @@ class Contestant:
         return Part(findings.runs(model, self.runs_of, order), family.source, phase)
 
     def parts(self, findings: Findings, model: str, phase: int) -> list[Part]:
-        """What is looked at of all four families after so many phases."""
+        """The evaluations of all four families after so many phases."""
         return [self.part(findings, model, family, phase) for family in ALL_FAMILIES]
 
 

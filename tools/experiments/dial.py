@@ -1,6 +1,6 @@
-"""How well the budget dial holds its rate on a real, frozen model, and what each rate is worth. One agent with its embedded coordinator
-answers everything; each run is a task label of its own, so that its dial begins with nothing, except where a run is to begin warm.
-Every answer is greedy, so a question is the same question in every run.
+"""How well the budget dial holds its rate on a real, frozen model, and the accuracy at each rate. One agent with its embedded coordinator
+answers everything; each run has its own task label, so that its dial starts cold, except where a run is to start warm. Every answer is
+greedy, so a question is the same question in every run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EASY_FIRST = "mix shifts half way"
 
 @dataclass(frozen=True, slots=True)
 class KnownItem:
-    """A question with what the model and the cloud make of it, and the help log-odds (nats) of the free answer's decision."""
+    """A question with the answers of model and cloud, and the help log-odds (nats) of the free answer's decision."""
 
     item: TaskItem
     local_right: bool
@@ -44,7 +44,7 @@ class KnownItem:
 
 @dataclass(frozen=True, slots=True)
 class DialRun:
-    """One run: where the dial began and how it ended.
+    """One run: the dial's start and end.
 
     `kind` is cold, warm, "mix shifts half way" or "set moves half way"; `rates_by_question` the realised rate after each question since τ
     was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight.
@@ -83,15 +83,15 @@ def config_for(state: Path, *sets: str) -> AgentConfig:
 
 
 class Experiment:
-    """Runs over one agent. `tell` is told a line after each run."""
+    """Runs over one agent. `report` receives a line after each run."""
 
-    def __init__(self, agent: Agent, verifier: Verifier, tell: Callable[[str], None]) -> None:
+    def __init__(self, agent: Agent, verifier: Verifier, report: Callable[[str], None]) -> None:
         self._agent = agent
         self._verifier = verifier
-        self._tell = tell
+        self._report = report
 
     async def known(self, items: Sequence[TaskItem]) -> list[KnownItem]:
-        """What local-only and cloud-only make of each."""
+        """The answers of local-only and cloud-only to each question."""
         known = []
         for item in items:
             local = await self._ask(item, "known", "local-only")
@@ -115,7 +115,7 @@ class Experiment:
             raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")
         right = [await judge(self._verifier, one.item, record.text) for one, record in zip(known, records, strict=True)]
         run = _run_of(kind, rate, known, records, right, rates)
-        self._tell(row(run))
+        self._report(row(run))
         return run
 
     async def _ask(self, item: TaskItem, task: str, mode: Mode | None = None) -> AnswerRecord:
@@ -150,20 +150,20 @@ def _run_of(
 
 
 def _at_the_best_threshold(known: Sequence[KnownItem], asked: int) -> float:
-    """Joint accuracy when exactly the `asked` highest log-odds go to the cloud."""
+    """Joint accuracy when exactly the `asked` highest log-odds are sent to the cloud."""
     order = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds, reverse=True)
     return (sum(one.cloud_right for one in order[:asked]) + sum(one.local_right for one in order[asked:])) / len(known)
 
 
 async def measure(
-    state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], tell: Callable[[str], None]
+    state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], report: Callable[[str], None]
 ) -> list[DialRun]:
     """All runs, cold first, then warm, then with a mix that shifts, then with a τ that moves."""
     config = config_for(state, *sets)
     async with build_agent(config, MemorySink()) as agent:
-        experiment = Experiment(agent, build_verifier(config), tell)
+        experiment = Experiment(agent, build_verifier(config), report)
         known = await experiment.known(mixed_items(questions, seed))
-        tell(_known_line(known))
+        report(_known_line(known))
         runs = [await experiment.run("cold", rate, known) for rate in rates]
         runs += [await experiment.run("warm", rate, known, "known", again=True) for rate in rates]
         by_log_odds = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds)

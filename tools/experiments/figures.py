@@ -1,4 +1,4 @@
-"""Figures as small SVG files. A figure of what has no result is not drawn; the same results give the same bytes."""
+"""Figures as small SVG files. A figure without results is not drawn; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
 from tools.experiments.findings import Findings, Runs, by_common_seed, compared
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
-from tools.experiments.measures import Look, Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.tables import shown
 
 FIGURES = Path(__file__).parent / "figures"
@@ -72,7 +72,7 @@ def _draw(path: Path, findings: Findings, paint: Paint) -> None:
 
 
 def _rounded(svg: bytes) -> bytes:
-    """Coordinates to a hundredth of a point, which is half of the bytes; words and their numbers stay."""
+    """Round coordinates to a hundredth of a point, which halves the bytes; text and its numbers stay."""
     lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
     return b"\n".join(line.rstrip() for line in lines)
 
@@ -115,7 +115,7 @@ def _schedules(figure: Any, findings: Findings) -> None:
 
 
 def _sensitivity(figure: Any, findings: Findings) -> None:
-    """Left the rate while learning, right what each value ends with."""
+    """Left: the rate while learning; right: the final values for each setting."""
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
     model, name = findings.spec.models[0], key.rpartition(".")[2]
@@ -184,19 +184,19 @@ def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: s
 
 
 def _mean_rule(findings: Findings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
-    asked = _mean_over(findings, model, row, lambda look: _of_look(look, rule, rate))
-    right = _mean_over(findings, model, row, lambda look: _of_look(look, rule, accuracy))
+    asked = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, rate))
+    right = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, accuracy))
     return None if asked is None or right is None else (100 * asked, 100 * right)
 
 
-def _of_look(look: Any, rule: Rule, statistic: Any) -> float:
-    return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(look)), strict=True)]))
+def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
+    return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)]))
 
 
-def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Look], float]) -> float | None:
-    """Mean over families, and the seeds that have all of them, of something of the look after the phase of their group."""
-    looks = by_common_seed(row.parts(findings, model, FIRST))
-    means = [sum(map(value, found)) / len(found) for found in looks]
+def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
+    """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
+    evaluations = by_common_seed(row.parts(findings, model, FIRST))
+    means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None
 
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from tools.experiments import left_out
 from tools.experiments.cells import ChosenRewards, Grid, Placed, expand
 from tools.experiments.left_out import LeftOut
-from tools.experiments.measures import Look, Rule, ranks, side_by_side
+from tools.experiments.measures import Evaluation, Rule, ranks, side_by_side
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
 from tools.experiments.tables import seeds_text
 
-Pairs = Sequence[tuple[Look, Look]]
+Pairs = Sequence[tuple[Evaluation, Evaluation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Runs:
         values = [value(result) for result in self.results]
         return over_seeds(values) if values and None not in values else None
 
-    def by_seed(self, source: str, phase: int) -> dict[int, Look]:
-        """The looks at one source by seed."""
-        found = {result.cell.seed: result.look(source, phase) for result in self.results}
-        return {seed: look for seed, look in found.items() if look is not None}
+    def by_seed(self, source: str, phase: int) -> dict[int, Evaluation]:
+        """The evaluations of one source by seed."""
+        found = {result.cell.seed: result.evaluation(source, phase) for result in self.results}
+        return {seed: evaluation for seed, evaluation in found.items() if evaluation is not None}
 
 
 class Part(NamedTuple):
-    """A look at one source after so many phases, in the runs of one place."""
+    """An evaluation of one source after so many phases, in the runs of one place."""
 
     runs: Runs
     source: str
@@ -53,25 +53,32 @@ class Part(NamedTuple):
 
 
 def seeds_of(parts: Sequence[Part]) -> str:
-    """The column of seeds of a row that reads several runs: - where all of them stand for every seed."""
+    """The column of seeds of a row with several runs: - where all of them represent every seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
     return seeds_text([len(runs.results) for runs in own], own[0].wanted) if own else "-"
 
 
 def common_seeds_of(parts: Sequence[Part]) -> str:
-    """The column of seeds of a row that pools several looks: how many seeds have them all; - where all of them stand for every seed."""
+    """The column of seeds of a row that pools several evaluations: how many seeds have them all; - where all of them represent every
+    seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
     return seeds_text([len(by_common_seed(parts))], own[0].wanted) if own else "-"
 
 
 def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:
-    """A statistic over the items of several looks together, by seed. None where no seed has them all."""
-    looks_S = by_common_seed(parts)
+    """A statistic over the items of several evaluations together, by seed. None where no seed has them all."""
+    evaluations_S = by_common_seed(parts)
     if ranks(rule):
         return left_out.estimated(
-            [left_out.together([left_out.left_out(look, rule) for look in looks]) for looks in looks_S], statistic
+            [
+                left_out.together([left_out.left_out(evaluation, rule) for evaluation in evaluations])
+                for evaluations in evaluations_S
+            ],
+            statistic,
         )
-    return _of_items([[one.columns for look in looks for one in rule(look)] for looks in looks_S], statistic)
+    return _of_items(
+        [[one.columns for evaluation in evaluations for one in rule(evaluation)] for evaluations in evaluations_S], statistic
+    )
 
 
 def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
@@ -85,30 +92,33 @@ def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Ru
 
 
 def of_pairs(
-    pairs_S: Sequence[Pairs], sums: Callable[[Look, Look], tuple[LeftOut, LeftOut]], statistic: Statistic
+    pairs_S: Sequence[Pairs], sums: Callable[[Evaluation, Evaluation], tuple[LeftOut, LeftOut]], statistic: Statistic
 ) -> Estimate | None:
-    """A statistic of what two looks come to, where items are ranked."""
+    """A statistic of two evaluations, where items are ranked."""
     left_S = [left_out.together([left_out.side_by_side(*sums(one, other)) for one, other in pairs]) for pairs in pairs_S]
     return left_out.estimated(left_S, statistic)
 
 
 def pairs_of(mine: Sequence[Part], theirs: Sequence[Part]) -> list[Pairs]:
-    """For each seed that all have: both sides' looks at the same items."""
-    return [list(zip(looks[: len(mine)], looks[len(mine) :], strict=True)) for looks in by_common_seed([*mine, *theirs])]
+    """For each common seed: both sides' evaluations of the same items."""
+    return [
+        list(zip(evaluations[: len(mine)], evaluations[len(mine) :], strict=True))
+        for evaluations in by_common_seed([*mine, *theirs])
+    ]
 
 
 def _of_items(columns_S: Sequence[Sequence[Sequence[float]]], statistic: Statistic) -> Estimate | None:
     return over_seeds_and_items(columns_S, statistic) if columns_S else None
 
 
-def by_common_seed(parts: Sequence[Part]) -> list[list[Look]]:
-    """For each seed that all have the looks of the parts, in their order; what stands for every seed is there with each."""
+def by_common_seed(parts: Sequence[Part]) -> list[list[Evaluation]]:
+    """For each common seed the evaluations of the parts, in their order; those that represent every seed are included in each."""
     found = [(part.runs.every_seed, part.runs.by_seed(part.source, part.phase)) for part in parts]
-    if not found or not all(looks for _, looks in found):
+    if not found or not all(evaluations for _, evaluations in found):
         return []
-    own = [set(looks) for every_seed, looks in found if not every_seed] or [set(found[0][1])]
+    own = [set(evaluations) for every_seed, evaluations in found if not every_seed] or [set(found[0][1])]
     return [
-        [next(iter(looks.values())) if every_seed else looks[seed] for every_seed, looks in found]
+        [next(iter(evaluations.values())) if every_seed else evaluations[seed] for every_seed, evaluations in found]
         for seed in sorted(set.intersection(*own))
     ]
 
@@ -122,7 +132,7 @@ class Findings:
 
     @classmethod
     def of(cls, spec: Spec, chosen: ChosenRewards, folder: Path = RESULTS) -> Findings:
-        """Read what there is. Raises EdgeError for a file that is no result."""
+        """Read the existing results. Raises EdgeError for a file that is no result."""
         grid = expand(spec, chosen)
         found = {cell.key: read_result(cell, folder) for cell in grid.cells}
         return cls(grid, {key: result for key, result in found.items() if result is not None})
@@ -135,7 +145,7 @@ class Findings:
     def runs(
         self, model: str, method: str | None = None, phases: str | None = None, varied: Mapping[str, Any] | None = None
     ) -> Runs:
-        """The runs of a place in the grid; None stands for the only one there is."""
+        """The runs of a place in the grid; None stands for the only one."""
 
         def meant(one: Placed) -> bool:
             return (

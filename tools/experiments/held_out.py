@@ -1,7 +1,7 @@
-"""What a cell's adapter makes of held-out items: which answers are kept, and in which form.
+"""Answers of a cell's adapter to held-out items, and their stored form. Each item is answered by the model's own decision and with help
+requests suppressed, at T = 0; the cloud's answers are asked once for all cells and kept in one recording.
 
-Each item is answered by the model's own decision and with asking made impossible, at T = 0; the cloud's answers to the items are asked once
-for all cells and lie in one recording. A source that is done is a file, so that an interrupted evaluation goes on with the next one.
+A finished source is a file, so that an interrupted evaluation resumes with the next one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CALLS_AT_ONCE = 4
 
 
 class Router(Protocol):
-    """Tells how likely it is that the local model fails."""
+    """Estimates the probability that the local model fails."""
 
     def probability(self, item: TaskItem, response: LocalResponse) -> float:
         """p(fail) of one response."""
@@ -48,7 +48,7 @@ class Router(Protocol):
 
 
 class Observer:
-    """Implements `OffloadPolicy` as another one, and writes down what a router would have said of each response."""
+    """Implements `OffloadPolicy` as another one, and records the router's score of each response."""
 
     def __init__(self, decides: OffloadPolicy, router: Router) -> None:
         self._decides = decides
@@ -111,7 +111,7 @@ class Examiner:
         return {"source": source, **packed([by_key[key] for key in keys], known)}
 
     async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:
-        """The recorded answers, first those asked that are not there; with hints every question is one of its own."""
+        """The recorded answers; missing ones are asked first. With hints every question is a separate one."""
         desk = GroupCalls(self.agent.link.client, self.config.coordinator.call_deadline_s)
         if settings.hint_chars:
             return desk
@@ -124,7 +124,7 @@ class Examiner:
 
 
 def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:
-    """Verdicts as texts of 0, 1 and - (not known), one character an item; log-odds of asking (nats) to three digits, None: no decision.
+    """Scores as texts of 0, 1 and - (unknown), one character per item; log-odds of asking (nats) to three digits, None: no decision.
 
     `router`: p(fail) of each item where a router was asked.
     """
@@ -145,7 +145,7 @@ def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> d
 
 
 def _require_answered(source: str, judged: Sequence[Judged]) -> None:
-    """Raises EdgeError unless the cloud answered every item: what is missing is asked again with the next run."""
+    """Raises EdgeError unless the cloud answered every item; missing answers are asked again in the next run."""
     if silent := [one.failure for one in judged if one.failure]:
         raise EdgeError(f"{source}: the cloud did not answer {len(silent)} of {len(judged)} held-out items: {silent[0]}")
 

@@ -1,7 +1,7 @@
-"""The tables of every experiment but the main one, by the layout that its specification names.
+"""The tables of every experiment except the main one, by the layout named in its specification.
 
-The end of a phase is its last 50 steps. A level of a schedule is held where the mean rate over them lies within ±0.05 of τ, in each seed
-by itself; it is back within 40 steps where the mean of the twenty after them does.
+The end of a phase is its last 50 steps. A level of a schedule is held where the mean rate over them is within ±0.05 of τ, for each seed
+separately; it is back within 40 steps where the mean of the following twenty is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tools.experiments.chosen import LAST_STEPS, last_rate
 from tools.experiments.contestants import TARGET
 from tools.experiments.findings import Findings, Part, Runs, of_pairs, pairs_of, pooled
 from tools.experiments.left_out import LeftOut, left_out, left_out_at_the_rate_of
-from tools.experiments.measures import Look, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
+from tools.experiments.measures import Evaluation, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
 from tools.experiments.stats import Estimate, Statistic, over_seeds
@@ -26,7 +26,7 @@ SMOOTH_STEPS = 20
 Columns = Sequence[tuple[str, Callable[[Runs], str]]]
 
 
-# -- what series of steps say ----------------------------------------------------------------------------------------------------------
+# -- series of steps ---------------------------------------------------------------------------------------------------------------------
 
 
 def phase_values(result: Result, name: str, phase: int) -> list[Any]:
@@ -36,7 +36,7 @@ def phase_values(result: Result, name: str, phase: int) -> list[Any]:
 
 
 def end_mean(result: Result, name: str, phase: int = -1) -> float:
-    """Mean over the end of a phase; kept accuracy weighs each step by what was kept."""
+    """Mean over the end of a phase; local accuracy weights each step by its local answers."""
     number = phase % len(result.cell.phases)
     values: list[float | None] = phase_values(result, name, number)[-END_STEPS:]
     if name != "kept":
@@ -135,7 +135,7 @@ def _table(
 
 
 def methods_tables(findings: Findings) -> list[Table]:
-    """Every method, phases and varied value of an experiment, side by side: for what has no layout of its own."""
+    """Every method, phase order and varied value of an experiment side by side, for experiments without their own layout."""
     places = dict.fromkeys((one.cell.model, one.method, one.phases, tuple(one.varied.items())) for one in findings.grid.placed)
     rows = [
         (
@@ -148,7 +148,7 @@ def methods_tables(findings: Findings) -> list[Table]:
 
 
 def sensitivity_tables(findings: Findings) -> list[Table]:
-    """What each value of the setting that is varied comes to."""
+    """The results for each value of the varied setting."""
     return [
         _table(
             f"Sensitivity to {key}",
@@ -160,7 +160,7 @@ def sensitivity_tables(findings: Findings) -> list[Table]:
 
 
 def lambda_tables(findings: Findings) -> list[Table]:
-    """Where λ comes to from each initial value, and whether the SLMs differ."""
+    """The final λ for each initial value, and whether the SLMs differ."""
     key, models = "learning.dual_init", findings.spec.models
     runs = {model: {value: findings.runs(model, varied={key: value}) for value in findings.spec.vary[key]} for model in models}
     columns: Columns = (
@@ -227,7 +227,7 @@ def _levels(findings: Findings, model: str, way: str) -> Iterator[tuple[str, ...
 
 
 def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
-    """How many levels are held. Schedules that begin alike are the same run as far as that, and count once."""
+    """The number of held levels. Schedules with the same beginning are the same run up to there, and count once."""
 
     def history(row: tuple[str, ...]) -> tuple[object, ...]:
         return tuple((one.source, one.steps, one.target_rate) for one in findings.spec.phases[row[2]][: int(row[3])])
@@ -246,7 +246,7 @@ def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def assist_tables(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
-    """The realised rate of each assistance reward; a star marks what is chosen."""
+    """The realised rate of each assistance reward; a star marks the chosen ones."""
     ((key, values),) = findings.spec.vary.items()
 
     def cell(found: Estimate | None, is_chosen: bool, target: float) -> str:
@@ -272,7 +272,7 @@ def assist_tables(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
 
 
 def rates_tables(findings: Findings) -> list[Table]:
-    """What each target rate comes to, and the same rate from the dial on the adapter of the usual τ where there is one."""
+    """The results at each target rate, and the same rate with the dial on the adapter of the usual τ where there is one."""
     spec = findings.spec
     rows = [
         ((model, f"{phases[-1].target_rate:g}"), findings.runs(model, phases=name))
@@ -306,7 +306,7 @@ def _dial_table(findings: Findings, usual: str) -> Table:
 
 
 def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, str]:
-    def at_the_same_rate(one: Look, other: Look) -> tuple[LeftOut, LeftOut]:
+    def at_the_same_rate(one: Evaluation, other: Evaluation) -> tuple[LeftOut, LeftOut]:
         """Each seed's dial at the rate of that seed's retrained adapter."""
         own = left_out(one, own_decision)
         return own, left_out_at_the_rate_of(own, other)
@@ -323,7 +323,7 @@ def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, st
 
 
 def price_tables(findings: Findings) -> list[Table]:
-    """What one adapter does at each price that its prompts state: a row for each SLM, method, phases and price, all sources together."""
+    """One adapter at each price stated in its prompts: a row for each SLM, method, phases and price, all sources together."""
     spec = findings.spec
     columns = (("asks", own_decision, rate), ("joint", own_decision, accuracy), ("kept", own_decision, kept_accuracy),
                ("forced local", never, accuracy))  # fmt: skip
@@ -343,7 +343,9 @@ def price_tables(findings: Findings) -> list[Table]:
 def over_steps_tables(findings: Findings) -> list[Table]:
     """Forced local accuracy on each source before learning and at each evaluation, mean over seeds."""
     spec = findings.spec
-    steps = sorted({look["step"] for result in findings.results.values() if result.cell.phases for look in result.looks()})
+    steps = sorted(
+        {evaluation["step"] for result in findings.results.values() if result.cell.phases for evaluation in result.evaluations()}
+    )
     rows = []
     for model in spec.models:
         for name in spec.phases:
@@ -359,8 +361,8 @@ def forced_over_steps(findings: Findings, model: str, phases: str, source: str) 
     """(steps done, forced local accuracy on a source, mean over seeds), beginning with the model before it learns."""
     by_step: dict[int, list[float]] = {}
     for result in (*findings.bare(model).results, *findings.runs(model, phases=phases).results):
-        for look in result.looks():
-            if look["source"] == source:
-                right = [share.right for share in never(look)]
-                by_step.setdefault(look["step"], []).append(sum(right) / len(right))
+        for evaluation in result.evaluations():
+            if evaluation["source"] == source:
+                right = [share.right for share in never(evaluation)]
+                by_step.setdefault(evaluation["step"], []).append(sum(right) / len(right))
     return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]

@@ -1,7 +1,7 @@
 """The tables of the main experiment: the paper's Tables 1 and 2 on practice tasks, and the comparison that the paper leaves out.
 
-Joint accuracy grows with what is sent, so a method that asks a little more looks a little better. So every adapter is also held to exactly
-the same share of questions sent to the cloud, where only who is sent counts.
+Joint accuracy grows with the share sent to the cloud, so a method that asks slightly more appears slightly better. So every adapter is
+also compared at exactly the same share, where only the choice of items counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tools.experiments.findings import (
 )
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
-    Look,
+    Evaluation,
     Rule,
     accuracy,
     cloud_accuracy,
@@ -108,7 +108,7 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read a table: what is counted, whose rows, who decides, and which share stands beside it."""
+    """One way to read a table: the counted statistic, the rows, the decision rule, and the share shown beside it."""
 
     title: str
     value: Statistic
@@ -189,8 +189,13 @@ def _read(part: Part, read: Reading, row: Contestant) -> str:
 def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> Iterator[str]:
     cloud = []
     for family in families:
-        looks = [look for result in findings.results.values() for look in result.looks() if look["source"] == family.source]
-        cloud.append(f"{family.name} {percent(cloud_accuracy(looks[0])) if looks else MISSING}")
+        evaluations = [
+            evaluation
+            for result in findings.results.values()
+            for evaluation in result.evaluations()
+            if evaluation["source"] == family.source
+        ]
+        cloud.append(f"{family.name} {percent(cloud_accuracy(evaluations[0])) if evaluations else MISSING}")
     yield f"The cloud LLM alone (nano-cloud): {', '.join(cloud)}."
     if any(result.cell.phases for result in findings.results.values()):
         yield _ITEMS
@@ -200,7 +205,7 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
 
 
 def summary_table(findings: Findings) -> Table:
-    """Joint accuracy by own decision and at equal rate, during and post, and what is forgotten; all four families together."""
+    """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
     def at_own_rate(parts: list[Part], rule: Rule) -> str:
         right, asked = pooled(parts, rule, accuracy), pooled(parts, rule, rate)
@@ -261,17 +266,20 @@ def equal_rates(findings: Findings, phase: int) -> Table:
 
 def _bound(parts: list[Part], share: float) -> str:
     """The oracle's accuracy at this rate, mean of the families."""
-    bounds = [over_seeds([oracle(look, share) for look in looks]).mean for looks in zip(*by_common_seed(parts), strict=True)]
+    bounds = [
+        over_seeds([oracle(evaluation, share) for evaluation in evaluations]).mean
+        for evaluations in zip(*by_common_seed(parts), strict=True)
+    ]
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
 def minus(mine: Sequence[Part], theirs: Sequence[Part], one: Contestant, other: Contestant) -> Estimate | None:
-    """What one is ahead of another at the same rate, item by item and seed by seed; in accuracy, not in points."""
+    """The lead of one over another at the same rate, by item and seed; in accuracy, not in points."""
     return compared(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)), difference(accuracy))
 
 
 def _lead(findings: Findings, model: str, other: Contestant, phase: int) -> Estimate | None:
-    """What DA-GRPO is ahead of another, all four families together."""
+    """DA-GRPO's lead over another, all four families together."""
     mine, theirs = (row.parts(findings, model, phase) for row in (DA_GRPO, other))
     return minus(mine, theirs, DA_GRPO, other)
 
@@ -313,7 +321,7 @@ def pooled_differences(findings: Findings) -> Table:
 
 
 def forgotten(findings: Findings) -> Table:
-    """During minus post of the same runs: what the other group's phase cost where a change of the rate cannot hide it or look like it."""
+    """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
         during, post = (row.parts(findings, model, phase) for phase in _PHASES)
@@ -361,7 +369,7 @@ def primary(findings: Findings) -> Table:
 
 
 def _best_rival(findings: Findings, model: str) -> Contestant | None:
-    """The other with the highest joint accuracy; None until all of them have been run with one seed at least."""
+    """The other method with the highest joint accuracy; None until all of them have at least one seed."""
     found = [(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
@@ -385,33 +393,39 @@ def _lead_over(findings: Findings, best: Mapping[str, Contestant]) -> Estimate |
 
 
 def one_threshold_table(findings: Findings) -> Table:
-    """Joint accuracy where one threshold for all items of an adapter sends the share, and what DA-GRPO is ahead there.
+    """Joint accuracy where one threshold for all items of an adapter sends the share, and DA-GRPO's lead there.
 
-    With a rate for each family nobody has to know which families are hard for him. A person's dial may have to.
+    With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
 
-    def adapters(parts: Sequence[Part]) -> list[list[Look]]:
-        """For each seed one look for each adapter, of all its families together."""
+    def adapters(parts: Sequence[Part]) -> list[list[Evaluation]]:
+        """For each seed one evaluation for each adapter, of all its families together."""
         step = len(ALL_FAMILIES)
         return [
-            [left_out.as_one(looks[begin : begin + step]) for begin in range(0, len(looks), step)]
-            for looks in by_common_seed(parts)
+            [left_out.as_one(evaluations[begin : begin + step]) for begin in range(0, len(evaluations), step)]
+            for evaluations in by_common_seed(parts)
         ]
 
     def parts(model: str, row: Contestant, phase: int) -> list[Part]:
         orders = sorted({family.direction for family in ALL_FAMILIES})
         return [row.part_of(findings, model, order, family, phase) for order in orders for family in ALL_FAMILIES]
 
-    def sent(row: Contestant, look: Look) -> left_out.LeftOut:
-        return left_out.left_out(look, row.held_to(TARGET))
+    def sent(row: Contestant, evaluation: Evaluation) -> left_out.LeftOut:
+        return left_out.left_out(evaluation, row.held_to(TARGET))
 
     def right(model: str, row: Contestant, phase: int) -> Estimate | None:
-        sums_S = [left_out.together([sent(row, look) for look in looks]) for looks in adapters(parts(model, row, phase))]
+        sums_S = [
+            left_out.together([sent(row, evaluation) for evaluation in evaluations])
+            for evaluations in adapters(parts(model, row, phase))
+        ]
         return left_out.estimated(sums_S, accuracy)
 
     def lead(model: str, other: Contestant, phase: int) -> Estimate | None:
-        looks_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
-        pairs_S = [list(zip(looks[: len(looks) // 2], looks[len(looks) // 2 :], strict=True)) for looks in looks_S]
+        evaluations_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
+        pairs_S = [
+            list(zip(evaluations[: len(evaluations) // 2], evaluations[len(evaluations) // 2 :], strict=True))
+            for evaluations in evaluations_S
+        ]
         return of_pairs(pairs_S, lambda one, its: (sent(DA_GRPO, one), sent(other, its)), difference(accuracy))
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
@@ -455,9 +469,9 @@ def ranking_table(findings: Findings) -> Table:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
     def auc(part: Part) -> str:
-        looks = [one for (one,) in by_common_seed([part])]
-        found = left_out.estimated_of_looks(looks, ranking)
-        return MISSING if not looks else "-" if found is None else plain(found, 2)
+        evaluations = [one for (one,) in by_common_seed([part])]
+        found = left_out.estimated_of(evaluations, ranking)
+        return MISSING if not evaluations else "-" if found is None else plain(found, 2)
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
         yield common_seeds_of(row.parts(findings, model, FIRST))
@@ -554,7 +568,7 @@ _COSTS = {
 
 
 def _costs(result: Result) -> list[float]:
-    """What one run cost, in the order of _COSTS."""
+    """The cost of one run, in the order of _COSTS."""
     cost = result.body["cost"]
     training = cost["training"]
     usual = GVPO_UPDATES if result.cell.method == "gvpo" else 1

@@ -1,7 +1,7 @@
-"""What is measured on held-out items: who answers which item under a rule, and what that is worth.
+"""Measures on held-out items: who answers which item under a rule, and the resulting accuracy.
 
-A rule says of each item how likely it is that the cloud answers it. Random routing is not drawn: its share stands for itself, so that its
-accuracy is the expected one. Items that a threshold ties share what is left of the rate.
+A rule gives for each item the probability that the cloud answers it. Random routing is not sampled, so that its accuracy is the expected
+one. Items with tied scores share the rest of the rate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from tools.experiments.stats import Sums
 
-Look = Mapping[str, Any]
+Evaluation = Mapping[str, Any]
 By = Literal["help", "router"]
 _CERTAIN = 1000.0
 
@@ -30,30 +30,30 @@ class Share(NamedTuple):
         return (1.0, self.asked, self.kept_right, self.right)
 
 
-Rule = Callable[[Look], list[Share]]
+Rule = Callable[[Evaluation], list[Share]]
 
 
-def own_decision(look: Look) -> list[Share]:
+def own_decision(evaluation: Evaluation) -> list[Share]:
     """The model asks or answers, as it has learned."""
-    bits = zip(_bits(look["asked"]), _bits(look["own"]), _bits(look["joint"]), strict=True)
+    bits = zip(_bits(evaluation["asked"]), _bits(evaluation["own"]), _bits(evaluation["joint"]), strict=True)
     return [Share(asked, (1.0 - asked) * own, joint) for asked, own, joint in bits]
 
 
-def never(look: Look) -> list[Share]:
+def never(evaluation: Evaluation) -> list[Share]:
     """Nothing is asked."""
-    return [Share(0.0, right, right) for right in _bits(look["forced"])]
+    return [Share(0.0, right, right) for right in _bits(evaluation["forced"])]
 
 
 def at_random(rate: float) -> Rule:
     """Each item goes to the cloud with the same chance."""
-    return lambda look: [_mixed(rate, local, cloud) for local, cloud in _pairs(look)]
+    return lambda evaluation: [_mixed(rate, local, cloud) for local, cloud in _pairs(evaluation)]
 
 
-def routed(look: Look) -> list[Share]:
-    """A trained classifier sends what it expects to fail; what it never saw (an unfinished response) stays."""
-    threshold = look["router_fit"]["threshold"]
-    sent = [float(p is not None and p > threshold) for p in look["router"]]
-    return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(sent, _pairs(look), strict=True)]
+def routed(evaluation: Evaluation) -> list[Share]:
+    """A trained classifier sends the items it expects to fail; items without a score (an unfinished response) stay."""
+    threshold = evaluation["router_fit"]["threshold"]
+    sent = [float(p is not None and p > threshold) for p in evaluation["router"]]
+    return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(sent, _pairs(evaluation), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,21 @@ class _Threshold:
     rate: float
     by: By
 
-    def __call__(self, look: Look) -> list[Share]:
-        chances = _highest(_asking_first(look) if self.by == "help" else look[self.by], self.rate)
-        return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(look), strict=True)]
+    def __call__(self, evaluation: Evaluation) -> list[Share]:
+        chances = _highest(_asking_first(evaluation) if self.by == "help" else evaluation[self.by], self.rate)
+        return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(evaluation), strict=True)]
 
 
 def by_threshold(rate: float, by: By = "help") -> Rule:
-    """The items that score highest go to the cloud until this share is reached; items without a score stay.
+    """The items with the highest scores are sent to the cloud until this share is reached; items without a score stay.
 
-    By log-odds of asking those that the model asks for by itself come first: the log-odds are of its first decision, and it may ask later.
+    By log-odds of asking, the items the model asks about itself come first: the log-odds are of its first decision, and it may ask later.
     """
     return _Threshold(rate, by)
 
 
 def ranks(rule: Rule) -> bool:
-    """Whether what becomes of an item under a rule hangs on the other items."""
+    """Whether an item's outcome under a rule depends on the other items."""
     return isinstance(rule, _Threshold)
 
 
@@ -90,13 +90,13 @@ def rate(sums: Sums) -> float | None:
 
 
 def kept_accuracy(sums: Sums) -> float | None:
-    """Right among what is kept; None where nothing is."""
+    """Accuracy of the local answers; None without any."""
     kept = sums[0] - sums[1]
     return sums[2] / kept if kept > 1e-9 else None
 
 
 def forgetting(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
-    """(during - after) / during of sums of both looks, the earlier one's first."""
+    """(during - after) / during of sums of both evaluations, the earlier one's first."""
 
     def value(sums: Sums) -> float | None:
         half = len(sums) // 2
@@ -123,23 +123,27 @@ def second(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]
 
 
 def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[float, ...]]:
-    """The columns of two looks at the same items."""
+    """The columns of two evaluations of the same items."""
     return [(*one.columns, *other.columns) for one, other in zip(first, second, strict=True)]
 
 
-def oracle(look: Look, share: float) -> float:
-    """The most that this rate can give: the cloud gets what fails locally and what it answers right, first."""
-    pairs = _pairs(look)
+def oracle(evaluation: Evaluation, share: float) -> float:
+    """The maximum accuracy at this rate: items that fail locally and that the cloud answers rightly are sent first."""
+    pairs = _pairs(evaluation)
     gained = sum(cloud > local for local, cloud in pairs)
     return (sum(local for local, _ in pairs) + min(share * len(pairs), gained)) / len(pairs)
 
 
-def ranking(look: Look) -> float | None:
+def ranking(evaluation: Evaluation) -> float | None:
     """How well asking ranks: the chance that an item that fails locally scores higher than one that does not (AUC; ties are half).
 
     None where all fail or none does. Items without a score are left out.
     """
-    scored = [(score, local) for score, (local, _) in zip(_asking_first(look), _pairs(look), strict=True) if score is not None]
+    scored = [
+        (score, local)
+        for score, (local, _) in zip(_asking_first(evaluation), _pairs(evaluation), strict=True)
+        if score is not None
+    ]
     failing = [score for score, local in scored if not local]
     right = [score for score, local in scored if local]
     if not failing or not right:
@@ -148,9 +152,9 @@ def ranking(look: Look) -> float | None:
     return above / (len(failing) * len(right))
 
 
-def cloud_accuracy(look: Look) -> float:
+def cloud_accuracy(evaluation: Evaluation) -> float:
     """The cloud LLM alone."""
-    bits = _bits(look["cloud"])
+    bits = _bits(evaluation["cloud"])
     return sum(bits) / len(bits)
 
 
@@ -159,14 +163,14 @@ def _mixed(chance: float, local: float, cloud: float) -> Share:
     return Share(chance, kept, kept + chance * cloud)
 
 
-def _pairs(look: Look) -> list[tuple[float, float]]:
-    return list(zip(_bits(look["forced"]), _bits(look["cloud"]), strict=True))
+def _pairs(evaluation: Evaluation) -> list[tuple[float, float]]:
+    return list(zip(_bits(evaluation["forced"]), _bits(evaluation["cloud"]), strict=True))
 
 
-def _asking_first(look: Look) -> list[float | None]:
+def _asking_first(evaluation: Evaluation) -> list[float | None]:
     """Log-odds of asking, those of items that were asked for above all others."""
     scores: list[float | None] = []
-    for log_odds, asked in zip(look["help"], _bits(look["asked"]), strict=True):
+    for log_odds, asked in zip(evaluation["help"], _bits(evaluation["asked"]), strict=True):
         scores.append(_CERTAIN + (log_odds or 0.0) if asked else log_odds)
     return scores
 

@@ -1,8 +1,8 @@
-"""Red team of the privacy registry: how much of what is planted is found, and how often something is found where nothing is.
+"""Red team of the privacy registry: how many planted secrets are found, and how many false alarms there are.
 
-`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. Everything planted is made up.
-A planted thing counts as leaked when six tenths of it in one piece are still to be read in the redacted text. What is out of reach is
-measured too and marked: texts that must be decoded or understood first.
+`python -m tools.experiments.privacy [--count N] [--seed S] [--data FOLDER]` prints two tables. All secrets are made up. A secret counts as
+leaked when six tenths of it in one piece remain in the redacted text. Out-of-scope cases are measured too and marked: texts that must be
+decoded or understood first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALNUM = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One private thing in a text: what it is, how it is disguised, and whether the registry means to find it there."""
+    """One secret in a text: its kind, its disguise, and whether the registry is meant to find it."""
 
     kind: Kind
     disguise: str
@@ -50,7 +50,7 @@ class Planted:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the planted things of one kind and disguise."""
+    """The outcomes for the secrets of one kind and disguise."""
 
     planted: int = 0
     replaced: int = 0
@@ -82,14 +82,14 @@ def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], Tally]:
         tally = tallies[one.kind, one.disguise]
         tally.planted += 1
         tally.in_reach = one.in_reach
-        if is_told(one.secret, redacted.texts[0]):
+        if is_revealed(one.secret, redacted.texts[0]):
             tally.first_leak = tally.first_leak or f"{one.text!r} -> {redacted.texts[0]!r}"
         else:
             tally.replaced += 1
     return tallies
 
 
-def is_told(secret: str, text: str) -> bool:
+def is_revealed(secret: str, text: str) -> bool:
     """Whether at least six tenths of a secret in one piece are in a text."""
     length = max(2, -(-len(secret) * 6 // 10))
     return any(secret[start : start + length] in text for start in range(len(secret) - length + 1))
@@ -160,7 +160,7 @@ def key(rng: random.Random) -> tuple[str, None]:
 
 
 def password(rng: random.Random) -> tuple[str, None]:
-    """A password; the text says that it is one."""
+    """A password that the text labels as one."""
     return rng.choice(["hunter", "Zq", "swordfish", "Tr0ub4dor"]) + rng.choice(["", "!"]) + str(
         rng.randrange(10, 10_000)
     ) + rng.choice(["", "$", "x"]), None
@@ -225,10 +225,10 @@ def _disguised(rng: random.Random, kind: Kind, secret: str, region: str | None) 
         number = _north_american(rng)
         grouped = rng.choice(["{}-{}-{}", "({}) {}-{}", "{}.{}.{}", "1-{}-{}-{}"]).format(number[:3], number[3:6], number[6:])
         yield Planted(kind, "North American, region unknown", grouped, _in_prose(rng, grouped))
-        said = rng.choice(
+        sentence = rng.choice(
             ["Try {} tonight.", "Bob {}, Ann is out.", "Ann\n{}", "{}", "Write to {} or come.", "Jo's new one: ({})"]
         )
-        yield Planted(kind, "ten digits in one, in prose", number, said.format(number), "US")
+        yield Planted(kind, "ten digits in one, in prose", number, sentence.format(number), "US")
 
 
 def _north_american(rng: random.Random) -> str:

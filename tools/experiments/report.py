@@ -1,7 +1,7 @@
-"""The report: markdown that people write, with tables, figures and compute inserted between marks.
+"""The report: hand-written markdown with tables, figures and compute inserted between marks.
 
-What stands between `<!-- insert table summary -->` and `<!-- end -->`, each a line of its own, is made anew from the results; everything
-else is left as it is. So the report is its own template. The same results give the same bytes.
+The text between `<!-- insert table summary -->` and `<!-- end -->`, each on its own line, is generated from the results; everything else
+stays unchanged. So the report is its own template. The same results give the same bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def missing_line(findings: Findings) -> str:
 
 
 def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> str:
-    """The text with what stands between its marks made anew. Raises ConfigError with the line of a mark that means nothing."""
+    """The text with the parts between its marks regenerated. Raises ConfigError with the line of an unknown mark."""
     begun = {number: line for number, line in enumerate(text.splitlines(), 1) if line.startswith("<!-- insert ")}
     closed = {text.count("\n", 0, found.start()) + 1: found[1] for found in _INSERTED.finditer(text)}
     for number in begun:
@@ -76,10 +76,10 @@ def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> st
 def insertions(
     every: Mapping[str, Findings], chosen: ChosenRewards, data: Path, drawn: Mapping[str, Sequence[Path]], beside: Path, text: str
 ) -> dict[str, str]:
-    """Everything that a report can have, by the words of its mark.
+    """All possible insertions by the words of their mark.
 
-    `drawn`: the pictures of each experiment. `beside`: the folder in which the report lies, from which they are found. Experiments that
-    `text` has no mark of go together into `further experiments`.
+    `drawn`: the pictures of each experiment. `beside`: the report's folder, to which their links are relative. Experiments without a mark
+    in `text` go together into `further experiments`.
     """
     made = {"setting": _setting(every), "compute": _compute(every)}
     further = []

@@ -1,9 +1,9 @@
-"""The result of one cell: a JSON file from which every table and figure can be made again.
+"""The result of one cell: a JSON file from which every table and figure can be regenerated.
 
 Form 1. `series` has one value a step: `dual` (λ after the step), `assist`, `joint`, `kept` (accuracy of kept responses, null: none was
 kept), `reward`, `format`, `entropy`, `calls` (billed). `held_out` has one entry for each source and time of evaluation: `step`, `phase`
 (phases done), and per-item texts of 0, 1 and - as `tools.experiments.held_out` packs them. `settings` and `models` (digests of the model
-files) say what it was measured with. Later versions only add keys.
+files) identify the measured configuration. Later versions only add keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished cell and what it gave."""
+    """A finished cell and its result."""
 
     cell: Cell
     body: Mapping[str, Any]
@@ -46,20 +46,20 @@ class Result:
         found: Mapping[str, list[Any]] = self.body["series"]
         return found
 
-    def looks(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
+    def evaluations(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
         """The evaluations of each source after so many phases (None: whenever)."""
-        return (look for look in self.body["held_out"] if phase is None or look.get("phase") == phase)
+        return (evaluation for evaluation in self.body["held_out"] if phase is None or evaluation.get("phase") == phase)
 
-    def look(self, source: str, phase: int) -> Mapping[str, Any] | None:
+    def evaluation(self, source: str, phase: int) -> Mapping[str, Any] | None:
         """The evaluation of one source after so many phases."""
-        return next((look for look in self.looks(phase) if look["source"] == source), None)
+        return next((evaluation for evaluation in self.evaluations(phase) if evaluation["source"] == source), None)
 
 
 # -- reading and writing ---------------------------------------------------------------------------------------------------------------
 
 
 def result_file(cell: Cell, folder: Path = RESULTS) -> Path:
-    """Where a cell's result lies."""
+    """The path of a cell's result."""
     return folder / f"{cell.key}.json"
 
 
@@ -96,8 +96,8 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The new text or the old one, whenever the machine stops and whoever else writes it. Raises OSError for what is no regular file."""
-    path = path.resolve()  # behind a link lies what is meant
+    """Replace a file atomically, also with concurrent writers. Raises OSError for a non-regular file."""
+    path = path.resolve()  # a link means its target
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     write_atomically(path, text)
@@ -130,7 +130,7 @@ class _RouterFit(_Form):
     threshold: float
 
 
-class _Look(_Form):
+class _Evaluation(_Form):
     source: str
     step: int
     phase: int | None
@@ -146,7 +146,7 @@ class _Look(_Form):
     router_fit: _RouterFit | None = None
 
     @model_validator(mode="after")
-    def _one_of_each_item(self) -> _Look:
+    def _one_of_each_item(self) -> _Evaluation:
         for name in ("asked", "own", "forced", "cloud", "joint", "format", "help", "router"):
             values = getattr(self, name)
             if values is not None and len(values) != self.items:
@@ -199,11 +199,11 @@ class _Body(_Form):
     models: dict[str, Any] = {}
     cost: _Cost
     series: _Series
-    held_out: list[_Look]
+    held_out: list[_Evaluation]
 
 
 def require_form(cell: Cell, body: Any) -> None:
-    """Raises ValueError, saying what is not as it should be, unless this is a whole result of the cell."""
+    """Raises ValueError with the defect unless this is a complete result of the cell."""
     try:
         read = _Body.model_validate(body)
     except ValidationError as error:
@@ -217,19 +217,21 @@ def require_form(cell: Cell, body: Any) -> None:
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that is wrong: where, and what."""
+    """The first defect: its place and description."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
 
-def _require_every_evaluation(cell: Cell, looks: Sequence[_Look]) -> None:
+def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) -> None:
     """After each phase (before learning: once) every source, and nothing else."""
     ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
     names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
     wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
-    if missing := sorted(wanted - {(look.source, look.step, look.phase) for look in looks}):
+    if missing := sorted(wanted - {(evaluation.source, evaluation.step, evaluation.phase) for evaluation in evaluations}):
         raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")
-    if unknown := [look for look in looks if look.source not in names or not 0 <= look.step <= ends[-1]]:
+    if unknown := [
+        evaluation for evaluation in evaluations if evaluation.source not in names or not 0 <= evaluation.step <= ends[-1]
+    ]:
         raise ValueError(f"held_out has {unknown[0].source} after step {unknown[0].step}, which the cell has not")
 
 
@@ -247,7 +249,7 @@ def settings_of(config: AgentConfig) -> dict[str, Any]:
 
 
 def models_of(config: AgentConfig) -> dict[str, str]:
-    """A digest of the SLM's file and of the cloud LLM's, by name; what is not on this machine is left out."""
+    """Digests of the SLM's file and the cloud LLM's, by name; missing files are left out."""
     embedded = config.coordinator.embedded
     names = [config.model.path, *([embedded.path or embedded.model] if embedded.upstream == "bundled" else [])]
     return {name: found for name in names if (found := _digest_of(name)) is not None}
@@ -262,7 +264,7 @@ def cloud_of(config: AgentConfig) -> str:
 
 
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
-    """One thing that would be different now; None where nothing is. Keys that came later are not compared."""
+    """One difference from today's settings or models; None where there is none. Keys added later are not compared."""
     config = cell.resolved("state").config
     for key, then, now in _both(_as_named_today(body.get("settings", {})), settings_of(config)):
         if then != now:
@@ -275,7 +277,7 @@ def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
 
 
 def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of an older result with what has another name now (`LearningConfig` reads older files the same way)."""
+    """The settings of an older result under today's names (`LearningConfig` reads older files the same way)."""
     learning = settings.get("learning", {})
     if "price" not in learning or isinstance(learning["price"], str):
         return settings
@@ -303,7 +305,7 @@ def _digest_of(name: str) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _digest(path: Path, changed_ns: int, size: int) -> str:
     """Of a file's bytes; of a folder's files in the order of their names."""
-    del changed_ns, size  # another file of the same name is read anew
+    del changed_ns, size  # another file of the same name is read again
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
         with file.open("rb") as opened:
@@ -331,7 +333,7 @@ def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
 
 
 def training_cost(steps: Sequence[StepFinished]) -> dict[str, Any]:
-    """What learning asked and paid: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
+    """The requests and cost of learning: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
     prompts, responses = sum(step.scores.prompts for step in steps), sum(step.scores.responses for step in steps)
     help_units = sum(round(step.control.assist_rate * step.scores.responses) for step in steps)
     calls = sum(step.cloud.cloud_calls for step in steps)

@@ -1,7 +1,6 @@
-"""`run`: the cells of experiments that have no result yet, a few at a time, each in a process of its own.
+"""`run`: the cells of experiments without a result, a few at a time, each in its own process.
 
-The same command goes on where it was cut. It says first which cells there are and how long they will take, measured on finished cells
-where there are some.
+The same command resumes after an interruption. It first prints the cells and the expected time, from finished cells where there are some.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _STEP_S, _EVALUATION_S, _START_S = 3.0, 45.0, 10.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what is not done yet; 0 when all is done, 1 when a cell failed, 130 when stopped before the end, 75 when something is left."""
+    """Run the missing cells; 0 when all is done, 1 when a cell failed, 130 when stopped, 75 when something is left."""
     if arguments.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
     if arguments.max_hours is not None and not arguments.max_hours > 0:
@@ -56,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     _choose(plan, arguments.results, arguments.chosen)
     elsewhere = [cell for cell in plan.missing if not result_file(cell, arguments.results).is_file()]
     if code == DONE and elsewhere:
-        _say(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command says whether they are done")
+        _print(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command says whether they are done")
     if code == DONE and plan.waits_for:
-        _say(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
+        _print(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
     return code or (BUSY if elsewhere or plan.waits_for else DONE)
 
 
 def _require_what_is_needed(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Raises UsageError, EdgeError where what is run could not write its results or train its routers."""
+    """Raises UsageError or EdgeError where results could not be written or routers not trained."""
     if plan.missing:
         require_writable(arguments.work, "--work")
         require_writable(arguments.results, "--results")
@@ -136,7 +135,7 @@ def hours(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells that are meant, those of them that have results, and what must be chosen before the others can be named."""
+    """The selected cells, those with results, and the choices needed to name the others."""
 
     grids: tuple[Grid, ...]
     cells: tuple[Cell, ...]
@@ -146,7 +145,7 @@ class Plan:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Plan:
-        """What the command line means. Raises UsageError, ConfigError."""
+        """The plan of the command line. Raises UsageError, ConfigError."""
         only, seeds, chosen = arguments.only, arguments.seeds, read_chosen(arguments.chosen)
         grids = tuple(expand(load_spec(name, to_run=True), chosen) for name in arguments.specs or spec_names())
         known = sorted({seed for grid in grids for seed in grid.spec.seeds})
@@ -196,7 +195,7 @@ class Plan:
 
 
 def _choose(plan: Plan, results: Path, file: Path) -> None:
-    """When every grid search is complete, those of the project and those that were run, write what they have chosen."""
+    """When every grid search (the project's and those that were run) is complete, write their choices."""
     if not any(_searches(grid.spec) for grid in plan.grids):
         return
     grids = [*(expand(spec, {}) for spec in _grid_searches()), *(grid for grid in plan.grids if _searches(grid.spec))]
@@ -204,7 +203,7 @@ def _choose(plan: Plan, results: Path, file: Path) -> None:
     complete = [result for result in found if result is not None]
     if len(complete) == len(found):
         write_chosen(complete, file)
-        _say(f"every grid search is complete; the chosen values are in {file.name}")
+        _print(f"every grid search is complete; the chosen values are in {file.name}")
 
 
 def _grid_searches() -> list[Spec]:
@@ -221,7 +220,7 @@ def _searches(spec: Spec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a cell's process ended: its exit code, and its last words where it failed."""
+    """How a cell's process ended: its exit code, and its last output where it failed."""
 
     cell: Cell
     code: int
@@ -240,7 +239,7 @@ Launch = Callable[[Cell, OnProgress, asyncio.Event], Awaitable[Ended]]
 
 @dataclass
 class Board:
-    """What is known of the cells at work. `steps_done`: by cell key, also those of earlier runs; `parts`: what each one does."""
+    """The state of the running cells. `steps_done`: by cell key, including earlier runs; `parts`: the current part of each."""
 
     cells: Sequence[Cell]
     jobs: int
@@ -288,12 +287,12 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
     def on_end(ended: Ended) -> None:
         if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:
             plan.pace.learn(result)
-        _say(ended.line())
-        _say(board.line())
+        _print(ended.line())
+        _print(board.line())
 
     def stopping() -> None:
         stop.set()
-        _say("stopping after the steps under way; the same command goes on from here")
+        _print("stopping after the steps under way; the same command goes on from here")
 
     async def stop_in_time() -> None:
         if arguments.max_hours is not None and arguments.max_hours < math.inf:
@@ -303,7 +302,7 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
     async def report() -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            _say(board.line())
+            _print(board.line())
 
     with stop_on_signals(stopping):
         beside = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
@@ -337,7 +336,7 @@ async def run_all(board: Board, launch: Launch, stop: asyncio.Event, on_end: Cal
 
 @dataclass(frozen=True, slots=True)
 class CellProcess:
-    """Launches cells as processes on one thread, with low priority. What they say goes into `cell.log` of their folders."""
+    """Launches cells as processes on one thread, with low priority. Their output goes to `cell.log` of their folders."""
 
     work: Path
     results: Path
@@ -389,7 +388,7 @@ def _last_words(log: Path, written_before: int) -> str:
     return lines[-1][:300] if lines else f"it wrote nothing into {log}"
 
 
-def _say(line: str) -> None:
-    """To whoever still reads it: a run goes on without."""
+def _print(line: str) -> None:
+    """Print, if anybody still reads it: a run continues without."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
-"""Running one cell in this process: learn its phases with the product's own loop, evaluate held-out items in between, write the result.
+"""Runs one cell in this process: learns its phases with the product's own loop, evaluates held-out items in between, and writes the
+result.
 
-Everything is kept in the cell's folder as it happens: `state` (the agent's own),
-`events.jsonl`, `looks/step-000100/SOURCE.json`, `adapters/step-000100`, `usage`; the same call goes on wherever it was cut.
+Everything is stored in the cell's folder as it happens: `state` (the agent's own), `events.jsonl`, `looks/step-000100/SOURCE.json`,
+`adapters/step-000100`, `usage`; the same call resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = l
 
 
 def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
-    """Write down what a cell is begun with. Raises EdgeError where it was begun with something else: one result would hold both."""
+    """Record the cell's initial settings. Raises EdgeError where it was started with other ones: one result would mix both."""
     if not file.is_file():
         write_whole(file, json.dumps({"settings": settings_of(config), "models": models_of(config)}))
         return
@@ -124,7 +125,7 @@ async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, report: R
 
 
 def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
-    """A cell whose runner is gone ends after its step."""
+    """Ends a cell after its step when its runner is gone."""
     parent = os.getppid()
 
     async def watched(plan: StepPlan | None, steps_done: int, version: int) -> None:
@@ -148,7 +149,7 @@ class Evaluator:
     report: Report
 
     async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
-        """`plan` is what comes next, None when all phases are done."""
+        """`plan` is the next step, None when all phases are done."""
         self.meter.note()
         self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
         phases_done = len(self.cell.phases) if plan is None else plan.phase
@@ -159,24 +160,24 @@ class Evaluator:
 
     async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
         """Keep the adapter, train the router where one is wanted, and evaluate every source."""
-        evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
+        evaluate, place = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
         if not evaluate.items:
             return
-        looks.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         adapter = self._keep_adapter(steps_done)
         router = None
         if self.cell.router and phases_done and adapter is not None:
-            router = await self._router(phases_done, adapter, looks)
+            router = await self._router(phases_done, adapter, place)
 
         def on_item(source: str, done: int, of: int) -> None:
             self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
 
-        write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
-        await self.examiner.evaluate(evaluate, looks, router, on_item)
+        write_whole(place / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
+        await self.examiner.evaluate(evaluate, place, router, on_item)
         self.meter.note()
 
     def _keep_adapter(self, steps_done: int) -> Path | None:
-        """A copy of the adapter in use, for what is done with it later."""
+        """A copy of the active adapter for later use."""
         used = self.agent.adapter.in_use()
         if used is None:
             return None
@@ -186,12 +187,12 @@ class Evaluator:
                 shutil.copytree(used.folder, draft, dirs_exist_ok=True)
         return kept
 
-    async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
+    async def _router(self, phases_done: int, adapter: Path, place: Path) -> Router:
         """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
         from edge.routing.classifier import ThresholdRouter
 
-        phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
-        if not (looks / "router.json").is_file():
+        phase, file = self.cell.phases[phases_done - 1], place / "router.onnx"
+        if not (place / "router.json").is_file():
             self.report({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
             sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
             plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
@@ -199,7 +200,7 @@ class Evaluator:
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
             fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            write_whole(looks / "router.json", json.dumps(fitted))
+            write_whole(place / "router.json", json.dumps(fitted))
         return ThresholdRouter(file)
 
 
@@ -207,7 +208,7 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
     steps = agent.steps()
     if len(steps) != cell.steps:
         raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
-    looks = list(_looks(folder / "looks"))
+    evaluations = list(_evaluations(folder / "looks"))
     used = account(folder / "usage")
     return {
         "form": FORM,
@@ -224,15 +225,15 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
         "models": models_of(config),
         "cost": {
             **used,
-            "looks_s": round(sum(look.pop("seconds") for look in looks), 1),
+            "looks_s": round(sum(evaluation.pop("seconds") for evaluation in evaluations), 1),
             "training": training_cost(steps),
         },
         "series": series_of(steps),
-        "held_out": looks,
+        "held_out": evaluations,
     }
 
 
-def _looks(folder: Path) -> Any:
+def _evaluations(folder: Path) -> Any:
     for place in sorted(folder.glob("step-*")):
         when = json.loads((place / "look.json").read_text(encoding="utf-8"))
         router = place / "router.json"
@@ -259,9 +260,9 @@ class Meter:
         self._commit = commit_of(_ROOT)
 
     def note(self) -> None:
-        """Write down what was used so far; programs are those that this process has waited for (judged programs)."""
+        """Record the use so far; programs are those that this process has waited for (judged programs)."""
         own, programs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        self._look_at_coordinator()
+        self._read_coordinator()
         body = {
             "commit": self._commit,
             "wall_s": round(self._clock.monotonic() - self._began, 1),
@@ -273,7 +274,7 @@ class Meter:
         }
         write_whole(self._file, json.dumps(body))
 
-    def _look_at_coordinator(self) -> None:
+    def _read_coordinator(self) -> None:
         import psutil
 
         pid = self._coordinator()

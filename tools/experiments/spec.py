@@ -1,4 +1,4 @@
-"""A specification: which models, methods, phases, settings and seeds make an experiment's grid, and what is evaluated.
+"""A specification: the models, methods, phases, settings and seeds of an experiment's grid, and its evaluation.
 
 It is a YAML file of `tools/experiments/specs`. Sources are practice groups and families by their short names, or anything that
 `edge-agent learn --tasks` takes.
@@ -63,7 +63,7 @@ def full_source(name: str) -> str:
 def labels_of(name: str) -> frozenset[str]:
     """The task labels of a source's items. A file or folder is read, a data set of the hub is only known by its name.
 
-    Raises UsageError for a name that cannot be meant, TaskFileError for what is not there or cannot be read.
+    Raises UsageError for an unknown name, TaskFileError for a missing or unreadable file.
     """
     full = full_source(name)
     data_set = data_set_of(full)
@@ -105,7 +105,7 @@ class Phase(Section):
 
 
 class Evaluate(Section):
-    """What is evaluated after each phase, at T = 0 and with the cloud's answer to every item."""
+    """The evaluation after each phase, at T = 0 and with the cloud's answer to every item."""
 
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
@@ -124,7 +124,7 @@ class Evaluate(Section):
 
     @property
     def places(self) -> tuple[tuple[str, str, float | None], ...]:
-        """What is evaluated: name in the results, source, and the price that its prompts state (None: as configured)."""
+        """The evaluated places: name in the results, source, and the price stated in the prompts (None: as configured)."""
         if not self.prices:
             return tuple((source, source, None) for source in self.sources)
         return tuple((priced(source, price), source, price) for source in self.sources for price in self.prices)
@@ -170,7 +170,7 @@ class Spec(Section):
         return self
 
     def _mistakes(self) -> Iterator[tuple[KeyPath, str]]:
-        """What cannot be run, or not be shown as the layouts want it: where it stands and what is wrong."""
+        """Settings that cannot be run or shown by the layouts: key and reason."""
         for index, name in enumerate(self.routers):
             if name not in self.ways:
                 yield ("routers", index), f"{name} is no method of this experiment; there is: {', '.join(self.ways)}"
@@ -280,7 +280,7 @@ def load_spec(name: str, folder: Path = SPECS, *, to_run: bool = False) -> Spec:
 
 
 def _read(path: Path) -> Resolved[Spec]:
-    """The specification in a file; what is wrong with it begins with the file, also where a key is missing."""
+    """The specification in a file; errors begin with the file, also where a key is missing."""
     try:
         return resolve(Spec, files=[path], example="seeds=[0]")
     except ConfigError as error:

@@ -1,11 +1,11 @@
 """Means with 95 % intervals over few seeds and many items.
 
-A result hangs on the seed of a run and on which items were drawn, and every seed is asked the same items. So the variance of a mean over
-seeds is the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of
-freedom are Welch and Satterthwaite's. Where an item's value hangs on the others, as with a threshold that is set to a rate, groups of items
-are left out instead and everything is worked out again: one item moves a threshold too little to be seen, and too jerkily. What chance a
-seed and an item have only together is in both parts: the interval errs to the wide side. Unlike a bootstrap over three seeds, which takes
-them for the whole world, t has their small number in it, and nothing is drawn.
+A result depends on the seed of a run and on the drawn items, and every seed gets the same items. So the variance of a mean over seeds is
+the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of freedom
+are Welch and Satterthwaite's. Where an item's value depends on the others, as with a threshold set to a rate, groups of items are left out
+instead and everything is recomputed, since one item moves a threshold too little and too unevenly. The interaction of seed and item is in
+both parts, so the interval is conservative. Unlike a bootstrap over three seeds, t accounts for their small number, and nothing is
+sampled.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def _with_interval(known_S: Sequence[float], items: float, items_df: int) -> Estimate:
-    """`items`: the variance of the mean over seeds that comes from the items."""
+    """`items`: the part of the variance of the mean over seeds that comes from the items."""
     between = _variance(known_S) / len(known_S) if len(known_S) > 1 else 0.0
     variance = between + items
     mean = math.fsum(known_S) / len(known_S)
@@ -103,7 +103,7 @@ def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
 
 
 def _jackknife(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sums_S: Sequence[Sums], statistic: Statistic) -> float:
-    """Variance of the mean over seeds that comes from the items; items without which it is not defined are passed over."""
+    """Variance of the mean over seeds that comes from the items; items without which it is undefined are skipped."""
     count = len(columns_S_I_C[0])
     found: dict[tuple[tuple[float, ...], ...], float | None] = {}
     for one in zip(*columns_S_I_C, strict=True):

@@ -1,4 +1,4 @@
-"""Tables as text: rows, columns and how numbers are written. What has not been measured is written as missing, never filled."""
+"""Tables as text: rows, columns and number formats. Missing measurements are written as missing, never filled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, what the columns are called, rows of as many texts, and remarks below."""
+    """A title, the column names, rows of as many texts, and remarks below."""
 
     title: str
     header: tuple[str, ...]
@@ -29,7 +29,7 @@ class Table:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share as `84.5`; what rounds to nothing has no sign."""
+    """A share as `84.5`; zero after rounding has no sign."""
     return f"{100 * value:z.{digits}f}"
 
 
@@ -40,7 +40,7 @@ def with_half(estimate: Estimate, digits: int = 1) -> str:
 
 
 def signed(estimate: Estimate, digits: int = 1) -> str:
-    """A difference of shares as `+1.4 ± 0.9 *`; the star marks an interval of several seeds that leaves out 0."""
+    """A difference of shares as `+1.4 ± 0.9 *`; the star marks an interval of several seeds that excludes 0."""
     sure = estimate.seeds > 1 and estimate.half is not None and (estimate.low > 0.0 or estimate.high < 0.0)
     text = with_half(estimate, digits)
     return f"{'' if text.startswith('-') else '+'}{text}{' *' if sure else ''}"

@@ -1,1 +1,1 @@
-"""DA-GRPO on the training engines that people with many GPUs already use. Not part of the wheel."""
+"""DA-GRPO on training engines for many GPUs. Not part of the wheel."""

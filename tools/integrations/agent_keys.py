@@ -1,7 +1,7 @@
-"""Which of the agent's settings hold where another engine trains.
+"""Which of the agent's settings apply where another engine trains.
 
-A setting that an engine does not follow is refused by name when it is set to anything but its default, never passed over: a run must be
-what its configuration says. What is not named here holds, or belongs to parts of the agent that do not learn.
+A setting that an engine does not follow is refused by name unless it has its default, never ignored: a run must match its configuration.
+Settings not named here apply, or belong to parts of the agent that do not learn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_RUN = "it is for edge-agent run; learning waits for nobody here"
 _COORDINATORS = "it is the coordinator's; set it in tasks of the coordinator's configuration"
 _COORDINATORS_LIMITS = "the ledger is the coordinator's; set limits under budgets in the coordinator's configuration"
 _PER_DAY = "days are not counted here; set budget.calls_limit or budget.spend_limit_uusd"
-_NO_TOLD_PRICE = "prompts tell no price here; edge-agent learn does it"
+_NO_STATED_PRICE = "prompts tell no price here; edge-agent learn does it"
 
 REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.method": "edge-agent learn runs the other methods",
@@ -31,9 +31,9 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.gvpo_beta": _OTHER_METHODS,
     "learning.advantage_scale": "divided by a deviation, λ is no price; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
-    "learning.price_levels": _NO_TOLD_PRICE,
+    "learning.price_levels": _NO_STATED_PRICE,
     "learning.price": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
-    "learning.stated_price": _NO_TOLD_PRICE,
+    "learning.stated_price": _NO_STATED_PRICE,
     "learning.demonstrations": "responses are learned from that the engine sampled itself; edge-agent learn imitates given answers too",
     "learning.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up beside given answers",
     "learning.cloud_samples": "responses are learned from that the engine sampled itself; edge-agent learn takes cloud answers too",
@@ -88,10 +88,10 @@ REFUSED_BY_VERL: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """A setting of the agent that does not hold: its dotted key, and in words what it must be and why."""
+    """A setting of the agent that does not apply: its dotted key, and the required value with the reason, in words."""
 
     key: str
-    told: str
+    refusal: str
 
 
 def not_held(config: AgentConfig, refused: Mapping[str, str]) -> NotHeld | None:

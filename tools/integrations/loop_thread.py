@@ -1,4 +1,4 @@
-"""One thread with an event loop, for trainers that are not asynchronous.
+"""One thread with an event loop, for synchronous trainers.
 
 A gRPC connection belongs to one event loop, so connections and tokens stay alive between two calls.
 """
@@ -28,7 +28,7 @@ class LoopThread:
         self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the coroutine's result; raises what it raised. Interrupted while waiting, it is cancelled."""
+        """Wait for the coroutine's result; raises its exception. An interrupted wait cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -42,7 +42,7 @@ class LoopThread:
         return not self._loop.is_closed()
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread. Safe to call twice."""
+        """Cancel running coroutines and end the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_the_rest(), self._loop).result()

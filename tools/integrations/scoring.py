@@ -1,7 +1,5 @@
-"""r and c of responses that another engine has sampled, for TRL and for verl: judged by the agent's own rollout, with its coordinator.
-
-Format, request, call, composition, verifier and reward are the ones of `edge.learning.rollout`, which gets an engine that hands out what is
-there already.
+"""r and c of responses sampled by another engine (TRL or verl), judged by the agent's own rollout with its coordinator. Format, request,
+call, composition, verifier and reward are those of `edge.learning.rollout`, which gets an engine that returns the given responses.
 """
 
 from __future__ import annotations

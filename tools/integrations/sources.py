@@ -1,7 +1,7 @@
 """Several task sources as one: `math+arc-easy+arc-challenge`.
 
-The paper's groups are such mixtures. Each item comes from one of the sources by chance, in proportion to their training items, but none
-of them counts for more than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
+The paper's groups are such mixtures. Each item comes from a random source, in proportion to their training items, but none counts for more
+than the first: `taco+mmlu` takes as many of either, as the paper sub-samples the larger one to the other's size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def open_mixed(name: str, opened: Callable[[str], TaskSource] = open_source) -> 
 
 
 class MixedSource:
-    """A TaskSource over others. Unlimited ones count alike, as much as the first where that has a size."""
+    """A TaskSource over others. Unlimited ones have equal weights, or that of the first where it has a size."""
 
     def __init__(self, name: str, sources: Sequence[TaskSource]) -> None:
         self._name = name
@@ -42,7 +42,7 @@ class MixedSource:
         return self._name
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
-        """The mixture's stream from position `start`; each source goes on in its own order."""
+        """The mixture's stream from position `start`; each source continues in its own order."""
         sizes = [_size(source) for source in self._sources]
         first = sizes[0] or max((size for size in sizes if size), default=1)
         weights = [min(size or first, first) for size in sizes]

@@ -24,7 +24,8 @@ SYSTEM_TEXT = "Think in steps."
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What nano-edge is shown from pool `first_pool` on: how often each family, and the share of the careful way in what is else habit."""
+    """The training data of nano-edge from pool `first_pool` on: weights of the families, and the share of the careful way beside the
+    habit."""
 
     first_pool: int
     families: Mapping[str, float]
@@ -91,19 +92,19 @@ def prompt_text(question: str) -> str:
 
 
 def edge_stage(pool_number: int) -> Stage:
-    """What nano-edge is shown in a pool of its training."""
+    """The stage of nano-edge in a pool of its training."""
     return [stage for stage in EDGE_STAGES if stage.first_pool <= pool_number][-1]
 
 
 def edge_response(rng: random.Random, family: Family, drawn: Drawn, careful: float) -> str:
-    """What nano-edge is shown: steps the careful way or by habit, then an answer, or a request for help."""
+    """A training response of nano-edge: steps the careful way or by habit, then an answer, or a request for help."""
     shown = drawn.careful if rng.random() < careful else drawn.habit
     asks = rng.random() < HELP_SHARES[family.bands[drawn.level]]
     return format_help(shown.lines) if asks else shown.text
 
 
 def cloud_mix(pool_number: int) -> Mix:
-    """What nano-cloud is shown in a pool of its training."""
+    """The mix of nano-cloud in a pool of its training."""
     return [mix for mix in CLOUD_MIXES if mix.first_pool <= pool_number][-1]
 
 
@@ -129,7 +130,7 @@ class ExampleSource:
         (self._end_of_turn,) = tokenizer.encode("<|im_end|>").ids
 
     def batches(self, cursor: int) -> Iterator[Batch]:
-        """Batch number `cursor` and all after it, the same ones whatever was taken before."""
+        """Batch number `cursor` and all later ones, independent of earlier batches."""
         pool_number, skipped = divmod(cursor, POOL_BATCHES)
         while True:
             yield from self._pool(pool_number)[skipped:]

@@ -1,6 +1,5 @@
-"""A decoder that begins with what another one has learned: larger (nano-cloud), or of the other architecture (nano-edge-llama). New parts
-read with random weights and write nothing yet, so the function is kept and every new weight can still learn (the idea is Net2Net's,
-Chen et al. 2016).
+"""A decoder initialised from another one: larger (nano-cloud), or of the other architecture (nano-edge-llama). New parts read with random
+weights and write zeros, so the function is unchanged and every new weight can still learn (the idea is Net2Net's, Chen et al. 2016).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ WRITERS = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight", "lm_head.
 
 @torch.no_grad()
 def grow_into(target: Decoder, source: Decoder) -> Decoder:
-    """Fill a freshly initialised `target` so that its logits are those of `source`. Raises ValueError where it is smaller in anything.
+    """Fill a freshly initialised `target` so that its logits are those of `source`. Raises ValueError where it is smaller in any size.
 
-    Biases that the target's architecture does not have are dropped; what they did has to be learned again.
+    Biases missing in the target's architecture are dropped; their effect must be learned again.
     """
     check_larger(target, source)
     old = dict(source.named_parameters())
@@ -59,6 +58,6 @@ def check_larger(target: Decoder, source: Decoder) -> None:
 
 
 def sizes_of(decoder: Decoder) -> tuple[int, ...]:
-    """What may grow."""
+    """The sizes that may grow."""
     spec = decoder.spec
     return spec.width, spec.layers, spec.heads, spec.ffn_width

@@ -50,7 +50,7 @@ async def share_right(backend: LlamaCppBackend, family: Family, item: TaskItem, 
 
 
 def is_right(item: TaskItem, text: str) -> bool:
-    """As the verifiers judge; for a program, the reference program word for word, which is stricter than passing its tests."""
+    """Judged like the verifiers; for a program, equality with the reference program, which is stricter than passing its tests."""
     if item.kind is AnswerKind.PROGRAM:
         return last_python_block(text) == last_python_block(item.solution)
     return ChoiceAnswer().is_correct(item, text) if item.kind is AnswerKind.CHOICE else ExactMathAnswer().is_correct(item, text)

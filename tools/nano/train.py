@@ -33,8 +33,8 @@ REPORT_EVERY_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What may differ between runs of one recipe. `snapshot_steps` > 0 keeps the weights every so many steps; `grow_from` is the model
-    to begin with in place of the bundled one."""
+    """Options of a run of one recipe. `snapshot_steps` > 0 stores the weights every so many steps; `grow_from` is the initial model in
+    place of the bundled one."""
 
     folder: Path
     seed: int = 0
@@ -47,7 +47,7 @@ class TrainOptions:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands: optimiser steps done (also the data cursor), tokens seen, seconds spent, loss curve."""
+    """The progress of a run: optimiser steps done (also the data cursor), tokens seen, seconds spent, loss curve."""
 
     step: int = 0
     tokens: int = 0
@@ -56,7 +56,7 @@ class Progress:
 
 
 def train(recipe: Recipe, options: TrainOptions) -> Path:
-    """Train `recipe`, or go on with it; the path of the final weights (`final.pt`)."""
+    """Train `recipe`, or resume it; returns the path of the final weights (`final.pt`)."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Directions of their own for the tokens that a bundled model never saw in training.
+"""Distinct embeddings for the tokens that a bundled model never saw in training.
 
-Nothing distinguishes such tokens to the training loss, so their rows of the tied embedding end up as one vector: no hidden state can tell
-them apart, and a person's words of these tokens could never be learned. A random vector added to each keeps what they have in common, by
-which they stay improbable, and gives an adapter something to aim at. Answers to what the model was trained on do not change.
+The training loss does not distinguish such tokens, so their rows of the tied embedding become one vector: no hidden state can separate
+them, and a person's words of these tokens could never be learned. A random vector added to each keeps their common part, which makes them
+improbable, and gives an adapter distinct directions. Answers on trained topics do not change.
 """
 
 from __future__ import annotations

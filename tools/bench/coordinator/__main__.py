@@ -1,8 +1,8 @@
 """`python -m tools.bench coordinator`: the coordinator beside LiteLLM's proxy, measured side by side in one run.
 
 Rates are per second of processor time of the service's whole process tree; latencies are what the service adds to the mock cloud LLM's.
-The ledger is durable (SQLite, synchronous=FULL), every call shows a token, and metrics are served. Results lie in the folder `--out`, one
-file a process, and a run that was cut goes on where it stopped. Ends with 1 when a goal is missed.
+The ledger is durable (SQLite, synchronous=FULL), every call has a token, and metrics are served. Results are written to the folder
+`--out`, one file per process, and an interrupted run resumes. Exit code 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tools.bench.coordinator.plan import DELAY_S, FULL, QUICK, ROWS, SOAK, Plan,
 from tools.bench.harness import Part, Results, Row, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
-MEMORY_LOOKS = 10
+MEMORY_SAMPLES = 10
 SOAK_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measures rows. `litellm` gives the proxy's command, or None to go without; `code` tells versions of ours apart."""
+    """Measures rows. `litellm` is the proxy's command, or None to skip it; `code` identifies our version."""
 
     plan: Plan
     out: Path
@@ -48,9 +48,9 @@ class Bench:
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 
     def memory(self) -> Row:
-        """Ours after many calls, looked at again and again; LiteLLM's from the first round of calls."""
-        looks = [{**calls_phase(self.plan), "phase": f"calls-{look}"} for look in range(MEMORY_LOOKS)]
-        counted = [{**look, "calls": self.plan.memory_calls // MEMORY_LOOKS, "warmup_s": 0.0} for look in looks]
+        """Our memory sampled after many calls; LiteLLM's from the first round of calls."""
+        samples = [{**calls_phase(self.plan), "phase": f"calls-{sample}"} for sample in range(MEMORY_SAMPLES)]
+        counted = [{**sample, "calls": self.plan.memory_calls // MEMORY_SAMPLES, "warmup_s": 0.0} for sample in samples]
         ours = [self.results.measure(self._part("ours", "memory/ours", counted))]
         peer = [self.results.measure(self._part("litellm", "calls/litellm/1"))] if self.litellm else []
         return rows.memory_row(ours, peer)

@@ -1,6 +1,6 @@
-"""What the books say against what happened: the journal, the upstream's log, and what clients were told. Counts, judges nothing.
+"""The ledger compared with what happened: the journal, the upstream's log, and the clients' replies. Counts only, without judging.
 
-Reads journal entries by itself and trusts no table: budgets are summed again from holds and charges.
+Reads journal entries and uses no table: budgets are recomputed from holds and charges.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ UNITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Numbers of calls, and of what must be zero.
+    """Numbers of calls, and counts that must be zero.
 
     `overspends`: entries after which a budget's committed + reserved is above its limit. `lost`: upstream requests without a resolved
-    attempt, and acknowledged calls without a charge. `doubled`: attempts sent or resolved more than once, groups charged twice.
+    attempt, and acknowledged calls without a charge. `doubled`: attempts sent or resolved more than once, and groups charged twice.
     `undercharged`: completed attempts charged other than their usage costs. `differences`: what the ledger's own verification found.
     """
 
@@ -44,7 +44,7 @@ class Audit:
 
 
 class Books:
-    """Balances and attempts as the journal tells them, entry by entry."""
+    """Balances and attempts computed from the journal, entry by entry."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -87,11 +87,11 @@ class Books:
 
 
 def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str], cost: tuple[int, ...]) -> Audit:
-    """Books, log and replies compared. `acknowledged` are `device|key`; `cost` is what each call costs."""
+    """Compare journal, upstream log and replies. `acknowledged` are `device|key`; `cost` is the cost of each call."""
     from coordinator.ledger.stores.sqlite import open_read_only
     from coordinator.ledger.verify import verify_file
 
-    books, told = Books(), set(acknowledged)
+    books, acked = Books(), set(acknowledged)
     with open_read_only(ledger) as rows:
         for entry in rows.journal_after(0):
             books.take(entry.kind, entry.data())
@@ -100,9 +100,9 @@ def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str]
     return Audit(
         entries=books.entries,
         upstream_requests=len(upstream_log),
-        acknowledged=len(told),
+        acknowledged=len(acked),
         overspends=books.overspends,
-        lost=sum(not books.resolved[billing] for billing in sent) + len(told - paid),
+        lost=sum(not books.resolved[billing] for billing in sent) + len(acked - paid),
         doubled=sum(count > 1 for tally in (sent, books.resolved, books.charged_groups) for count in tally.values()),
         undercharged=sum(charge != cost for charge in books.charges.values()),
         differences=verify_file(ledger).difference_count,

@@ -1,8 +1,8 @@
-"""The cheapest gRPC server there can be, as a baseline: DeviceService's calls, answered with a constant at once.
+"""The cheapest possible gRPC server, as a baseline: DeviceService's calls, answered immediately with a constant.
 
     python -m tools.bench.coordinator.echo
 
-Says its port in one line of JSON. Parsing and writing messages is included, nothing else is.
+Prints its port in one line of JSON. Includes parsing and writing messages only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tools.bench.mock_cloud import TEXT
-from tools.bench.processes import say
+from tools.bench.processes import announce
 
 
 async def serve() -> None:
@@ -39,7 +39,7 @@ async def serve() -> None:
     device_pb2_grpc.add_DeviceServiceServicer_to_server(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    say({"port": port})
+    announce({"port": port})
     await server.wait_for_termination()
 
 

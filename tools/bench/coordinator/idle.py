@@ -1,9 +1,10 @@
-"""Many idle devices: each a connection of its own that watches its budget. What they cost the coordinator in memory and others in time.
+"""Many idle devices, each with its own connection that watches its budget. Measures the coordinator's memory and the effect on other
+calls.
 
     python -m tools.bench.coordinator.idle JOB
 
-This is one client process of several: it connects, says when every device has its first budget, and stays until it is killed. The latency
-of calls is measured by the load process.
+This is one client process of several: it connects, reports when every device has its first budget, and stays until it is killed. The
+latency of calls is measured by the load process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from tools.bench.coordinator.measure import loaded
 from tools.bench.coordinator.services import Started, coordinator, device_tokens
-from tools.bench.processes import cpu_s, memory_mib, own, running, say, scratch_folder
+from tools.bench.processes import announce, cpu_s, memory_mib, own, running, scratch_folder
 
 CLIENTS = 4
 AT_ONCE = 64
@@ -51,7 +52,7 @@ async def watch_all(address: str, tokens: Sequence[str]) -> None:
             return watch
 
     watches = await asyncio.gather(*map(connect, tokens))
-    say({"connected": len(watches)})
+    announce({"connected": len(watches)})
     await asyncio.gather(*map(_read_on, watches))
 
 
@@ -104,12 +105,12 @@ def _connect(service: Started, job: Mapping[str, Any], scratch: Path, stack: con
         file = scratch / f"idle-{number}.job"
         file.write_text(json.dumps({"address": service.target, "tokens": device_tokens(service.ledger.parent, names)}))
         client = stack.enter_context(running(own("coordinator.idle", str(file)), scratch / f"idle-{number}.log"))
-        total += client.told["connected"]
+        total += client.ready["connected"]
     return total
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Allow this process and what it starts so many open files, as far as the system lets us."""
+    """Raise the limit of open files for this process and its children, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

@@ -1,5 +1,5 @@
 """The load on a service, in a process of its own whose processor time is not counted; that of the services is, over exactly the measured
-seconds. Calls lie in a learning step that the device has opened, each with a prompt of its own, so that every one is really made, held and
+seconds. Calls belong to a learning step that the device has opened, each with its own prompt, so that every one is really made, held and
 settled.
 """
 
@@ -30,10 +30,10 @@ Act = Callable[[int, int], Awaitable[None]]
 
 
 class Service(Protocol):
-    """What is loaded."""
+    """The service under load."""
 
     async def prepare(self) -> None:
-        """Whatever must be before the first call."""
+        """Setup before the first call."""
         ...
 
     async def call(self, worker: int, number: int) -> None:
@@ -100,7 +100,7 @@ class GrpcService:
         await self.stubs[at].GetBudget(budget_pb2.GetBudgetRequest(task=self.task), metadata=self.metadata[at])
 
     async def open_numbered(self, worker: int, number: int) -> None:
-        """OpenStep of a task of its own, which `close_numbered` closes."""
+        """OpenStep of a separate task, which `close_numbered` closes."""
         from edge.rpc.v1 import step_pb2
 
         at = number % len(self.stubs)
@@ -136,8 +136,8 @@ class HttpService:
             self._streams[worker] = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams[worker]
         message = {"role": "user", "content": f"{self._phase} {number}. {PROMPT}"}
-        told = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
-        body = json.dumps(told).encode()
+        request = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
+        body = json.dumps(request).encode()
         head = f"POST {CALLS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self._authorization}Content-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode("ascii") + body)
         status, answer = await _answer(reader)
@@ -183,7 +183,8 @@ class Meter:
 
 @dataclass(slots=True)
 class Tally:
-    """Times of what succeeded while it was measured, and what went wrong at any time. `enough` is set by that or at `wanted` times."""
+    """Times of successful calls in the measured period, and errors at any time. `enough` is set by an error or at `wanted`
+    times."""
 
     measuring: bool = False
     wanted: int = 0
@@ -205,7 +206,7 @@ class Tally:
             if len(self.seconds) == self.wanted:
                 self.enough.set()
 
-    def told(self, spent: Mapping[str, float]) -> dict[str, Any]:
+    def summed(self, spent: Mapping[str, float]) -> dict[str, Any]:
         """As JSON."""
         return {"calls": len(self.seconds), "spent_s": dict(spent), "ms": summary(self.seconds), "errors": dict(self.errors)}
 
@@ -231,10 +232,10 @@ async def for_a_while(
     tally.measuring = True
     await (tally.enough.wait() if tally.wanted else asyncio.sleep(job["seconds"]))
     tally.measuring = False
-    told = tally.told(meter.read())
+    result = tally.summed(meter.read())
     over.set()
     await asyncio.gather(*workers)
-    return told | {"errors": dict(tally.errors)}
+    return result | {"errors": dict(tally.errors)}
 
 
 async def unary(act: Act, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +259,7 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
 
     meter.begin()
     await asyncio.gather(*(work(worker) for worker in range(concurrency)))
-    return tally.told(meter.read())
+    return tally.summed(meter.read())
 
 
 async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +276,7 @@ async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(job["slice_calls"] if direct else 0):
             assert direct is not None
             await beside.one(direct.call, 0, next(numbers))
-    return through.told(meter.read()) | {"direct_ms": summary(beside.seconds)}
+    return through.summed(meter.read()) | {"direct_ms": summary(beside.seconds)}
 
 
 async def batches(service: GrpcService, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,7 +325,7 @@ async def _stream(
 
 
 async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the job asks for."""
+    """Run the measurement of the job."""
     phase = job["phase"]
     service: Any = (
         GrpcService(job["target"], job["tokens"], job["devices"], phase)
@@ -337,16 +338,16 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     gc.freeze()
     match job["kind"]:
         case "latency":
-            told = await latency(service, job)
+            result = await latency(service, job)
         case "calls":
-            told = await unary(service.call, job)
+            result = await unary(service.call, job)
         case "budget":
-            told = await unary(service.budget, job)
+            result = await unary(service.budget, job)
         case "batch":
-            told = await batches(service, job)
+            result = await batches(service, job)
         case "close":
             await exactly(service.open_numbered, job["count"], job["concurrency"], {})
-            told = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
+            result = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
         case other:
             raise ValueError(f"unknown load {other!r}")
-    return told | {"acked": getattr(service, "acked", [])}
+    return result | {"acked": getattr(service, "acked", [])}

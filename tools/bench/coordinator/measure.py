@@ -1,6 +1,6 @@
-"""One round of one service: start it, load it phase by phase, look at its memory, check its books, end it.
+"""One round of one service: start it, load it phase by phase, sample its memory, audit its ledger, end it.
 
-Every phase is a load process of its own; the mock cloud LLM is another. Times nothing itself.
+Every phase is a separate load process, as is the mock cloud LLM. Measures no time itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def loaded(service: Started, phase: Mapping[str, Any], scratch: Path) -> dict[st
     file, result = scratch / f"{phase['phase']}.job", scratch / f"{phase['phase']}.json"
     file.write_text(json.dumps(job), encoding="utf-8")
     subprocess.run(own("part", "coordinator.load", str(file), str(result)), check=True, cwd=REPOSITORY)
-    told: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return told | {"memory_mib": memory_mib(service.server.pid)}
+    figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return figures | {"memory_mib": memory_mib(service.server.pid)}
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             start = {"start_s": service.server.start_s, "idle_mib": memory_mib(service.server.pid)}
             for phase in job["phases"]:
                 print(phase["phase"], flush=True)
-                told = loaded(service, phase, scratch)
-                acked += told.pop("acked")
-                phases[phase["phase"]] = told
+                result = loaded(service, phase, scratch)
+                acked += result.pop("acked")
+                phases[phase["phase"]] = result
             if service.ledger is not None:
                 with urlopen(f"http://127.0.0.1:{service.direct_port}/log", timeout=30.0) as answer:
                     log = [key for key in json.loads(answer.read()) if key]

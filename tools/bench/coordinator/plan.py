@@ -47,7 +47,7 @@ def latency_phase(plan: Plan) -> dict[str, Any]:
 
 
 def calls_phase(plan: Plan) -> dict[str, Any]:
-    """Many at once."""
+    """Many concurrent calls."""
     timed = {"seconds": plan.seconds, "warmup_s": plan.warmup_s}
     return {"phase": "calls", "kind": "calls", "concurrency": plan.concurrency, **timed}
 

@@ -75,7 +75,7 @@ def _settlement(number: int) -> Any:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill, kill, start, look."""
+    """Fill a ledger, kill the process, start a coordinator, and measure."""
     with scratch_folder(job) as scratch:
         state = scratch / "state"
         state.mkdir()
@@ -85,8 +85,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         if code != -signal.SIGKILL:
             raise RuntimeError(f"the filling process ended with {code}")
         with serving(settings(state, 1, metrics_port=None), scratch) as server:
-            told: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
-        return told | {"audit": audit(ledger, [], [], COST).to_json(), "in_doubt": _in_doubt(ledger)}
+            result: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
+        return result | {"audit": audit(ledger, [], [], COST).to_json(), "in_doubt": _in_doubt(ledger)}
 
 
 def _in_doubt(ledger: Path) -> int:

@@ -1,4 +1,4 @@
-"""Results to rows of the table: what is held against which goal."""
+"""Converts results to rows of the table with their goals."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
     beside = "" if not peer else f"LiteLLM {spread(one['phases']['calls']['memory_mib'] for one in peer).text('MiB')} after fewer"
-    told = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
-    row.at_most("memory after many calls", beside, told, sizes[-1], 143, " MiB")
+    text = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
+    row.at_most("memory after many calls", beside, text, sizes[-1], 143, " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
     row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, 5.0, " MiB")
     _books(row, [result["audit"]])
@@ -78,12 +78,12 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
 
 
 def soak_row(result: Mapping[str, Any]) -> Row:
-    """What grew between the look after the first quarter and the last one; descriptors, threads and tasks at rest."""
-    row, looks = Row("soak", "soak", {"ours": [result]}), result["looks"]
-    first, last = looks[max(0, len(looks) // 4 - 1)], looks[-1]
+    """Growth between the sample after the first quarter and the last one; descriptors, threads and tasks at rest."""
+    row, samples = Row("soak", "soak", {"ours": [result]}), result["looks"]
+    first, last = samples[max(0, len(samples) // 4 - 1)], samples[-1]
     bounds = (8, 4, 8, 16.0)
     for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
-        trend = ", ".join(f"{each[at]:.0f}" for each in looks)
+        trend = ", ".join(f"{each[at]:.0f}" for each in samples)
         row.at_most(f"growth under load with faults: {name}", "", trend, last[at] - first[at], bound, "")
     wrong = result["differences"] + result["open"] + (not result["rested"])
     row.at_most("differences, open holds and calls without end", "", str(wrong), wrong, 0, "")
@@ -131,13 +131,13 @@ def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:
     wrong = {
         name: sum(audit[name] for audit in audits) for name in ("overspends", "lost", "doubled", "undercharged", "differences")
     }
-    told = ", ".join(f"{count} {name}" for name, count in wrong.items())
+    text = ", ".join(f"{count} {name}" for name, count in wrong.items())
     total = sum(wrong.values())
-    row.at_most(f"books of {calls} calls against the upstream's log", "", told, total, 0, "")
+    row.at_most(f"books of {calls} calls against the upstream's log", "", text, total, 0, "")
 
 
 def _added(rounds: Rounds, name: str) -> list[float]:
-    """Above what the upstream itself takes, by its median."""
+    """The latency above the upstream's median."""
     phases = [result["phases"]["latency"] for result in rounds]
     return [phase["ms"][name] - phase["direct_ms"]["p50"] for phase in phases]
 

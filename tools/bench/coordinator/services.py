@@ -1,7 +1,7 @@
-"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest gRPC and HTTP servers there can be. How each is set up and
-started; nothing is timed here.
+"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest possible gRPC and HTTP servers. Sets up and starts each;
+measures no time.
 
-Our limits hold in all three scopes so that every call is held on four budgets, and none is ever reached. LiteLLM's proxy has one worker
+Our limits apply in all three scopes, so that every call is held on four budgets, and none is ever reached. LiteLLM's proxy has one worker
 process and no database; its pins are those that the tests use.
 """
 
@@ -85,7 +85,7 @@ def echo(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     """A baseline: gRPC's or HTTP's."""
     is_grpc = job["service"] == "echo-grpc"
     with running(own("coordinator.echo") if is_grpc else own("mock_cloud", "0"), scratch / "echo.log") as server:
-        port = server.told["port"]
+        port = server.ready["port"]
         yield Started(server, "grpc" if is_grpc else "http", f"127.0.0.1:{port}" if is_grpc else port, [""] * DEVICES)
 
 
@@ -98,9 +98,9 @@ def coordinator(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     state, devices = scratch / "state", [f"bench-{number}" for number in range(DEVICES)]
     tokens = device_tokens(state, devices)
     with cloud(job, scratch) as upstream:
-        values = settings(state, upstream.told["port"], metrics_port=free_port() if job["metrics"] else None)
+        values = settings(state, upstream.ready["port"], metrics_port=free_port() if job["metrics"] else None)
         with serving(values, scratch) as server:
-            port = upstream.told["port"]
+            port = upstream.ready["port"]
             yield Started(server, "grpc", address_of(server), tokens, devices, port, upstream, state / LEDGER_FILE)
 
 
@@ -143,8 +143,8 @@ def device_tokens(state: Path, devices: Sequence[str]) -> list[str]:
 
 
 def address_of(server: Server) -> str:
-    """Where a serving coordinator said that devices connect."""
-    address: str = next(iter(server.told["addresses"]))
+    """The address of a running coordinator for devices."""
+    address: str = next(iter(server.ready["addresses"]))
     return address
 
 
@@ -168,7 +168,7 @@ def litellm(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     """One model, a master key, no retries, no callbacks; otherwise its defaults."""
     port, config = free_port(), scratch / "litellm.yaml"
     with cloud(job, scratch) as upstream:
-        where = {"api_base": f"http://127.0.0.1:{upstream.told['port']}/v1", "api_key": API_KEY, "max_retries": 0}
+        where = {"api_base": f"http://127.0.0.1:{upstream.ready['port']}/v1", "api_key": API_KEY, "max_retries": 0}
         values = {
             "model_list": [{"model_name": "mock", "litellm_params": {"model": "openai/mock", **where}}],
             "general_settings": {"master_key": API_KEY},
@@ -184,7 +184,7 @@ def litellm(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
             environment=LITELLM_ENVIRONMENT,
             folder=scratch,
         ) as server:
-            yield Started(server, "http", port, [API_KEY], (), upstream.told["port"], upstream)
+            yield Started(server, "http", port, [API_KEY], (), upstream.ready["port"], upstream)
 
 
 def _is_alive(port: int) -> bool:

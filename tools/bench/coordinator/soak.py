@@ -1,7 +1,8 @@
-"""A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and its books afterwards.
+"""A coordinator under mixed load with faults for minutes: whether descriptors, threads, tasks or memory grow, and the audit of its ledger
+afterwards.
 
-Faults: clients that leave in the middle of a call, connections that are made anew, an upstream that refuses, breaks off, dawdles, and
-goes away and comes back. The coordinator is looked at between stretches of load, when nothing runs.
+Faults: clients that leave in the middle of a call, reconnects, an upstream that refuses, breaks off, is slow, and goes away and comes
+back. The coordinator is sampled between periods of load, when nothing runs.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class FaultyCloud:
 
 @dataclass(slots=True)
 class Crowd:
-    """Devices that work, change their minds and reconnect. `outcomes` counts what they were told."""
+    """Devices that work, cancel and reconnect. `outcomes` counts their results."""
 
     address: str
     tokens: Sequence[str]
@@ -101,7 +102,7 @@ class Crowd:
             await client.aclose()
 
     async def _once(self, client: Any) -> None:
-        """One thing that devices do; one in five leaves before it has its answer."""
+        """One action of a device; one in five cancels before its answer."""
         from edge.core.errors import CoordinatorError
 
         does = self.rng.choice((self._complete, self._complete, self._stream, self._batch, self._budget, self._watch, self._step))
@@ -148,7 +149,7 @@ class Crowd:
         await client.open_step(f"soak-{number % 16}", 0, 8, 8, 0.3)
 
 
-def look(server: Server, metrics_url: str) -> list[float]:
+def sample(server: Server, metrics_url: str) -> list[float]:
     """The coordinator's process as it is now: open descriptors, threads, asyncio tasks, and resident MiB."""
     import psutil
 
@@ -167,20 +168,20 @@ def metric(url: str, name: str) -> float:
 
 
 async def at_rest(url: str) -> bool:
-    """Wait until nothing runs and no part of a budget is held; False when that does not come."""
+    """Wait until nothing runs and no budget is held; False when that does not happen."""
     end = asyncio.get_running_loop().time() + REST_TIMEOUT_S
     while asyncio.get_running_loop().time() < end:
         busy = [await asyncio.to_thread(metric, url, name) for name in ("calls_in_flight", "holds_open")]
         if not any(busy):
-            await asyncio.sleep(5.0)  # idle connections to the upstream are closed after 2 s, looked at every 2 s
+            await asyncio.sleep(5.0)  # idle connections to the upstream are closed after 2 s, checked every 2 s
             return True
         await asyncio.sleep(0.1)
     return False
 
 
 async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCloud, tokens: Sequence[str]) -> dict[str, Any]:
-    """Stretches of load with a look after each."""
-    crowd, looks, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
+    """Periods of load with a sample after each."""
+    crowd, samples, rested = Crowd(services.address_of(server), tokens, random.Random(job["seed"])), [], True
     stretch_s = max(1.0, 60.0 * job["minutes"] / job["looks"] - 5.0)
     for number in range(job["looks"]):
         goes = asyncio.create_task(_come_and_go(cloud, stretch_s))
@@ -188,9 +189,9 @@ async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCl
         await goes
         gc.collect()  # gRPC closes a channel's connection when the last of its calls is collected
         rested = await at_rest(url) and rested
-        looks.append(await asyncio.to_thread(look, server, url))
-        print(f"look {number + 1} of {job['looks']}: {looks[-1]}", flush=True)
-    return {"looks": looks, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
+        samples.append(await asyncio.to_thread(sample, server, url))
+        print(f"look {number + 1} of {job['looks']}: {samples[-1]}", flush=True)
+    return {"looks": samples, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
 
 
 async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
@@ -203,7 +204,7 @@ async def _come_and_go(cloud: FaultyCloud, seconds: float) -> None:
 
 
 async def measured(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """A cloud, a coordinator, a crowd."""
+    """Run a cloud, a coordinator and a crowd of devices."""
     state, port, metrics = scratch / "state", free_port(), free_port()
     names = [f"soak-{number}" for number in range(DEVICES)]
     tokens = [_token_file(scratch, name, text) for name, text in zip(names, services.device_tokens(state, names), strict=True)]
@@ -231,6 +232,6 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
     began = time.monotonic()
     with scratch_folder(job) as scratch:
-        told = asyncio.run(measured(job, scratch))
+        result = asyncio.run(measured(job, scratch))
         report = verify_file(scratch / "state" / LEDGER_FILE)
-    return told | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}
+    return result | {"seconds": time.monotonic() - began, "differences": report.difference_count, "open": report.open_attempts}

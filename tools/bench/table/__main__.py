@@ -1,7 +1,7 @@
 """`python -m tools.bench table`: the table of goals, measured side by side in one run.
 
-Every figure comes from a process of its own; results lie in the folder `--out`, one file a process, and a run that was cut goes on where it
-stopped. Ends with 1 when a goal is missed, so that a machine can watch it.
+Every figure comes from its own process; results are written to the folder `--out`, one file per process, and an interrupted run resumes.
+Exit code 1 when a goal is missed, so that a machine can watch it.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Bench:
         return [Path(file) for file in self.results.measure(self.jobs.model_files(shape, kinds, transformers, source))["files"]]
 
     def _random(self, shape: str, kind: str) -> Path:
-        """A random model's file; all its quantisations are made at once."""
+        """A random model's file; all its quantisations are made in one process."""
         self._made(shape, ["Q8_0", "Q4_K_M"])
         return self._file(shape, kind)
 
@@ -248,7 +248,7 @@ def measure(given: argparse.Namespace) -> int:
 
 
 def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:
-    """What is going to be made first, and about how long that and the measuring take."""
+    """What is made first, and about how long that and the measuring take."""
     missing = peers.missing(cache)
     lasts = {"tiny": "some minutes", "quick": "half an hour or less"}.get(plan.size, "the better part of an hour")
     lines = [f"measuring {', '.join(names)} at size {plan.size}: {lasts} on two cores"]

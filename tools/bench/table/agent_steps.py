@@ -1,11 +1,11 @@
 """Our side: learning steps of the real agent in one process, timed and with their memory.
 
 Rollouts by llama.cpp, the judge, the torch learner, the checkpoint, the report to an embedded coordinator (a process of its own) and the
-adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and are never right, no token
-ends one and advantages are made up. The promotion gate is off, as in `edge-agent learn` and as with the peer, unless a job has one: then
-its judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled one, on the same cores, or
-with `cloud` answering one that answers at once (mock_cloud). Nothing else differs. A step's time is from the end of the step before
-to its own end.
+adapter's swap are those of `edge-agent run`. For models with random weights, which never end a response and are never right, no token ends
+one and advantages are generated. The promotion gate is off, as in `edge-agent learn` and as with the peer, unless a job has one: then its
+judgement is a part of the step, and its second engine a part of the memory. The cloud LLM is the bundled one, on the same cores, or with
+`cloud` answering one that answers immediately (mock_cloud). Nothing else differs. A step's time is from the end of the step before to its
+own end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Recorder:
-    """A sink that times steps and tells the memory watch what is being done."""
+    """A sink that times steps and reports the current part to the memory watch."""
 
     memory: MemoryWatch
     ended: float
@@ -41,23 +41,23 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Take an event."""
-        told = event.to_json()
+        fields = event.to_json()
         if event.kind == "step_progress":
-            self.memory.part(told["part"])
+            self.memory.part(fields["part"])
         elif event.kind == "run_started":
             self.memory.part("rollout")
         elif event.kind == "notice":
-            self.notices.append(told["text"])
+            self.notices.append(fields["text"])
         elif event.kind == "step_finished":
             now = time.perf_counter()
-            self.steps.append({**told, "seconds": now - self.ended})
-            print(f"step {told['step']}: {now - self.ended:.2f} s", flush=True)
+            self.steps.append({**fields, "seconds": now - self.ended})
+            print(f"step {fields['step']}: {now - self.ended:.2f} s", flush=True)
             self.ended = now
             self.memory.part("rollout")
 
 
 class CountingLearner:
-    """A learner that counts what it is given, and makes up advantages where the model has none; all else is the inner learner's."""
+    """A learner that counts its inputs, and generates advantages where the model has none; all else is the inner learner's."""
 
     def __init__(self, inner: Any, made_up: bool) -> None:
         self._inner = inner
@@ -84,7 +84,7 @@ def with_advantages(group: TrainingGroup) -> TrainingGroup:
 
 
 def count(groups: Sequence[TrainingGroup]) -> dict[str, float]:
-    """What the floor of a step is computed from, as means."""
+    """The inputs of a step's floor, as means."""
     responses = [sample for group in groups for sample in group.samples]
     return {
         "prompts": len(groups),
@@ -95,9 +95,8 @@ def count(groups: Sequence[TrainingGroup]) -> dict[str, float]:
 
 
 def endless(backend: Any) -> Any:
-    """The backend, none of whose tokens ends a response any more: a model with random weights has no use for an end.
-
-    Reaches into the backend, because nobody but a bench of random models has a reason to ask for this.
+    """The backend without any token that ends a response, since a model with random weights never ends one sensibly. Changes the backend's
+    internals, because only a bench of random models needs this.
     """
     ends: list[bool] = backend._batcher._tokens.ends
     ends[:] = [False] * len(ends)
@@ -105,7 +104,7 @@ def endless(backend: Any) -> Any:
 
 
 def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig:
-    """The agent's configuration for a job; what it does not name has its default. Without a cloud's port it is the bundled LLM."""
+    """The agent's configuration for a job; unnamed settings have their default. Without a cloud's port it is the bundled LLM."""
     from edge.config.schema import AgentConfig
 
     steps = job["warmup"] + job["steps"]
@@ -140,15 +139,15 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
 
 
 def asking(port: int) -> dict[str, Any]:
-    """The embedded coordinator's section for a cloud on this machine; its price is made up."""
+    """The embedded coordinator's section for a cloud on this machine, with a made-up price."""
     prices = {"price_in_uusd_per_mtok": 150_000, "price_out_uusd_per_mtok": 600_000}
     return {"upstream": "openai_compatible", "model": "answering", "base_url": f"http://127.0.0.1:{port}/v1", **prices}
 
 
 def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: list[CountingLearner]) -> Agent:
-    """The agent of `edge-agent run`, with a learner that is counted and, for random models, responses without end.
+    """The agent of `edge-agent run`, with a counting learner and, for random models, responses without end.
 
-    Its parts are exchanged from outside, so that whatever else an agent is made of is measured too.
+    These components are exchanged from outside, so that the rest of the agent is measured unchanged.
     """
     from edge import app
     from edge.agent import Agent
@@ -176,7 +175,7 @@ def opening_endless(opener: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
 
 
 def answering(items: Path) -> contextlib.AbstractContextManager[Server]:
-    """A cloud that knows these items. It stands in for a service elsewhere: neither its time nor its memory belongs to a step."""
+    """A cloud with the answers to these items. It replaces a remote service: neither its time nor its memory belongs to a step."""
     return running(own("mock_cloud", "0", str(items)), items.with_suffix(".cloud.log"))
 
 
@@ -189,7 +188,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
         cloud = watches.enter_context(answering(Path(job["items"]))) if job["cloud"] == "answering" else None
         recorder = Recorder(memory, time.perf_counter())
         memory.part("load")
-        async with build(config_of(job, cloud.told["port"] if cloud else None), job, recorder, counted) as agent:
+        async with build(config_of(job, cloud.ready["port"] if cloud else None), job, recorder, counted) as agent:
             loaded = memory_now()
             served = asyncio.create_task(serve(agent, memory)) if job["serve"] else None
             recorder.ended = time.perf_counter()
@@ -202,8 +201,8 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
             answers = agent.answerer.answers
     shutil.rmtree(job["scratch"], ignore_errors=True)
     return {
-        "warmup": [told_of(step) for step in recorder.steps[: job["warmup"]]],
-        "steps": [told_of(step) for step in recorder.steps[job["warmup"] :]],
+        "warmup": [fields_of(step) for step in recorder.steps[: job["warmup"]]],
+        "steps": [fields_of(step) for step in recorder.steps[job["warmup"] :]],
         "counts": counted[0].counts[job["warmup"] :],
         "checkpointing": counted[0].checkpointing,
         "peak_mib": max(memory_now()["peak_mib"], *(found["rss_mib"] for found in memory.peaks().values())),
@@ -218,7 +217,7 @@ async def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def serve(agent: Agent, memory: MemoryWatch) -> None:
-    """Somebody asks a short question once in every part of the work: while it loads, samples, trains and reports."""
+    """Ask a short question once in every part of the work: loading, sampling, training and reporting."""
     from edge.core.types import Message
     from edge.state.answer_record import AnswerRequest
 
@@ -230,8 +229,8 @@ async def serve(agent: Agent, memory: MemoryWatch) -> None:
             await agent.answerer.answer(AnswerRequest((Message("user", "How many are 3 and 4?"),), mode="local-only"))
 
 
-def told_of(step: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a step's event."""
+def fields_of(step: dict[str, Any]) -> dict[str, Any]:
+    """The recorded fields of a step's event."""
     names = (
         "seconds seconds_by_part tokens prompts responses truncated assist_rate dual_before reward_mean gate frac_reward_zero_std "
         "mean_abs_logprob_diff kl effective_sample_share clipped_share learner_skipped"

@@ -1,7 +1,7 @@
 """llama.cpp's own batched bench on the same workload.
 
-A prompt is decoded once and copied to its rows (-pps), as ours are. B prompts take B times the one prompt it reports, then all rows are
-decoded together. The first token of a response comes from the prompt's logits, so C tokens take C - 1 decodes on both sides.
+A prompt is decoded once and copied to its rows (-pps), as in our engine. B prompts take B times the one prompt it reports, then all rows
+are decoded together. The first token of a response comes from the prompt's logits, so C tokens take C - 1 decodes on both sides.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def command_of(job: dict[str, Any]) -> list[str]:
 
 
 def seconds_of(output: str, prompts: int) -> float:
-    """What the rollouts take: every prompt, then the decodes. Raises ValueError when there is no measurement in the output."""
+    """The time of the rollouts: every prompt, then the decodes. Raises ValueError when the output has no measurement."""
     for line in output.splitlines():
         if line.startswith("{") and '"t_tg"' in line:
-            told = json.loads(line)
-            return prompts * float(told["t_pp"]) + float(told["t_tg"])
+            speeds = json.loads(line)
+            return prompts * float(speeds["t_pp"]) + float(speeds["t_tg"])
     raise ValueError(f"no measurement in the bench's output: {output[-300:]!r}")
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run it as often as the job says."""
+    """Run it as often as the job requires."""
     seconds = []
     for _ in range(job["repeats"]):
         done = subprocess.run(command_of(job), capture_output=True, text=True, check=False, preexec_fn=end_with_parent())

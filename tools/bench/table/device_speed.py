@@ -1,4 +1,4 @@
-"""What this machine reaches: BW, F_i and F_t of a step's floor, measured as `edge-agent doctor --measure` does, the best of some repeats.
+"""The speeds of this machine: BW, F_i and F_t of a step's floor, measured as `edge-agent doctor --measure` does, the best of some repeats.
 
 The measurements themselves are edge.training.device's. F_i is 2 x weights of the blocks x tokens/s of a prompt
 of 512 tokens in llama.cpp (the output projection is computed for the last token alone) and F_t the speed of torch's products at the

@@ -1,5 +1,5 @@
-"""From a clean checkout to a learning agent: clone, `make run`, one learned step; nothing comes from pip's cache. The time includes
-downloading packages, so it depends on the connection, and building llama.cpp.
+"""From a clean checkout to a learning agent: clone, `make run`, one learned step; without pip's cache. The time includes downloading
+packages, so it depends on the connection, and building llama.cpp.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The measured processes of every row, as commands and jobs: which side gets which settings."""
+"""The measured processes of every row, as commands and jobs, with the settings of each side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEUTRAL = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORM
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Makes parts. `cache` is kept between runs (models, peers), `out` belongs to one run; `threads` is what every competitor gets."""
+    """Makes parts. `cache` is kept between runs (models, peers), `out` belongs to one run; `threads` is the number for every competitor."""
 
     cache: Path
     out: Path
@@ -76,8 +76,8 @@ class Jobs:
         """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself.
 
         `learning` departs from its defaults; `gate` is the promotion gate's section, and without one there is no gate. The `cloud` answers
-        at once, as the peer's is taken to, or is the bundled LLM on the same cores. `lean` is what is no setting of learning: the
-        allocator, and no rearranged second copy of weights.
+        immediately, as assumed of the peer's, or is the bundled LLM on the same cores. `lean` covers what is no setting of learning: the
+        allocator, and no repacked second copy of weights.
         """
         job = {
             **_model(model),
@@ -128,7 +128,7 @@ class Jobs:
         return self._own("batched_peer", key, {"program": str(program), **job})
 
     def speed(self, key: str, models: Mapping[str, Path], seconds: float) -> Part:
-        """What the machine reaches; every rate is measured for about so many seconds."""
+        """The speeds of the machine; every rate is measured for about so many seconds."""
         named = {name: str(path) for name, path in models.items()}
         return self._own("device_speed", key, {"models": named, "threads": self.threads, "seconds": seconds})
 
@@ -158,11 +158,11 @@ class Jobs:
         return own_part(f"table.{module}", key, job, self._environment(extra or {}))
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """As many threads as the other side, and nothing that depends on who started the bench."""
+        """The same number of threads as the other side, independent of the caller's environment."""
         return {"OMP_NUM_THREADS": str(self.threads), **_NEUTRAL, **extra}
 
     def _step(self, key: str, work: Workload, random_model: bool) -> dict[str, Any]:
-        """What both sides of a comparison have in common."""
+        """The settings common to both sides of a comparison."""
         return {
             "scratch": str(self.scratch(key)),
             "prompts_per_step": work.prompts,

@@ -1,9 +1,8 @@
-"""What one process takes while it works: memory by part of the work.
+"""The memory of one process by part of its work.
 
 `anon` is what the process has allocated, `file` what it maps and has touched (the weights in a GGUF file): pages that the system can drop.
-The peak that counts for goals is the kernel's own (VmHWM), which misses no moment; peaks by part come from looking many times a second. A
-file that is mapped twice, as weights are that serve and train, is counted twice there; `once_mib` counts its pages once (the proportional
-set size).
+The peak for goals is the kernel's own (VmHWM), which is exact; peaks by part come from many samples per second. A file that is mapped
+twice, such as weights that serve and train, is counted twice there; `once_mib` counts its pages once (the proportional set size).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def memory_now(process: int | str = "self") -> dict[str, float]:
 
 
 def file_pages_once() -> float:
-    """MiB of file pages this process has mapped, shared ones in parts (Pss_File); 0 where the system does not tell."""
+    """MiB of file pages this process has mapped, shared ones proportionally (Pss_File); 0 where the system does not report it."""
     try:
         lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -45,15 +44,14 @@ def peak_of_children(without: int = 0) -> float:
 
 
 class MemoryWatch:
-    """Keeps, for every part of the work, the moment at which most was resident. Looks again and again on a thread of its own until it is
-    left; a context manager. `current`: the part that is being done. `once_mib`: the most that was resident with every page of a file
-    counted once, 0 where that is not looked at.
+    """Keeps the peak of resident memory for every part of the work. Samples on its own thread until the block ends; a context manager.
+    `current`: the current part. `once_mib`: the peak with every page of a file counted once, 0 where that is not measured.
     """
 
     def __init__(self, every_s: float = 0.02, *, count_pages_once: bool = False) -> None:
-        """`count_pages_once` looks at the page tables once a second, which costs some milliseconds a GB."""
+        """`count_pages_once` reads the page tables once a second, which costs some milliseconds per GB."""
         self._every_s = every_s
-        self._looks_a_second = round(1.0 / every_s) if count_pages_once else 0
+        self._samples_per_s = round(1.0 / every_s) if count_pages_once else 0
         self._file_once = 0.0
         self._peaks: dict[str, dict[str, float]] = {}
         self._stop = threading.Event()
@@ -71,23 +69,23 @@ class MemoryWatch:
 
     def part(self, name: str) -> None:
         """From now on it is this that is done."""
-        self._look()
+        self._sample()
         self.current = name
 
     def peaks(self) -> Mapping[str, Mapping[str, float]]:
         """By part, in the order in which they were first seen: MiB by kind at the fullest moment."""
-        self._look()
+        self._sample()
         return self._peaks
 
     def _loop(self) -> None:
-        looks = 0
+        samples = 0
         while not self._stop.wait(self._every_s):
-            self._look()
-            if self._looks_a_second and looks % self._looks_a_second == 0:
+            self._sample()
+            if self._samples_per_s and samples % self._samples_per_s == 0:
                 self._file_once = max(self._file_once, file_pages_once())
-            looks += 1
+            samples += 1
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         now = memory_now()
         if not now:
             return

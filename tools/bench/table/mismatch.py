@@ -1,4 +1,4 @@
-"""How far the trainer's log-probabilities are from the sampler's, when it holds the file that serves and when it holds the original.
+"""How far the trainer's log-probabilities are from the sampler's, with the served file's weights and with the original ones.
 
 llama.cpp samples from the quantised file; torch scores the same ids. Figures are those of every training report: mean |Δ log p| in nats per
 token, KL, effective sample share, share of ratios above the cap.
@@ -92,7 +92,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def types_of(path: Path) -> dict[str, float]:
-    """Share of the weights by ggml type: what a quantisation's name really stands for at this shape."""
+    """Share of the weights by ggml type, which shows what a quantisation's name means for this shape."""
     from edge.models.gguf_reader import open_gguf
 
     counts: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""The models that are measured: real shapes with random weights, and the bundled one in other forms. A random model is written once as
-half-precision GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the
-same model. Its last norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
+"""The measured models: real shapes with random weights, and the bundled one in other forms. A random model is written once as
+half-precision GGUF, quantised by llama.cpp itself, and written for transformers with the same weights, so that every engine has the same
+model. Its last norm is scaled so that its distributions have the entropy of a language model's rather than of noise.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def spec_of(shape: str) -> DecoderSpec:
 
 
 def identity(path: Path) -> str:
-    """What tells two versions of a file apart without reading gigabytes: size, beginning and end."""
+    """Distinguishes two versions of a file without reading gigabytes: size, beginning and end."""
     size = path.stat().st_size
     with path.open("rb") as file:
         digest = hashlib.sha256(str(size).encode() + file.read(_LOOKED_AT))
@@ -73,26 +73,26 @@ def identity(path: Path) -> str:
 
 
 def gguf_file(folder: Path, name: str, quantisation: str) -> Path:
-    """Where a model of some quantisation lies."""
+    """The path of a model in some quantisation."""
     return folder / f"{name}-{quantisation.lower()}.gguf"
 
 
 def make_random(folder: Path, shape: str, quantisations: Sequence[str], transformers: bool) -> list[Path]:
-    """Write what is missing of a random model; the half-precision file goes again unless it was asked for. Returns the files."""
+    """Write the missing files of a random model; the half-precision file is removed unless it was requested. Returns the files."""
     wanted = [gguf_file(folder, shape, kind) for kind in quantisations]
     peer = folder / f"{shape}-transformers"
     if not all(file.exists() for file in wanted) or (transformers and not peer.exists()):
         folder.mkdir(parents=True, exist_ok=True)
         spec, half = spec_of(shape), gguf_file(folder, shape, "F16")
         if not half.exists():
-            say(f"{shape}: random weights")
+            progress(f"{shape}: random weights")
             write_random_gguf(spec, half)
         for kind, file in zip(quantisations, wanted, strict=True):
             if not file.exists():
-                say(f"{shape}: {kind}")
+                progress(f"{shape}: {kind}")
                 quantise(half, file, kind)
         if transformers and not peer.exists():
-            say(f"{shape}: for transformers")
+            progress(f"{shape}: for transformers")
             write_hf_folder(half, peer, "bfloat16" if spec.width > LARGE_WIDTH else "float32")
         if "F16" not in quantisations:
             half.unlink()
@@ -133,7 +133,7 @@ def quantise(source: Path, target: Path, kind: str) -> None:
 
 
 def random_tensors(spec: DecoderSpec) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Every parameter by name, each from a stream of its own; norms are one, biases zero. Values fit half precision."""
+    """Every parameter by name, each from its own stream; norms are one, biases zero. Values fit half precision."""
     import numpy as np
 
     from edge.models.spec import parameter_shapes
@@ -205,13 +205,13 @@ def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def say(text: str) -> None:
-    """A line for whoever watches."""
+def progress(text: str) -> None:
+    """Print a progress line."""
     print(text, flush=True)
 
 
 def measure(job: dict[str, Any]) -> dict[str, list[str]]:
-    """One model's files as the job says."""
+    """Make one model's files for the job."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
         files = make_bundled(folder, Path(job["source"]), kinds, peer)

@@ -1,7 +1,7 @@
-"""What the bench is compared with, made once in a cache folder: TRL in an environment of its own, llama.cpp's batched bench from source.
-TRL is installed under this project's constraints and with exactly the torch that this environment has, so that both sides multiply
-matrices with the same library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the
-source distribution of the very llama-cpp-python that serves here, with its own defaults.
+"""The peers of the bench, made once in a cache folder: TRL in its own environment, llama.cpp's batched bench from source. TRL is installed
+under this project's constraints and with exactly the torch that this environment has, so that both sides multiply matrices with the same
+library; an environment whose torch has CUDA is refused. llama.cpp's bench is built from the sources inside the source distribution of the
+llama-cpp-python version that serves here, with its own defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PIP = ("-m", "pip", "--disable-pip-version-check")
 
 
 def missing(cache: Path) -> list[str]:
-    """What would have to be made in this cache folder first."""
+    """What must be made first in this cache folder."""
     made = {
         f"an environment with TRL {TRL}": cache / f"trl-{TRL}" / "ready.json",
         "llama-batched-bench of llama.cpp": _program(cache),
@@ -53,7 +53,7 @@ def trl_python(cache: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _set_up("trl: environment", [sys.executable, "-m", "venv", str(folder)], cache)
     _set_up("trl: packages", [str(python), *install_arguments(constraints)], cache)
-    versions = told_versions(python)
+    versions = installed_versions(python)
     if versions["cuda"]:
         shutil.rmtree(folder, ignore_errors=True)
         raise EdgeError(
@@ -75,7 +75,7 @@ def install_arguments(constraints: Path) -> list[str]:
     return [*_PIP, "install", "--quiet", "--constraint", str(constraints), *packages]
 
 
-def told_versions(python: Path) -> dict[str, str]:
+def installed_versions(python: Path) -> dict[str, str]:
     """Versions in the other environment, and the CUDA version its torch was built for ("" for none)."""
     code = "import json,torch,trl;print(json.dumps({'torch':torch.__version__,'trl':trl.__version__,'cuda':torch.version.cuda or ''}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""How much is measured: rounds, steps, shapes and lengths, in three sizes."""
+"""The amount of measurement: rounds, steps, shapes and lengths, in three sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RolloutLoad:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run measures. `peer_warmup` and `peer_steps` are TRL's in the large row, where a step takes minutes."""
+    """The measurements of a run. `peer_warmup` and `peer_steps` are TRL's in the large row, where a step takes minutes."""
 
     size: str
     small: Workload

@@ -1,5 +1,5 @@
-"""The prompts that both sides read: practice questions, or made-up ones of an exact length. Writes a task file for the agent, and the
-same prompts as text and ids for peers.
+"""The prompts of both sides: practice questions, or generated ones of an exact length. Writes a task file for the agent, and the same
+prompts as text and ids for peers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def made_up_items(template: ChatTemplate, tokens: int, wanted: int) -> list[Task
 
 def as_line(item: TaskItem) -> str:
     """An item as a line of a task file."""
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "question": item.question,
         "answer": item.answer,
         "task": "bench",
@@ -53,7 +53,7 @@ def as_line(item: TaskItem) -> str:
         "family": item.family,
         "id": item.id,
     }
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(row, ensure_ascii=False)
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From measured parts to the rows of the table: what is compared with what, and which goal it is held against."""
+"""Converts measured parts to rows of the table: comparisons and goals."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
     )
     for name, bound in dict.fromkeys((("fp32", 4.0), (best, 3.0))):
         found = times(mine, seconds[name])
-        told = f"{found:.1f}x faster: {mine.text('s')} against {seconds[name].text('s')}"
-        row.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), told, found, bound)
+        text = f"{found:.1f}x faster: {mine.text('s')} against {seconds[name].text('s')}"
+        row.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), text, found, bound)
     share = memory.median / memories[lean].median
-    told = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
-    row.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", told, share, 0.5)
+    text = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
+    row.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", text, share, 0.5)
     for name in peers:
         if name not in ("fp32", best):
             row.without_goal(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
     beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
-    told = f"{times(beside, seconds[best]):.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
-    row.without_goal(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], told)
+    text = f"{times(beside, seconds[best]):.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
+    row.without_goal(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], text)
     return row
 
 
@@ -100,8 +100,8 @@ def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds]]) -> Row:
     for name, (ours, theirs) in measured.items():
         mine, other = tokens_per_s(ours), tokens_per_s(theirs)
         ratio = mine.median / other.median
-        told = f"{ratio:.2f}: {mine.text('tokens/s', 0)} against {other.median:.0f} {other.range()}"
-        row.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", told, ratio, 0.9, unit="")
+        text = f"{ratio:.2f}: {mine.text('tokens/s', 0)} against {other.median:.0f} {other.range()}"
+        row.at_least(f"rollout tokens/s, {name}", "llama.cpp's batched bench", text, ratio, 0.9, unit="")
         data[name] = {"ours": list(ours), "peer": list(theirs), "ratio": ratio}
         lost = (
             1000 * (1 / mine.median - 1 / other.median) * int(name.rpartition(", ")[2].split()[0])
@@ -176,11 +176,11 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
             gigabytes, mapped_twice = (mebibytes * (1 << 20) / 1e9 for mebibytes in (result["once_mib"], result["peak_mib"]))
             what = f"peak memory at the {shape} shape, {setting}: serving, rollouts and training in one process"
             step = f"a step of {step_seconds([result]).median:.0f} s, {result['answers']} answers served meanwhile"
-            told = f"{gigabytes:.2f} GB ({mapped_twice:.2f} as mapped); {step}"
+            text = f"{gigabytes:.2f} GB ({mapped_twice:.2f} as mapped); {step}"
             if setting == MEMORY_GOAL and shape in MEMORY_GOALS:
-                row.at_most(what, "-", told, gigabytes, MEMORY_GOALS[shape], unit=" GB")
+                row.at_most(what, "-", text, gigabytes, MEMORY_GOALS[shape], unit=" GB")
             else:
-                row.without_goal(what, "-", told)
+                row.without_goal(what, "-", text)
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
     return row
 
@@ -215,8 +215,8 @@ def install_row(result: Mapping[str, Any], cores: int) -> Row:
     minutes = result["seconds"] / 60
     profile = (f"installing {result['install_s']:.0f} s", f"to the end of the first step {result['first_step_s']:.0f} s")
     row = Row("install", "clean checkout to a learning agent", dict(result), profile)
-    told = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
-    row.at_most("clean checkout to a learning agent", "-", told, minutes, 8.0, unit=" min")
+    text = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
+    row.at_most("clean checkout to a learning agent", "-", text, minutes, 8.0, unit=" min")
     return row
 
 
@@ -226,9 +226,9 @@ def install_row(result: Mapping[str, Any], cores: int) -> Row:
 def time_profile(ours: Rounds) -> list[str]:
     """Median seconds and share of every part of our steps."""
     total, parts = step_seconds(ours).median, parts_of(ours)
-    told = [f"{name} {part.median:.2f} s ({part.median / total:.0%})" for name, part in parts.items()]
+    shares = [f"{name} {part.median:.2f} s ({part.median / total:.0%})" for name, part in parts.items()]
     rest = total - sum(part.median for part in parts.values())
-    return [f"time of a step {total:.2f} s: {', '.join(told)}, between steps {max(0.0, rest):.2f} s"]
+    return [f"time of a step {total:.2f} s: {', '.join(shares)}, between steps {max(0.0, rest):.2f} s"]
 
 
 def memory_profile(ours: Rounds) -> list[str]:
@@ -287,7 +287,7 @@ def _generation_share(peer: Rounds) -> str:
 
 
 def _notices(ours: Rounds) -> list[str]:
-    """What the agent told that would make a measurement doubtful: updates it refused."""
+    """Notices of the agent that make a measurement doubtful: refused updates."""
     refused = {step["learner_skipped"] for result in ours for step in result["steps"] if step["learner_skipped"]}
     return [f"an update was left out: {reason}" for reason in sorted(refused)]
 

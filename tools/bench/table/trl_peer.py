@@ -1,8 +1,8 @@
-"""The peer: DA-GRPO steps in TRL's GRPOTrainer. Runs in an environment of its own, so it imports nothing of this project.
+"""The peer: DA-GRPO steps in TRL's GRPOTrainer. Runs in its own environment, so it imports nothing of this project.
 
     python trl_peer.py JOB RESULT
 
-Two reward functions, r and c, with weights 1 and -λ, and a callback that moves λ by the share that asked: that is exactly DA-GRPO's
+Two reward functions, r and c, with weights 1 and -λ, and a callback that moves λ by the share that asked: this gives exactly DA-GRPO's
 advantage r - λc centred in its group, which is checked at every step. A step's time is from the end of the step before to its own end.
 """
 
@@ -22,7 +22,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class Rewards:
-    """r and c of completions, and what they were last; `made_up` ones depend on the ids alone, for models that say nothing."""
+    """r and c of completions, and their last values; `made_up` ones depend on the ids alone, for models without meaningful output."""
 
     def __init__(self, made_up: bool) -> None:
         self._made_up = made_up
@@ -62,7 +62,7 @@ def centred(rewards: list[float], costs: list[float], dual: float, group_size: i
 
 
 def arguments_of(job: dict[str, Any]) -> dict[str, Any]:
-    """GRPOConfig's arguments; what `setting` does not name is left at TRL's default."""
+    """GRPOConfig's arguments; TRL's defaults for settings missing in `setting`."""
     rows = job["prompts_per_step"] * job["group_size"]
     given: dict[str, Any] = {
         "output_dir": job["scratch"],
@@ -88,7 +88,7 @@ def arguments_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(paths: list[str]) -> None:
-    """Make the job's steps and write what they took. Raises AssertionError when an advantage is not r - λc centred."""
+    """Run the job's steps and write their times. Raises AssertionError when an advantage is not r - λc centred."""
     job = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
     import torch
     import transformers

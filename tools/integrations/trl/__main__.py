@@ -22,13 +22,14 @@ _MAIN_RANK = "0"
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Not an Exception, as KeyboardInterrupt is none."""
+    """SIGTERM was received. Not an Exception, like KeyboardInterrupt."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; what it refuses is one line and 2, what fails one line and 1, Ctrl-C 130, SIGTERM 143.
+    """Run a command and return its exit code:
 
-    Where the main one of several processes fails, it alone tells why.
+    2 with one line for a refusal, 1 with one line for a failure, 130 for Ctrl-C, 143 for SIGTERM. Where the main one of several processes
+    fails, it alone prints the reason.
     """
     chosen = _parser().parse_args(arguments)
     try:

@@ -1,5 +1,5 @@
 """A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template. The weights are those that the
-agent trains against, dequantised to float32, so that TRL starts from the very model that `edge-agent` starts from.
+agent trains against, dequantised to float32, so that TRL and `edge-agent` start from the same model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bundled_name(model: str) -> str | None:
 
 
 def folder_name(gguf_file: Path) -> str:
-    """What the model's folder is called inside a run's: `model-` and the beginning of the SHA-256 of the file, which names its weights.
+    """The name of the model's folder inside a run's: `model-` and the beginning of the SHA-256 of the file, which identifies its weights.
 
     Raises ModelFileError.
     """
@@ -79,7 +79,7 @@ def _is_written(folder: Path, sha256: str) -> bool:
 
 
 def _source_of(folder: Path) -> str:
-    """The SHA-256 of the file that the folder was written from; "" where it does not say."""
+    """The SHA-256 of the file that the folder was written from; "" where it is not recorded."""
     try:
         found = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -106,7 +106,7 @@ def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path, dtype: str
 
 
 def hf_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
-    """What transformers' config.json says of a decoder. Raises KeyError for an architecture without a class of transformers here."""
+    """The config.json of a decoder for transformers. Raises KeyError for an architecture without a class of transformers here."""
     return {
         "architectures": [_CLASSES[spec.architecture]],
         "model_type": spec.architecture,

@@ -1,7 +1,7 @@
-"""TRL's checkpoints in the folder of a run: which of them is whole.
+"""TRL's checkpoints in the folder of a run: which of them are complete.
 
-transformers writes a checkpoint in place, `trainer_state.json` last, so that a kill, a power cut or a full disk leaves one with files
-that are missing, empty or cut short.
+transformers writes a checkpoint in place, `trainer_state.json` last, so that a kill, a power cut or a full disk leaves one with missing,
+empty or truncated files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Checkpoint:
     folder: Path
 
     def is_whole(self) -> bool:
-        """Whether training can go on from it: the trainer's state, weights and optimizer are there, and no file is cut short."""
+        """Whether training can resume from it: the trainer's state, weights and optimizer exist, and no file is truncated."""
         state = _json(self.folder / _STATE)
         if not isinstance(state, dict) or state.get("global_step") != self.step:
             return False
@@ -94,7 +94,7 @@ def _shards_are_there(index: Path) -> bool:
 
 
 def _json(path: Path) -> Any:
-    """What a file holds; None where it is not there or not whole."""
+    """The content of a file; None where it is missing or truncated."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Whether two sets of runs did the same: λ, rates and accuracies, step by step.
+"""Whether two sets of runs agree: λ, rates and accuracies, step by step.
 
-Runs of `edge-agent learn` and of TRL over the same phases and seed see the same prompts in the same step, so that their steps are
-compared in pairs; with several runs on a side, its mean in each step counts. What is left is the noise of sampling, which neighbouring
-steps share, because they share their weights: the standard error comes from means over blocks of steps.
+Runs of `edge-agent learn` and of TRL over the same phases and seed see the same prompts in the same step, so that their steps are compared
+in pairs; with several runs on a side, its mean in each step counts. The rest is sampling noise, which neighbouring steps share, because
+they share their weights: so the standard error comes from means over blocks of steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge.state.events import StepFinished
 from tools.experiments.stats import t_quantile
 
 CONFIDENCE = 0.99
-"""Of a hundred comparisons of runs that are the same one is told to differ, in any of its measures."""
+"""Of a hundred comparisons of equal runs one is reported to differ, in any of its measures."""
 BLOCKS = 10
 Value = Callable[[StepFinished], float | None]
 MEASURES: dict[str, Value] = {
@@ -56,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All measures over `steps` steps; `notes` say in what the steps are no pairs."""
+    """All measures over `steps` steps; `notes` list why steps may not be pairs."""
 
     steps: int
     runs_a: int
@@ -109,8 +109,8 @@ def read_steps(folder: Path) -> dict[int, StepFinished]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        told = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
-        raise UsageError(told, hint="give the folder of --out") from error
+        message = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
+        raise UsageError(message, hint="give the folder of --out") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown(str(path))} is no text", hint="give the folder of a run that wrote it") from error
     events = [(number, event) for number, event in enumerate(map(_parsed, lines), 1) if event.get("kind") == StepFinished.kind]
@@ -120,7 +120,7 @@ def read_steps(folder: Path) -> dict[int, StepFinished]:
 
 
 def _step(path: Path, number: int, event: dict[str, Any]) -> StepFinished:
-    """A line's step. Raises UsageError for one that lacks what is compared, or has no numbers there."""
+    """A line's step. Raises UsageError for one that lacks a compared field, or has no number there."""
     try:
         step = StepFinished.from_json(event)
         known = (
@@ -142,7 +142,7 @@ def _step(path: Path, number: int, event: dict[str, Any]) -> StepFinished:
 def _notes(
     runs_a: Sequence[Path], runs_b: Sequence[Path], a: list[list[StepFinished]], b: list[list[StepFinished]]
 ) -> tuple[str, ...]:
-    """What keeps the steps of both sides from being about the same prompts, as far as events and settings tell."""
+    """Reasons why the steps of both sides may not have the same prompts, as far as events and settings show."""
     seeds = [[seed for seed in map(_seed, side) if seed is not None] for side in (runs_a, runs_b)]
     whole = (len(seeds[0]), len(seeds[1])) == (len(runs_a), len(runs_b))
     notes = (
@@ -150,17 +150,17 @@ def _notes(
         if whole and Counter(seeds[0]) != Counter(seeds[1])
         else []
     )
-    for name, told in ABOUT.items():
+    for name, fields in ABOUT.items():
         steps = zip(*a, *b, strict=True)
-        other = next((step for step in steps if len({told(one) for one in step}) > 1), None)
+        other = next((step for step in steps if len({fields(one) for one in step}) > 1), None)
         if other is not None:
-            values = list(dict.fromkeys(str(told(one)) for one in other))
+            values = list(dict.fromkeys(str(fields(one)) for one in other))
             notes.append(f"in step {other[0].step} {name} is {' and '.join(map(shown, values))}")
     return tuple(notes)
 
 
 def _seed(folder: Path) -> int | None:
-    """The seed of a run's prompts, as its settings have it; None where they do not tell."""
+    """The seed of a run's prompts from its settings; None where they do not contain it."""
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         seed = settings.get("agent", settings)["learning"]["seed"]
@@ -198,9 +198,9 @@ def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
 
 
 def difference(name: str, a: float, b: float, error: float, count: int) -> Difference:
-    """Whether runs that are the same come to such a difference, too, where its error is known from so many blocks.
+    """Whether equal runs may have such a difference, given its error from so many blocks.
 
-    Student's t with Bonferroni's correction. λ at the end is no measure of its own: it is that of the rates.
+    Student's t with Bonferroni's correction. The final λ is no separate measure: it follows from the rates.
     """
     largest = t_quantile(count - 1, 1.0 - (1.0 - CONFIDENCE) / len(MEASURES)) * error
     return Difference(name, a, b, b - a, error, abs(b - a) <= largest + 1e-12)

@@ -1,7 +1,7 @@
-"""What a TRL run is told, as data.
+"""The configuration of a TRL run.
 
 The algorithm's settings are the agent's own (`agent.learning`, `agent.phases`, `agent.coordinator`, `agent.adapter`, ...), under the same
-names and with the same meaning as in a configuration of `edge-agent learn`; what is here beside them is how TRL computes.
+names and with the same meaning as in a configuration of `edge-agent learn`; the other keys are how TRL computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.integrations.agent_keys import REFUSED_BY_TRL, not_held
 
 
 class TrainerConfig(Section):
-    """How TRL computes; none of it changes what is learned, but for `tuning`.
+    """How TRL computes; only `tuning` changes what is learned.
 
     `loss_type` is one of the two of TRL whose gradient is the paper's up to a constant, see tools/integrations/README.md.
     """
@@ -42,10 +42,10 @@ class TrainerConfig(Section):
 
 
 class TrlConfig(Section):
-    """One run: where it is kept, which model, the agent's settings, TRL's.
+    """One run: its folder, model, the agent's settings, TRL's.
 
-    Of `agent` count adapter, learning, phases, coordinator, budget limits, privacy and programs. Of learning, budget and routing what TRL
-    does not follow is refused unless it has its default (tools.integrations.agent_keys).
+    Of `agent`, adapter, learning, phases, coordinator, budget limits, privacy and programs apply. Keys of learning, budget and routing
+    that TRL does not follow are refused unless they have their default (tools.integrations.agent_keys).
     """
 
     out: str = Field(
@@ -67,7 +67,7 @@ class TrlConfig(Section):
         if any(phase.steps is None for phase in self.agent.phases):
             raise ValueError("agent.phases: each phase needs a number of steps")
         if refused := not_held(self.agent, REFUSED_BY_TRL):
-            raise ValueAt(("agent", *refused.key.split(".")), f"agent.{refused.key} {refused.told}")
+            raise ValueAt(("agent", *refused.key.split(".")), f"agent.{refused.key} {refused.refusal}")
         return self
 
     @property

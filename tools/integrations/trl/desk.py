@@ -1,8 +1,8 @@
-"""The main process's side of a step: opened at the coordinator, scored with at most one cloud call a prompt, closed, written down.
+"""The main process's side of a step: opened at the coordinator, scored with at most one cloud call per prompt, closed, recorded.
 
-A run that was killed goes on from TRL's last checkpoint, so steps may be made again. One that was opened and not written down keeps its
-number at the coordinator, and with it its call keys, so nothing is paid twice; one that was written down is neither opened nor reported
-again: it gets the λ it had, and its calls are answered from the ledger.
+A killed run resumes from TRL's last checkpoint, so steps may be repeated. A step that was opened but not recorded keeps its number at the
+coordinator, and with it its call keys, so nothing is paid twice; a recorded one is neither opened nor reported again: it gets its original
+λ, and its calls are answered from the ledger.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def reader_of(tokenizer: Any, ends: Iterable[int]) -> Reader:
 
 
 def as_response(completion: Completion, max_steps: int) -> LocalResponse:
-    """The response with the reason for its end: one that went beyond the step limit counts as stopped there, which the agent's engine
-    does, and one without an end as cut off; both are format violations. Its log-probabilities are TRL's and not told."""
+    """The response with the reason for its end: one beyond the step limit counts as stopped there, as the agent's engine does, and one
+    without an end as truncated; both are format violations. Its log-probabilities are TRL's and not included."""
     finish = FinishReason.EOS if completion.ended else FinishReason.LENGTH
     if opens_step(completion.text, max_steps + 1) is not None:
         finish = FinishReason.STEP_LIMIT
@@ -86,7 +86,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TrainerNumbers:
-    """What TRL tells of an update. `loss` and `grad_norm` in the paper's scale, `entropy` in nats per token.
+    """TRL's numbers of an update. `loss` and `grad_norm` in the paper's scale, `entropy` in nats per token.
 
     `sampler_gap`: mean |log π_trainer - log π_sampler| of the tokens, in nats; 0 where TRL samples with the weights it trains.
     """
@@ -118,7 +118,7 @@ class _Underway:
 class Desk:
     """The desk over a coordinator: open, verdicts, close and write_down of one step, then of the next; steps count from 1.
 
-    Everything lives on the loop that its methods are awaited on; trainers, which are not asynchronous, reach it through `SharedSteps`.
+    Everything runs on the loop that awaits its methods; synchronous trainers use it through `SharedSteps`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Desk:
         self._was_refused = False
 
     async def begin(self, model: str) -> None:
-        """Tell that the run begins, or goes on."""
+        """Report that the run starts or resumes."""
         state, done = self._state, self._state.position().steps_done
         self._sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._clock.now()))
 
@@ -151,8 +151,8 @@ class Desk:
         opened = self._as_written_down(plan) if again else await self._opened(plan)
         if plan.phase_step == 1 and not again:
             steps = self._phases[plan.phase] if plan.phase < len(self._phases) else None
-            told = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
-            self._sink.emit(PhaseStarted(*told))
+            fields = (plan.phase, plan.source, plan.task, opened.target_rate, steps, plan.phase_step, max(1, len(self._phases)))
+            self._sink.emit(PhaseStarted(*fields))
         self._now = _Underway(plan, opened, began, again, [])
         return opened.dual
 
@@ -171,7 +171,7 @@ class Desk:
         batch = Batch(step, now.plan.task, now.opened.task_step, items, now.opened.offline)
         now.groups, now.cloud_s = await self._scorer.score(batch, responses)
         now.scored_s = self._clock.monotonic()
-        self._tell_refused(now.groups)
+        self._report_refused(now.groups)
         return verdicts_of(now.groups)
 
     async def close(self, step: int) -> None:
@@ -180,13 +180,13 @@ class Desk:
         ended = self._clock.monotonic()
         now.update_s = ended - now.scored_s
         if now.again:
-            self._tell_otherwise(now)
+            self._report_difference(now)
         else:
             now.closed = await self._reporter.close(now.opened, step_units(now.groups))
         now.close_s = self._clock.monotonic() - ended
 
     async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """Commit what it came to to the state folder, and tell it."""
+        """Commit the step's result to the state folder, and report it."""
         now, state = self._underway(step), self._state
         plan, closed, self._now = now.plan, now.closed, None
         if closed is None:
@@ -213,7 +213,7 @@ class Desk:
         self._sink.emit(event)
 
     async def finish(self, reason: StopReason, seconds: float, adapter_version: int = 0) -> RunFinished:
-        """Hand in reports that still wait, and tell what the run came to; `adapter_version` 0 where no adapter was written."""
+        """Send pending reports, and report the run's result; `adapter_version` 0 where no adapter was written."""
         try:
             await self._reporter.deliver()
         except CoordinatorUnavailable:
@@ -257,7 +257,7 @@ class Desk:
             offline=event.control.offline,
         )
 
-    def _tell_otherwise(self, now: _Underway) -> None:
+    def _report_difference(self, now: _Underway) -> None:
         before, asked = self._state.step_at(now.plan.step), step_units(now.groups)
         if before is not None and round(before.control.assist_rate * before.scores.responses) != asked.help:
             self._notice(
@@ -265,7 +265,7 @@ class Desk:
                 "its first report stands"
             )
 
-    def _tell_refused(self, groups: Sequence[ScoredGroup]) -> None:
+    def _report_refused(self, groups: Sequence[ScoredGroup]) -> None:
         """Once per run of steps with refusals."""
         refused = [group for group in groups if any(scored.outcome is ResponseOutcome.REFUSED for scored in group.responses)]
         if refused and not self._was_refused:
@@ -284,8 +284,8 @@ class Desk:
 def verdicts_of(groups: Sequence[ScoredGroup]) -> list[Verdict | None]:
     """r, c and weight of every response, in order.
 
-    TRL divides by G and by all prompts, whoever left. The weight makes of that what the agent does: a group of which G' are left counts
-    1/(G'-1), and the mean goes over the groups that still have a baseline. A group with fewer than two left counts nothing.
+    TRL divides by G and by all prompts, regardless of dropped responses. The weight converts this to the agent's scale: a group with G'
+    left counts 1/(G'-1), and the mean is over the groups that still have a baseline. A group with fewer than two left does not count.
     """
     usable = [group for group in groups if len(group.unmasked) >= 2]
     verdicts: list[Verdict | None] = []
@@ -307,7 +307,7 @@ def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -
 
 
 def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
-    """Without vLLM, TRL samples with the weights it trains and nothing differs; with it, TRL tells the mean gap and neither other."""
+    """Without vLLM, TRL samples with the trained weights and nothing differs; with it, TRL reports only the mean gap."""
     terms = StepTerms(now.plan.step, now.plan.task, now.opened.target_rate)
     groups = DaGrpo().advantages(now.groups, now.opened.dual, terms)
     dead = sum(not has_signal(group.advantages_G) for group in groups)

@@ -1,10 +1,10 @@
-"""The folder of a run: whether it can be taken, held against other processes, and begun in anew.
+"""The folder of a run: checked, locked against other processes, and reused.
 
-A folder is a run's where the run's mark says so, or what earlier versions left: nothing else is ever written to or emptied. Settings bind
-from the first step that was made. A start that failed before it binds nobody; what it paid for stays on disk.
+A folder is a run's where it has the run's mark, or the files of earlier versions: nothing else is ever written to or emptied. Settings
+bind from the first completed step. A start that failed before that does not bind; what it paid for stays on disk.
 
-A fresh run takes the place of an earlier one late and at once: what the earlier one left lies in `.earlier` until the new one has begun.
-A start that fails puts it back, and so does the next one where a start was killed.
+A fresh run replaces an earlier one late and atomically: the earlier files are in `.earlier` until the new run has started. A failed start
+restores them, and after a killed start the next one does.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _BACK_OR_ANEW = "put it back, begin again with --fresh, or give another folder w
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins: the checkpoint that it goes on from, if any, and lines that a person should read."""
+    """The start of a run: its checkpoint to resume from, if any, and notices for the user."""
 
     checkpoint: Path | None
-    told: tuple[str, ...]
+    notices: tuple[str, ...]
 
 
 class HeldFolder:
     """A run's folder, held against other processes until it is closed; use it as a context manager."""
 
     def __init__(self, resolved: Resolved[TrlConfig], *, fresh: bool = False) -> None:
-        """Make the folder, or find it fit to go on in, or with `fresh` to begin again in. Changes nothing that an earlier run left.
+        """Create the folder, or check that a run can resume in it, or with `fresh` restart in it. Changes no file of an earlier run.
 
         Raises UsageError for a folder that cannot be written, is not a run's, lacks a part that it needs or holds steps of a run with
         other settings, StateError while another process works in it.
@@ -93,13 +93,13 @@ class HeldFolder:
         self.close()
 
     def close(self) -> None:
-        """Let other processes have it. Safe to call twice."""
+        """Release the folder to other processes. Safe to call twice."""
         while self._locks:
             os.close(self._locks.pop())
 
     @contextlib.contextmanager
     def beginning(self, model: str = "") -> Iterator[Start]:
-        """All that a run needs is opened within; a fresh run's place is free there, and the earlier one's parts come back if it fails.
+        """A run opens everything within this block; a fresh run's place is free there, and the earlier files are restored if it fails.
 
         `model`: the name of a bundled model's folder in it. Raises UsageError and StateError.
         """
@@ -132,14 +132,14 @@ class HeldFolder:
         with open_state(self.out) as state:
             _bind_model(self.out, state, model)
         whole, broken = newest_whole(checkpoints(self.out / "trl"))
-        told = [aside] if aside else []
+        notices = [aside] if aside else []
         if broken:
             names = ", ".join(f"trl/{one.folder.name}" for one in broken)
             where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
-            told.append(f"{names}: not written to the end; going on from {where}")
+            notices.append(f"{names}: not written to the end; going on from {where}")
         for one in broken:
             set_broken_aside(one)
-        return Start(None if whole is None else whole.folder, tuple(told))
+        return Start(None if whole is None else whole.folder, tuple(notices))
 
 
 def open_state(out: Path) -> StateFolder:
@@ -162,7 +162,7 @@ def _require_own(out: Path) -> None:
 
 
 def _is_new(out: Path) -> bool:
-    """Nothing is in it, or a mark that a kill left without a word."""
+    """Empty, or with nothing but the mark of a killed start."""
     return all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())
 
 
@@ -196,7 +196,7 @@ def _locked(path: Path) -> int:
 
 
 def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
-    """What is other about the settings of a start that made no step, or "". Raises UsageError where steps bind them."""
+    """The differing settings of a start without a step, or "". Raises UsageError where steps bind the settings."""
     newest = next((f"trl/{one.folder.name}" for one in checkpoints(out / "trl")), "")
     if not (out / "state" / "agent.sqlite").is_file():
         if left := newest or next((name for name in _LEFT_BY_STEPS if (out / name).exists()), ""):
@@ -206,11 +206,11 @@ def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
         made = state.position().steps_done
     if any(one.step > made for one in checkpoints(out / "trl")):
         raise UsageError(f"{shown(str(out))} holds {newest}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW)
-    told = _other_settings(out, resolved)
-    if told and made:
+    difference = _other_settings(out, resolved)
+    if difference and made:
         hint = _ANOTHER if (out / "config.yaml").is_file() else _BACK_OR_ANEW
-        raise UsageError(f"{shown(str(out))} holds a run with {told}", hint=hint)
-    return told
+        raise UsageError(f"{shown(str(out))} holds a run with {difference}", hint=hint)
+    return difference
 
 
 def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
@@ -226,15 +226,15 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
         {key: value for key, value, _ in one.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE and value != {}}
         for one in (before, resolved)
     )
-    told = other_settings(before.config.agent, resolved.config.agent, under="agent.")
+    difference = other_settings(before.config.agent, resolved.config.agent, under="agent.")
     for key in {**then, **now}:
         if then.get(key) != now.get(key):
-            told = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
+            difference = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
             break
-    return f"other settings ({told})" if told else ""
+    return f"other settings ({difference})" if difference else ""
 
 
-def _leave_behind(out: Path, told: str) -> str:
+def _leave_behind(out: Path, difference: str) -> str:
     """Begin anew beside a state in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
     state = out / "state"
     with open_state(out) as opened:
@@ -244,7 +244,7 @@ def _leave_behind(out: Path, told: str) -> str:
         return ""
     aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
     state.rename(aside)
-    return f"a start with {told} made no step; what it asked for stands in {aside}"
+    return f"a start with {difference} made no step; what it asked for stands in {aside}"
 
 
 def _bind_model(out: Path, state: StateFolder, model: str) -> None:
@@ -268,7 +268,7 @@ def _move_aside(out: Path, keep: str) -> None:
 
 
 def _put_back(out: Path) -> None:
-    """What a fresh start had moved aside, in the place of what that start left; it made no step and asked nothing."""
+    """Restore what a fresh start had moved aside; that start made no step and no call."""
     aside = out / _EARLIER
     if not aside.is_dir():
         return
@@ -279,7 +279,7 @@ def _put_back(out: Path) -> None:
 
 
 def _discard(out: Path) -> None:
-    """In one move, so that a kill leaves all of the earlier run or nothing that is taken for it; what cannot be removed is left lying."""
+    """One rename, so that a kill leaves all of the earlier run or nothing of it; what cannot be removed stays."""
     if (out / _EARLIER).is_dir():
         gone = (out / _EARLIER).rename(tempfile.mkdtemp(prefix=_REMOVED, dir=out))
         shutil.rmtree(gone, ignore_errors=True)
@@ -298,7 +298,7 @@ def _named(out: Path) -> str:
 
 @contextlib.contextmanager
 def _one_line(out: Path) -> Iterator[None]:
-    """What the system refuses, as a UsageError that names the place."""
+    """The system's refusal as a UsageError that names the place."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Which fields of trl.GRPOConfig a person may set in trainer.options.
+"""Which fields of trl.GRPOConfig a user may set in trainer.options.
 
-Some fields the run sets itself (`trainer.own_fields`). Of the others those in FREE may be set, some of them within bounds; all else is
-refused, a field that a newer TRL brings too, until somebody has decided that it leaves the method as it is. Free is what does not change
-the estimator, what is sampled, how many updates a generation gets or which prompts a step has, puts no texts into logs, and has an
-effect.
+Some fields are set by the run itself (`trainer.own_fields`). Of the others those in FREE may be set, some within bounds; all else is
+refused, including new fields of a newer TRL, until it is known not to change the method. A free field does not change the estimator, the
+samples, the number of updates per generation or the prompts of a step, logs no texts, and has an effect.
 """
 
 from __future__ import annotations
@@ -118,10 +117,10 @@ def _require_float32(options: Mapping[str, Any], *, full: bool) -> None:
 
 
 def _require_stops(options: Mapping[str, Any]) -> None:
-    """Of what the sampler may be told beside, a stop at the beginning of a step, which vLLM alone knows."""
+    """Of the additional sampler options, only a stop at the beginning of a step is allowed, which only vLLM supports."""
     given = options.get("generation_kwargs") or {}
-    told = given.get("stop", []) if isinstance(given, Mapping) else []
-    stops = told if isinstance(told, list) else [told]
+    given_stop = given.get("stop", []) if isinstance(given, Mapping) else []
+    stops = given_stop if isinstance(given_stop, list) else [given_stop]
     if not isinstance(given, Mapping) or set(given) - _STOPS or not all(_STOP.fullmatch(str(stop)) for stop in stops):
         raise _wrong("generation_kwargs", given, 'rollouts are not changed but for stop: ["Step 5:"], behind the last step')
     if given and options.get("use_vllm") is not True:

@@ -1,4 +1,4 @@
-"""Which prompts each step is about: those of `edge-agent learn` with the same phases and seed, step for step."""
+"""The prompts of each step: those of `edge-agent learn` with the same phases and seed, step for step."""
 
 from __future__ import annotations
 

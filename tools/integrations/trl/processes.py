@@ -1,7 +1,7 @@
 """The processes of one training run.
 
-TRL calls reward functions in every process on its own share of the responses, and a group may lie across two processes. So everything is
-brought to the main process, which alone asks the cloud and reports, and the verdicts are brought back.
+TRL calls reward functions in every process on its own share of the responses, and a group may be split across two processes. So everything
+is gathered in the main process, which alone asks the cloud and reports, and the scores are sent back.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class MainFailed(EdgeError):
-    """In the other processes: the main one failed, and tells why itself."""
+    """Raised in the other processes when the main one failed; only the main one prints the reason."""
 
 
 class Processes:
     """The processes that `accelerate launch` or torchrun started, or this one alone. Each of them calls all methods in the same order."""
 
     def __init__(self, wait_s: float) -> None:
-        """`wait_s`: how long one waits for another before it gives up. It must be known here: TRL's own arguments come when the processes
-        are connected already. Raises UsageError where a launcher started several that cannot be connected."""
+        """`wait_s`: how long one waits for another before it gives up. It is needed here: TRL's own arguments come after the processes are
+        connected. Raises UsageError where a launcher started several that cannot be connected."""
         from accelerate import PartialState
         from accelerate.utils import parse_flag_from_env
 
@@ -55,27 +55,27 @@ class Processes:
         return cast(list[T], gather_object(list(own)))
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What the main process makes; the others wait for it. Raises in every process what making it raised in the main one."""
+        """The result of `make` in the main process; the others wait for it. Its exception is raised in every process."""
         from accelerate.utils import broadcast_object_list
 
         failure: Exception | None = None
-        told: list[Any] = [None, ""]
+        outcome: list[Any] = [None, ""]
         if self.is_main:
             try:
-                told[0] = make()
+                outcome[0] = make()
             except Exception as error:
-                failure, told[1] = error, str(error) or type(error).__name__
+                failure, outcome[1] = error, str(error) or type(error).__name__
         if self.count > 1:
-            broadcast_object_list(told, from_process=0)
+            broadcast_object_list(outcome, from_process=0)
         if failure is not None:
             raise failure
-        if told[1]:
-            raise MainFailed(f"the main process failed: {told[1]}")
-        return cast(T, told[0])
+        if outcome[1]:
+            raise MainFailed(f"the main process failed: {outcome[1]}")
+        return cast(T, outcome[0])
 
 
 def _require_connected(started: int, connected: int) -> None:
-    """Without a GPU accelerate connects nobody unless it is told to; each process would take itself for the only one."""
+    """Without a GPU accelerate connects processes only on request; each would take itself for the only one."""
     if connected < started:
         raise UsageError(
             f"{started} processes were started but are not connected: this machine has no GPU",

@@ -1,4 +1,4 @@
-"""What TRL calls: two reward functions, and the callback that moves the second one's weight.
+"""TRL's entry points: two reward functions, and the callback that moves the second one's weight.
 
 In a step TRL calls on_step_begin, the sampler, the reward functions, the updates, on_step_end, on_log.
 """
@@ -39,7 +39,7 @@ class SharedSteps:
         return self._of_main(lambda desk: desk.open(step))
 
     def verdicts(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
-        """The verdicts on this process's own responses; those of all processes are judged together."""
+        """The scores of this process's own responses; those of all processes are judged together."""
         own = [reader.read(position, token_ids) for position, token_ids in zip(positions, ids, strict=True)]
         everybodys = self._processes.gather(own)
         verdicts = self._of_main(lambda desk: desk.verdicts(self.step, everybodys))
@@ -51,7 +51,7 @@ class SharedSteps:
         self._of_main(lambda desk: desk.close(step))
 
     def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """Keep what the step came to."""
+        """Store the step's result."""
         self._of_main(lambda desk: desk.write_down(step, numbers))
 
     def _of_main(self, ask: Callable[[Desk], Coroutine[Any, Any, T]]) -> T:
@@ -65,7 +65,7 @@ class SharedSteps:
 
 
 class GroupRewards:
-    """Both reward functions over one scoring: whichever TRL calls first scores the step's responses, the other one finds them scored.
+    """Both reward functions over one scoring: the first call scores the step's responses, the second reuses the scores.
 
     None for a response that leaves its group: where all functions return it, TRL leaves the response out of the mean and gives it no
     advantage.
@@ -96,7 +96,7 @@ class GroupRewards:
 
 
 class DualCallback(TrainerCallback):
-    """Opens each step and sets the weight of the cost to -λ, reports it after the update, and writes down what TRL logs of it."""
+    """Opens each step and sets the weight of the cost to -λ, reports it after the update, and records TRL's log of it."""
 
     def __init__(self, steps: SharedSteps, factor: float) -> None:
         """`factor`: from TRL's loss and gradient to the paper's, see `trainer.paper_scale`."""
@@ -130,7 +130,7 @@ class DualCallback(TrainerCallback):
 
 
 def numbers_of(logs: Mapping[str, Any], factor: float) -> TrainerNumbers:
-    """What TRL logged of an update, in the paper's scale."""
+    """TRL's logged numbers of an update, in the paper's scale."""
     return TrainerNumbers(
         loss=_number(logs, "loss") * factor,
         grad_norm=_number(logs, "grad_norm") * factor,
@@ -152,7 +152,7 @@ def _require_finite(step: int, logs: Mapping[str, Any]) -> None:
 
 
 def _number(logs: Mapping[str, Any], key: str) -> float:
-    """0 where TRL told nothing, or nothing finite."""
+    """0 where TRL reported nothing, or nothing finite."""
     value = logs.get(key)
     number = float(value) if value is not None else 0.0
     return number if abs(number) < float("inf") else 0.0

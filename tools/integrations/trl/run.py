@@ -39,7 +39,7 @@ _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What every process has before training: the model's folder or name, its tokenizer, how it is asked, the steps."""
+    """What every process has before training: the model's folder or name, its tokenizer, the prompt format, the steps."""
 
     model: str
     tokenizer: Any
@@ -55,10 +55,10 @@ def require_trl() -> None:
 
 
 def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: bool = False) -> dict[str, Any]:
-    """Train, or go on where a run in the same folder stopped; returns the summary ({} in processes other than the main one).
+    """Train, or resume a run in the same folder; returns the summary ({} in processes other than the main one).
 
-    With `fresh`, what an earlier run left in the folder is removed once all that this one needs is read, built and open; a start that fails
-    before leaves it as it was. `stream` (None: stderr) gets the lines that a person reads.
+    With `fresh`, the files of an earlier run are removed once everything this one needs is read, built and open; an earlier failure leaves
+    them unchanged. `stream` (None: stderr) gets the printed lines.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -136,10 +136,10 @@ def _fits(tokenizer: Any, form: str, most: int) -> Callable[[TaskItem], bool]:
 
 
 class _MainProcess:
-    """What only the main process does: holds the folder, opens the desk, watches training. Other processes have one that does nothing."""
+    """The duties of the main process: locks the folder, opens the desk, watches training. Other processes have one that does nothing."""
 
     def __init__(self, resolved: Resolved[TrlConfig], steps: SharedSteps, stream: TextIO, stack: ExitStack) -> None:
-        """What is opened is closed with the stack."""
+        """Everything opened is closed with the stack."""
         self._steps = steps
         self._resolved, self._config, self._stream, self._stack = resolved, resolved.config, stream, stack
         self._held: HeldFolder | None = None
@@ -150,11 +150,11 @@ class _MainProcess:
         self._held = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
 
     def begin(self, prepared: Prepared) -> str | None:
-        """Open the desk in the folder that is held; returns the checkpoint to go on from."""
+        """Open the desk in the locked folder; returns the checkpoint to resume from."""
         assert self._held is not None
         own = Path(prepared.model).name if bundled_name(self._config.model) else ""
         with self._held.beginning(own) as start:
-            self._stream.writelines(f"{line}\n" for line in start.told)
+            self._stream.writelines(f"{line}\n" for line in start.notices)
             self._open = self._opened(prepared)
         self._steps.give(self._open.desk, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
@@ -181,7 +181,7 @@ class _MainProcess:
         from edge.learning.run_folder import RunFolder
 
         clock, out = SystemClock(), Path(self._config.out).expanduser()
-        with ExitStack() as opening:  # closed at once where something cannot be opened: then the folder is put back as it was
+        with ExitStack() as opening:  # closed immediately where something cannot be opened: then the folder is restored
             folder = opening.enter_context(contextlib.closing(RunFolder(out, self._resolved.to_yaml())))
             sink = FanOutSink([folder, PlainConsole(self._stream, clock, Progress(), legend=what_lines_say())])
             state = opening.enter_context(open_state(out))
@@ -195,7 +195,7 @@ class _MainProcess:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """The desk with what stands behind it."""
+    """The open desk with its resources."""
 
     desk: Desk
     loop: LoopThread
@@ -210,9 +210,9 @@ def _finish(opened: _Open, reason: StopReason, seconds: float, adapter: AdapterR
 
 
 def _agents_adapter(config: TrlConfig) -> AdapterRef | None:
-    """What was trained in the form that llama.cpp and the agent read, where it is an adapter of a bundled model."""
+    """The trained adapter in the form of llama.cpp and the agent, where it belongs to a bundled model."""
     name, folder = bundled_name(config.model), _trained(config)
-    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and nobody's need
+    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that is not needed
     if name is None or config.trainer.tuning != "lora":
         return None
     from edge.app import model_file

@@ -1,4 +1,4 @@
-"""TRL's trainer: which fields of GRPOConfig a run sets, how TRL's loss becomes the paper's, and the trainer that is built of both.
+"""TRL's trainer: the fields of GRPOConfig that a run sets, the conversion of TRL's loss to the paper's, and the trainer built from both.
 
 The paper's estimator is -(1/P) Σ_prompts 1/(G-1) Σ_i Â_i Σ_t ∇ log π_t. With one update for each generation every importance ratio is 1,
 and
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tools.integrations.trl.rewards import SharedSteps
 
 WAIT_S = 7200
-"""How long processes wait for the main one where trainer.options.ddp_timeout says nothing: it asks the cloud and judges for all of them."""
+"""How long processes wait for the main one without trainer.options.ddp_timeout: it asks the cloud and judges for all of them."""
 _WARNS_WITH_TEXTS = "All reward functions returned None"
 _WARNS_OF_LEVEL = "When using `'luspo'` loss, `importance_sampling_level` should be"
 
 
 def paper_scale(loss_type: str, group_size: int, max_tokens: int) -> float:
-    """What TRL's loss and gradient are multiplied by to be the paper's."""
+    """The factor from TRL's loss and gradient to the paper's."""
     scale = group_size / (group_size - 1)
     return scale * max_tokens if loss_type == "dr_grpo" else scale
 
@@ -100,7 +100,7 @@ def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
         "gradient_checkpointing": trainer.gradient_checkpointing,
         "remove_unused_columns": False,
         "dataloader_pin_memory": torch.cuda.is_available(),  # else there is nothing to copy pinned memory to
-        # what is kept and told
+        # storage and logging
         "output_dir": str(Path(config.out).expanduser() / "trl"),
         "save_strategy": "steps",
         "save_steps": trainer.checkpoint_every,
@@ -113,7 +113,7 @@ def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
 
 
 def passes(config: TrlConfig, processes: int) -> int:
-    """Passes of each process for one update: one generation, one update. Raises UsageError where it comes out uneven."""
+    """Passes of each process for one update: one generation, one update. Raises UsageError where it is uneven."""
     learning, rows = config.agent.learning, config.trainer.rows_per_pass
     responses = learning.prompts_per_step * learning.group_size
     if responses % (rows * processes):
@@ -125,16 +125,16 @@ def passes(config: TrlConfig, processes: int) -> int:
 
 
 class NoTexts(logging.Filter):
-    """Keeps TRL's word about responses without a reward out of the log: it comes with prompt and response, and a failed call is no news.
-    So with its word about the level of ratios, which the run has chosen."""
+    """Removes TRL's warning about responses without a reward from the log: it contains prompt and response, and a failed call is already
+    reported. The same for its warning about the level of ratios, which the run has chosen."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is let through."""
+        """Whether a record passes."""
         return not any(warning in str(record.msg) for warning in (_WARNS_WITH_TEXTS, _WARNS_OF_LEVEL))
 
 
 def keep_quiet() -> None:
-    """Texts stay out of TRL's log; and of what its versions and transformers' disagree about, nobody need read at every step."""
+    """Keeps texts out of TRL's log, and disagreements of its versions with transformers' out of every step."""
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
     logger = logging.getLogger("trl.trainer.grpo_trainer")
     if not any(isinstance(known, NoTexts) for known in logger.filters):
@@ -173,12 +173,12 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
         )
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     callback.move(trainer.reward_weights)
-    trainer.remove_callback(PrinterCallback)  # steps are told by the run's own events
+    trainer.remove_callback(PrinterCallback)  # steps are reported by the run's own events
     return trainer
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says."""
+    """The first line of an error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

@@ -68,7 +68,7 @@ def _require_equal_lengths(*columns: Sequence[object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """What verl's batch does not carry: c of each row, which rows are in no group, and the step's λ."""
+    """What verl's batch lacks: c of each row, the rows in no group, and the step's λ."""
 
     costs: Sequence[float]
     left_out: Sequence[bool]

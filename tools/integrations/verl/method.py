@@ -1,8 +1,8 @@
-"""Which of verl's settings DA-GRPO needs, each with its reason. Knows verl's keys (0.9.1, V1 trainer); imports nothing of verl, so that a
-launch file can be judged anywhere.
+"""The verl settings that DA-GRPO needs, each with its reason (keys of verl 0.9.1, V1 trainer). Imports nothing of verl, so that a launch
+file can be checked anywhere.
 
-What is named neither here nor in the two launch files is a choice: sizes, the optimizer and its schedule, memory, placement, what is kept
-and told. A key of verl that nobody has decided on is noticed by tests/unit/test_verl_adapter.py.
+Settings named neither here nor in the two launch files are free: sizes, the optimizer and its schedule, memory, placement, what is stored
+and logged. tests/unit/test_verl_adapter.py finds undecided keys of verl.
 """
 
 from __future__ import annotations

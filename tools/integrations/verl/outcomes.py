@@ -1,8 +1,8 @@
-"""Scoring one response of verl, and what became of it on its way from the reward workers to the driver. Imports nothing of verl.
+"""Scores one response of verl, and passes its outcome from the reward workers to the driver. Imports nothing of verl.
 
 verl scores the responses of a group one by one, on any of several workers. So each is judged as a group of that response alone. The call's
-key is made of run, task, step and the item's content, and what is asked is the same whoever of the group asks, so the coordinator answers
-all of them with one call, paid once.
+key is made of run, task, step and the item's content, and is the same for every response of the group, so the coordinator answers all of
+them with one call, paid once.
 
 A reward worker puts `as_info` beside the score; the driver reads it back with `Outcomes.of` in the order of the batch. All values are
 numbers, so that verl averages them in its validation metrics: `acc` is joint accuracy, `cost` the assist rate.
@@ -31,7 +31,7 @@ OUTSIDE_TRAINING = -1
 async def score_one(
     scorer: Scorer, item: TaskItem, text: str, *, cut: bool, task: str, task_step: int, ask_cloud: bool = True
 ) -> ScoredResponse:
-    """r, c and what became of the request. `cut`: the response ended at the limit of tokens, which violates the format.
+    """r, c and the outcome of the request. `cut`: the response ended at the token limit, which violates the format.
 
     The scorer's settings must be of a group of one, without hints. `task_step` is the coordinator's number of the step, or
     OUTSIDE_TRAINING. With `ask_cloud` False a request for help is masked.
@@ -43,7 +43,8 @@ async def score_one(
 
 
 def _by_content(item: TaskItem) -> TaskItem:
-    """The item under an id of its own. A judge sees one item at a time, so items of two sources that share an id would share a call."""
+    """The item with an id made from its content. A judge sees one item at a time, so items of two sources that share an id would share a
+    call."""
     digest = hashlib.blake2b(json.dumps(asdict(item)).encode(), digest_size=4).hexdigest()
     return replace(item, id=f"{item.id}:{digest}")
 
@@ -88,7 +89,7 @@ class Outcomes:
 
     @property
     def units(self) -> StepUnits:
-        """What Ĵ_c is made of. Failed and refused requests are demand and count; those this side did not send count as not called."""
+        """The units of Ĵ_c. Failed and refused requests are demand and count; those this side did not send count as not called."""
         real = self._real
         return StepUnits(len(real), _count(real, "asked"), _count(real, "unsent"))
 

@@ -1,4 +1,4 @@
-"""What verl imports to know DA-GRPO: `VERL_USE_EXTERNAL_MODULES=tools.integrations.verl.plugin`. Registers the estimator and the
+"""The module that verl imports to use DA-GRPO: `VERL_USE_EXTERNAL_MODULES=tools.integrations.verl.plugin`. Registers the estimator and the
 trainer.
 """
 

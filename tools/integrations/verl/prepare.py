@@ -1,11 +1,10 @@
-"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files. The rows of train.parquet
-are a training stream in the order in which the project's own loop would take it, as many as the run has steps x prompts; so verl must
-not shuffle them. Several sources are mixed as the TRL side's `a+b`: in proportion to their sizes, none more often than the first.
-test.parquet holds the first held-out items of every source. Both appear when both are whole; files that are there already are left
-alone without --force.
+"""`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files. The rows of train.parquet are
+a training stream in the order in which the project's own loop would take it, as many as the run has steps x prompts; so verl must not
+shuffle them. Several sources are mixed as the TRL side's `a+b`: in proportion to their sizes, none more often than the first. test.parquet
+holds the first held-out items of every source. Both appear when both are complete; existing files are kept without --force.
 
-verl reads `prompt` (messages), `data_source`, `reward_model` and `extra_info`; the item itself travels as JSON in `extra_info.item`, so
-that the reward workers judge by the same item that the project's own loop would. `extra_info.index` is the row's number in its file.
+verl reads `prompt` (messages), `data_source`, `reward_model` and `extra_info`; the item itself is JSON in `extra_info.item`, so that the
+reward workers judge by the same item as the project's own loop. `extra_info.index` is the row's number in its file.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
         )
     except EdgeError as error:
-        _tell("")
+        _report("")
         print(f"error: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
-    _tell("")
+    _report("")
     print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
     return 0
 
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare(
     names: Sequence[str], out: Path, train: int, test: int, seed: int, prompt_form: str, *, force: bool = False
 ) -> tuple[int, int]:
-    """Write both files; the numbers of their rows. Raises UsageError and TaskFileError, and leaves the folder as it was then."""
+    """Write both files; returns the numbers of their rows. Raises UsageError and TaskFileError, and leaves the folder unchanged then."""
     _require_rows("--train", train, MOST_TRAIN_ROWS)
     _require_rows("--test", test, MOST_TEST_ROWS)
     files = [out / "train.parquet", out / "test.parquet"]
@@ -139,11 +138,11 @@ def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, pro
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-            _tell(f"{split}: {written} of {expected} rows")
+            _report(f"{split}: {written} of {expected} rows")
     return written
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     """One line on a terminal, which the next one replaces; nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a run on verl is held to: the section `dagrpo` of the launch file. Imports nothing of verl, so that a launch file can be checked
+"""The settings of a run on verl: the section `dagrpo` of the launch file. Imports nothing of verl, so that a launch file can be checked
 anywhere. Which of verl's own settings the method needs is in `method`.
 
 Everything about the coordinator, the verifiers and the sandbox is the agent's own configuration, given in `dagrpo.agent` (its sections and
@@ -43,7 +43,7 @@ class _Section(BaseModel):
 @dataclass(frozen=True, slots=True)
 class DagrpoSettings:
     """The section `dagrpo`. `task` is the label whose λ and ledger count at the coordinator; `target_rate` its τ; `run_id` goes into every
-    call key; `planned_prompts` and `group_size` are verl's; `state_file` lies beside verl's checkpoints.
+    call key; `planned_prompts` and `group_size` are verl's; `state_file` is beside verl's checkpoints.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class DagrpoSettings:
         )
 
     def agent_config(self) -> AgentConfig:
-        """The agent's configuration that calls and verdicts are made with. Raises ConfigError, UsageError."""
+        """The agent's configuration for calls and scores. Raises ConfigError, UsageError."""
         from edge.config.loader import Flag, dotted, leaves, resolve
         from edge.config.schema import AgentConfig
 
@@ -123,7 +123,7 @@ def _require_held(resolved: Resolved[AgentConfig]) -> None:
     from tools.integrations.agent_keys import REFUSED_BY_VERL, not_held
 
     if refused := not_held(resolved.config, REFUSED_BY_VERL):
-        raise resolved.placed(ConfigError(f"{refused.key} {refused.told}"))
+        raise resolved.placed(ConfigError(f"{refused.key} {refused.refusal}"))
 
 
 def _section(config: Any) -> _Section:
@@ -141,7 +141,7 @@ def _section(config: Any) -> _Section:
 
 
 def _plain(value: Any) -> Any:
-    """The same data in dicts and lists, whatever reads the launch file."""
+    """The same data in dicts and lists, for any reader of the launch file."""
     if isinstance(value, Mapping):
         return {str(key): _plain(below) for key, below in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

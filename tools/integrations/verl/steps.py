@@ -1,8 +1,8 @@
 """The driver's side of learning steps: open before the rollouts, report what was asked, close after the update.
 
-The step protocol is StepReporter's. verl may make a step again after a restart, from an older checkpoint or because it died in it: a step
-that was open is opened again with the same number, λ and call keys, so nothing is paid twice; one whose report was written counts, and
-what verl makes again is a step of its own. λ never goes back: it is the price of what was really asked.
+The step protocol is StepReporter's. verl may repeat a step after a restart, from an older checkpoint or because it died in it: an open
+step is opened again with the same number, λ and call keys, so nothing is paid twice; one whose report was written counts, and its
+repetition is a new step. λ never goes back: it is the price of what was really asked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _FORMAT = 1
 
 
 class RunState:
-    """What the driver must not lose between two steps: one run's terms by task, and its reports that wait, oldest first.
+    """The driver's durable state between two steps: one run's terms by task, and its pending reports, oldest first.
 
-    It is what `StepReporter` asks of a state folder, in one JSON file beside verl's checkpoints; every change is on disk when the method
-    returns. A report is written before it is sent and leaves the file with the answer, so a driver that dies in between sends it again,
-    and the coordinator answers a repeated report with its first answer.
+    It implements what `StepReporter` needs of a state folder, in one JSON file beside verl's checkpoints; every change is on disk when the
+    method returns. A report is written before it is sent and removed with the reply, so a driver that dies in between sends it again, and
+    the coordinator answers a repeated report with its first reply.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class RunState:
             self._load()
 
     def terms(self, task: str) -> Terms | None:
-        """What the task was last held to, or None where this run has not met it."""
+        """The last terms of the task, or None where this run has none."""
         return self._terms.get(task)
 
     def unreported(self) -> list[tuple[int, Report]]:
@@ -64,7 +64,7 @@ class RunState:
         return number
 
     def delivered(self, report_id: int, terms: Terms | None) -> None:
-        """A report has arrived; `terms` as the coordinator answered (None: it has gone past that step)."""
+        """Remove a delivered report; `terms` from the coordinator's reply (None: it is already past that step)."""
         self._unreported.pop(report_id, None)
         self.note(terms)
 
@@ -136,11 +136,12 @@ class TrainingSteps:
         return self._open
 
     def begin(self) -> None:
-        """Register, so that a wrong address or a missing right is told before the first rollout. Raises CoordinatorError."""
+        """Register, so that a wrong address or a missing permission is reported before the first rollout. Raises CoordinatorError."""
         self._thread.run(self._client.register(__version__, [self._settings.task]))
 
     def open(self) -> OpenStep:
-        """Deliver what waits and open the next step; with the coordinator away, the last λ and no cloud. Raises CoordinatorError."""
+        """Deliver pending reports and open the next step; with the coordinator away, use the last λ and no cloud. Raises
+        CoordinatorError."""
         settings = self._settings
         self._open = self._thread.run(
             self._book.open(settings.task, settings.planned_prompts, settings.group_size, settings.target_rate)
@@ -152,7 +153,7 @@ class TrainingSteps:
         return self._open
 
     def report(self, units: StepUnits) -> None:
-        """Write down what the open step's responses asked for, before the update that follows from it."""
+        """Record the requests of the open step's responses, before the update that follows from them."""
         step = self.now
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
         self._reported = (self._state.put(report), units)

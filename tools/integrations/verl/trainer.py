@@ -28,7 +28,7 @@ from tools.integrations.verl.steps import TrainingSteps
 
 @register_trainer(TRAINER)
 class DagrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """Runs on the driver, and alone there speaks of steps to the coordinator."""
+    """Runs on the driver; only there it exchanges steps with the coordinator."""
 
     def __init__(self, config: Any) -> None:
         """Raises ConfigError, before any model is loaded, for a launch file under which verl would compute something else."""
@@ -40,7 +40,7 @@ class DagrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.steps = training_steps(settings)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop, between the first word to the coordinator and the last."""
+        """verl's loop, between registration and the final report."""
         try:
             self.steps.begin()
             super().fit(agent_loop_manager)
@@ -62,9 +62,9 @@ class DagrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         step = self.steps.now
         outcomes, rewards_N, groups_N = _scored(batch)
         self.steps.report(outcomes.units)
-        told = outcomes.metrics(rewards_N, groups_N, step.dual)
-        told |= {"dual": step.dual, "target_rate": step.target_rate, "step": float(step.task_step)}
-        metrics.update({f"dagrpo/{name}": value for name, value in told.items()})
+        values = outcomes.metrics(rewards_N, groups_N, step.dual)
+        values |= {"dual": step.dual, "target_rate": step.target_rate, "step": float(step.task_step)}
+        metrics.update({f"dagrpo/{name}": value for name, value in values.items()})
         with priced(Priced(outcomes.costs, outcomes.left_out, step.dual)):
             return super()._compute_advantage(batch, metrics)
 
@@ -75,7 +75,7 @@ class DagrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
 
 
 def training_steps(settings: DagrpoSettings) -> TrainingSteps:
-    """The step protocol over a connection of its own. Raises ConfigError, StateError."""
+    """The step protocol over its own connection. Raises ConfigError, StateError."""
     agent = settings.agent_config()
     return TrainingSteps(
         lambda: build_client(agent, str(agent.coordinator.address), settings.run_id),
