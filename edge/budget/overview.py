@@ -20,7 +20,8 @@ from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 from edge.core.periods import period_began, period_end
 from edge.rpc.client import BudgetSnapshot
-from edge.state.reader import OfTask, StateReader, used_by_task, used_since
+from edge.state.reader import StateReader
+from edge.state.usage import OfTask, used_by_task, used_since
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
@@ -133,7 +134,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         if not link.follows(task):
             with suppress(CoordinatorError):  # what cannot be had stays as it was known
                 await link.budget(task)
-    used = used_by_task(state.rows)
+    used = used_by_task(state)
     return Overview(
         origin="agent",
         serving_task=budgets.serving_task,
@@ -244,7 +245,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
-    tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
+    tasks, used = stored_tasks(state, settings), used_by_task(state)
 
     stored = _stored_budgets(state, tasks)
     newest = _newest(stored)
