@@ -45,7 +45,7 @@ from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import UsedToday, used_today
+from edge.state.usage import UsedToday, used_today
 
 
 class Records:

@@ -12,7 +12,8 @@ from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, has_set_limits, l
 from edge.cloud.client import KnownBudget
 from edge.core.periods import period_began, period_end
 from edge.rpc.client import BudgetSnapshot
-from edge.state.reader import StateReader, used_since
+from edge.state.reader import StateReader
+from edge.state.usage import used_since
 
 UNITS = {
     "calls": ("calls_limit", "calls_left", "calls_period"),

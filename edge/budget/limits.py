@@ -94,11 +94,9 @@ def cloud_name_of(state: StateReader, configured: str) -> str:
     return "" if state.meta(_CHARGED_BY_A_CLOUD) or state.rows(_CHARGED_ANSWER, (PRACTICE_MODEL,)) else configured
 
 
-_CHARGED_ANSWER = """
-SELECT 1 FROM requests
-WHERE json_extract(record, '$.charged_uusd') > 0 AND coalesce(json_extract(record, '$.cloud_model'), '') NOT IN ('', ?) LIMIT 1
-"""
-"""Of folders that an older version used."""
+_CHARGED = "SELECT 1 FROM requests WHERE json_extract(record, '$.charged_uusd') > 0 AND json_extract(record, '$.cloud_model')"
+_CHARGED_ANSWER = f"{_CHARGED} > ?1 UNION ALL {_CHARGED} < ?1 AND json_extract(record, '$.cloud_model') > '' LIMIT 1"
+"""Of folders that an older version used: by any cloud but the one named, as two ranges of an index."""
 
 
 def of_the_operator(address: str) -> UsageError:

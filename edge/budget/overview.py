@@ -20,7 +20,8 @@ from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 from edge.core.periods import period_end
-from edge.state.reader import OfTask, StateReader, used_by_task
+from edge.state.reader import StateReader
+from edge.state.usage import OfTask, used_by_task
 
 _NOTHING = OfTask()
 Origin = Literal["agent", "coordinator", "stored"]
@@ -124,7 +125,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
     for task in budgets.tasks if link.client.online else ():
         with suppress(CoordinatorError):  # what cannot be had stays as it was known
             await link.budget(task)
-    used = used_by_task(state.rows)
+    used = used_by_task(state)
     return Overview(
         origin="agent",
         serving_task=budgets.serving_task,
@@ -203,7 +204,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
-    tasks, used = stored_tasks(state, settings), used_by_task(state.rows)
+    tasks, used = stored_tasks(state, settings), used_by_task(state)
 
     budgets = KnownBudgets(state, reported, settings.limits, clock.now)
 

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from edge.core.errors import TooFewAnswers
 from edge.core.formatting import counted
 from edge.dagrpo.metrics import wilson_interval
-from edge.state.reader import StateReader, is_billed
+from edge.state.reader import StateReader
+from edge.state.usage import is_billed
 
 LEAST_ANSWERS = 20
 LEAST_VERDICTS = 10

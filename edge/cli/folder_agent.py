@@ -32,7 +32,8 @@ from edge.learning.activity import read_activity, read_headline
 from edge.learning.own_use import LEARNED_LATER, outlook
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import LAST_ANSWER, StateReader, Used, no_state_in, reading, used_today
+from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
+from edge.state.usage import Used, UsedToday, used_today
 
 if TYPE_CHECKING:
     from edge.cloud.sent import Choice
@@ -96,18 +97,9 @@ class FolderAgent:
     async def usage(self) -> Mapping[str, Any]:
         """What was used today and ever, by this device's own records."""
         with reading(self._folder) as state:
-            if state is None:
-                day, today, ever = local_day(self._clock.now()), Used(), Used()
-            else:
-                found = used_today(state.database, self._clock.now())
-                day, today, ever = found.day, found.today, found.ever
-
-        def in_json(used: Used) -> dict[str, Any]:
-            serving = {unit: getattr(used, unit) for unit in ("calls", "tokens", "spend_uusd")}
-            return {"answers": used.answers, "serving": serving, "learning": {u: getattr(used, f"learning_{u}") for u in serving}}
-
-        known = {"ledger": None, "online": False, "offline_reason": "no agent is running"}
-        return {"day": day, "today": in_json(today), "all": in_json(ever), **known}
+            now = self._clock.now()
+            used = UsedToday(local_day(now), Used(), Used()) if state is None else used_today(state.database, now)
+        return {**used.to_json(), "ledger": None, "online": False, "offline_reason": "no agent is running"}
 
     async def ready(self) -> Mapping[str, Any]:
         """Not without an agent."""

@@ -23,9 +23,10 @@ from edge.learning.comparison import MOST_EXAMPLES, Asking, changed_example, cha
 from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
-from edge.state.reader import no_state_in, used_since
+from edge.state.reader import no_state_in
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
 from edge.state.schema import check_readable, open_in_memory
+from edge.state.usage import used_since
 from edge.tasks.registry import is_task_file
 
 _STRETCHES_S = (60, 3600, 86_400)
@@ -130,17 +131,13 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
     Shares are None where there was nothing to count.
     """
     month, steps = period_began("month", now), (made_steps or MadeSteps()).read(database)
-    row = database.execute(
-        "SELECT count(*), coalesce(sum(json_extract(record, '$.source') != 'cloud'), 0) FROM requests WHERE created_at >= ?",
-        (month,),
-    ).fetchone()
     tasks = _Exams(database, 0, _serving(database, steps)).compared(_asking(database, steps), examples=False)
     own, practice = (_ends([task for task in tasks if task["own"] == is_ones]) for is_ones in (True, False))
     has_own = bool(own["validation_questions"])
     today, this_month = used_since(database, day_began(now)), used_since(database, month)
     return {
-        "answers": int(row[0]),
-        "answered_locally": row[1] / row[0] if row[0] else None,
+        "answers": this_month.answers,
+        "answered_locally": this_month.local_answers / this_month.answers if this_month.answers else None,
         **(own if has_own else practice),
         "own": has_own,
         "practice": practice if has_own and practice["validation_questions"] else None,

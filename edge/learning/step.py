@@ -214,7 +214,6 @@ class LearningStep:
                 cursor_seed=manifest.cursor_seed,
                 cursor=manifest.cursor_after,
                 terms=closed.terms,
-                adapter_folder=saved.adapter.folder,
                 unreported=closed.unreported,
                 line=lineage,
                 gate_memory=judgement.memory if judgement else "",

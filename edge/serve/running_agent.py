@@ -17,7 +17,6 @@ from edge.core.errors import CoordinatorError
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
 from edge.state.feedback import Feedback, Verdict
-from edge.state.reader import Used
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
@@ -120,9 +119,7 @@ class RunningAgent:
         """This device's own records, and the coordinator's ledger where it can be reached."""
         status, today = self._agent.status(), self._agent.records.used_today()
         return {
-            "day": today.day,
-            "today": _used(today.today),
-            "all": _used(today.ever),
+            **today.to_json(),
             "ledger": _ledger(await self._ledgers_budget()),
             "online": status.online,
             "offline_reason": status.offline_reason,
@@ -200,12 +197,6 @@ class RunningAgent:
             return None
         known = self._agent.access.quotas.budgets.of(task)
         return None if known is None else asdict(known.budget)
-
-
-def _used(used: Used) -> dict[str, Any]:
-    learning = {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd}
-    serving = {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd}
-    return {"answers": used.answers, "serving": serving, "learning": learning}
 
 
 def _ledger(budget: Mapping[str, Any] | None) -> dict[str, Any] | None:

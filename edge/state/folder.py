@@ -89,9 +89,6 @@ class StateFolder(StateReader):
             self._put_meta(POSITION, json.dumps(asdict(commit.position)))
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
-            self._db.execute(
-                "REPLACE INTO adapters VALUES (?, ?, ?)", (event.adapter.adapter_version, commit.adapter_folder, event.at)
-            )
             self._put_meta(LINE, commit.line.to_json())
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)
@@ -138,7 +135,11 @@ class StateFolder(StateReader):
         """Keep an answer's record; what `beside` writes is kept with it or not at all."""
         with self._db:
             beside()
-            self._db.execute("REPLACE INTO requests VALUES (?, ?, ?)", (request_id, created_at, json.dumps(record)))
+            self._db.execute(
+                "INSERT INTO requests VALUES (?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, record = excluded.record",
+                (request_id, created_at, json.dumps(record)),
+            )
 
     def _run_id(self) -> str:
         known = self.meta("run_id")

@@ -161,7 +161,6 @@ class Commit:
     cursor_seed: int
     cursor: int
     terms: Terms
-    adapter_folder: str
     unreported: Report | None
     line: Lineage
     gate_memory: str = ""

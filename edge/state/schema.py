@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -65,25 +65,76 @@ CREATE TABLE calls_in_doubt (call_key TEXT PRIMARY KEY, request_id TEXT NOT NULL
 """
 _OF_VERSION_3 = _SENT + _DIALS + _FEEDBACK + _LEARNING_SPEND + _EXAMS + _ITEM_USES + _WENT_BACK + _WAITS + _DOUBTS
 """Tables that came with version 3; each belongs to the module that reads and writes it."""
+USE_UNITS = (
+    "answers", "local_answers", "calls", "tokens", "spend_uusd", "learning_calls", "learning_tokens", "learning_spend_uusd",
+)  # fmt: skip
+_BILLED = """coalesce(json_extract(record, '$.charged_uusd') > 0
+    OR (json_extract(record, '$.call_state') IN ('completed', 'in_doubt') AND NOT coalesce(json_extract(record, '$.cached'), 0)), 0)"""
+_USE_OF_ANSWERS = f"""
+SELECT created_at AS at, coalesce(json_extract(record, '$.task'), '') AS task, 1 AS answers,
+    coalesce(json_extract(record, '$.source') != 'cloud', 0) AS local_answers, {_BILLED} AS calls,
+    CASE WHEN {_BILLED} THEN coalesce(json_extract(record, '$.cloud_tokens'), 0) ELSE 0 END AS tokens,
+    coalesce(json_extract(record, '$.charged_uusd'), 0) AS spend_uusd,
+    0 AS learning_calls, 0 AS learning_tokens, 0 AS learning_spend_uusd
+FROM requests"""  # noqa: S608 - of constants
+_USE_OF_LEARNING = """
+SELECT at, task, 0 AS answers, 0 AS local_answers, 0 AS calls, 0 AS tokens, 0 AS spend_uusd,
+    settled AND (tokens > 0 OR spend_uusd > 0) AS learning_calls, tokens AS learning_tokens, spend_uusd AS learning_spend_uusd
+FROM learning_spend"""
+USE_OF_ROWS = f"{_USE_OF_ANSWERS} UNION ALL {_USE_OF_LEARNING}"
+"""What each answer and each call of learning has used, in `USE_UNITS`; see edge/state/usage.py for what counts."""
+
+
+def _sum_up(rows: str, sign: str = "") -> str:
+    """Add what some rows have used to the table `used`, or take it off."""
+    sums = ", ".join(f"{sign}sum({unit})" for unit in USE_UNITS)
+    more = ", ".join(f"{unit} = {unit} + excluded.{unit}" for unit in USE_UNITS)
+    return f"""
+    INSERT INTO used SELECT CAST(at / 3600 AS INTEGER), task, {sums} FROM ({rows}) WHERE true GROUP BY 1, 2
+    ON CONFLICT DO UPDATE SET {more};
+"""  # noqa: S608 - of constants
+
+
+def _kept_up(table: str, key: str, rows: str) -> str:
+    """Triggers that keep `used` up with a table. `REPLACE INTO` would pass them by; an upsert does not."""
+    old, new = _sum_up(f"{rows} WHERE {key} = OLD.{key}", "-"), _sum_up(f"{rows} WHERE {key} = NEW.{key}")
+    return f"""
+CREATE TRIGGER {table}_inserted AFTER INSERT ON {table} BEGIN {new} END;
+CREATE TRIGGER {table}_changes BEFORE UPDATE ON {table} BEGIN {old} END;
+CREATE TRIGGER {table}_changed AFTER UPDATE ON {table} BEGIN {new} END;
+CREATE TRIGGER {table}_deleted BEFORE DELETE ON {table} BEGIN {old} END;
+"""
+
+
+_UNITS_OF_AN_HOUR = ", ".join(f"{unit} INTEGER NOT NULL" for unit in USE_UNITS)
+_OF_VERSION_7 = f"""
+CREATE TABLE used (
+    hour INTEGER NOT NULL, task TEXT NOT NULL, {_UNITS_OF_AN_HOUR}, PRIMARY KEY (hour, task)
+) STRICT, WITHOUT ROWID;
+{_kept_up("requests", "id", _USE_OF_ANSWERS)}{_kept_up("learning_spend", "call_key", _USE_OF_LEARNING)}
+CREATE INDEX learning_spend_by_time ON learning_spend (at);
+CREATE INDEX requests_charged ON requests (json_extract(record, '$.cloud_model')) WHERE json_extract(record, '$.charged_uusd') > 0;
+"""
+"""What was used in each hour since the epoch and for each task, so that nobody adds up all answers; which clouds have charged."""
 _SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE steps (step INTEGER PRIMARY KEY, task TEXT NOT NULL, task_step INTEGER NOT NULL, event TEXT NOT NULL) STRICT;
 CREATE TABLE terms (task TEXT PRIMARY KEY, target_rate REAL NOT NULL, dual REAL NOT NULL, next_step INTEGER NOT NULL) STRICT;
 CREATE TABLE cursors (source TEXT NOT NULL, seed INTEGER NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (source, seed)) STRICT;
-CREATE TABLE adapters (version INTEGER PRIMARY KEY, folder TEXT NOT NULL, created_at REAL NOT NULL) STRICT;
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
     group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL,
     uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
-{_OF_VERSION_3}{_OF_VERSION_5}{_OF_VERSION_6}"""
+{_OF_VERSION_3}{_OF_VERSION_5}{_OF_VERSION_6}{_OF_VERSION_7}"""
 _MIGRATIONS = {
     1: "ALTER TABLE outbox ADD COLUMN uncalled_units INTEGER NOT NULL DEFAULT 0;",
     2: _OF_VERSION_3,
     3: "ALTER TABLE outbox ADD COLUMN own_rate REAL;",
     4: _OF_VERSION_5,
     5: _OF_VERSION_6,
+    6: f"{_OF_VERSION_7}{_sum_up(USE_OF_ROWS)}DROP TABLE IF EXISTS adapters;",
 }
 """From each older version to the next."""
 

@@ -350,9 +350,18 @@ def test_a_damaged_or_foreign_state_file_and_an_impossible_folder_are_refused_in
         StateFolder(folder)
 
 
+def _take_sums_away(state: StateFolder) -> None:
+    """As before format 7."""
+    for (name,) in state.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
+        state.database.execute(f"DROP TRIGGER {name}")
+    for what in ("TABLE used", "INDEX learning_spend_by_time", "INDEX requests_charged"):
+        state.database.execute(f"DROP {what}")
+
+
 def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
+        _take_sums_away(state)
         tables = "sent dials feedback learning_spend exams item_uses went_back waits calls_in_doubt demonstrated kept_answers"
         for table in tables.split():
             state.database.execute(f"DROP TABLE {table}")
@@ -369,6 +378,7 @@ def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -
 def test_state_folder_of_format_4_keeps_the_spending_of_learning(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with StateFolder(folder) as state:
+        _take_sums_away(state)
         state.database.execute("DROP INDEX requests_by_time")
         state.database.execute("DROP TABLE demonstrated")
         state.database.execute("DROP TABLE kept_answers")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edge.serve.running_agent import RunningAgent
 from edge.state.folder import StateFolder
-from edge.state.reader import Used, used_today
+from edge.state.reader import reading
+from edge.state.usage import OfTask, Used, used_by_task, used_since, used_today
+from tests.unit.agent_world import World
 
 NOW = 1_800_000_000.0
 DAY_START = NOW - NOW % 86_400 - 2 * 3600
@@ -46,8 +51,8 @@ def test_today_begins_at_local_midnight_and_learning_is_counted_apart(tmp_path: 
         put_learning(state, 1, DAY_START - 1, 200)
         put_learning(state, 2, DAY_START, 300)
         used = used_today(state.database, NOW)
-    assert used.today == Used(2, 1, 5, 30, 1, 30, 300)
-    assert used.ever == Used(3, 2, 12, 80, 2, 50, 500)
+    assert used.today == Used(2, 0, 1, 5, 30, 1, 30, 300)
+    assert used.ever == Used(3, 0, 2, 12, 80, 2, 50, 500)
 
 
 def test_usage_counts_billed_calls_only_but_all_charges(
@@ -64,4 +69,63 @@ def test_usage_counts_billed_calls_only_but_all_charges(
         put_learning(state, 1, NOW, 0)
         put_learning(state, 2, NOW, 0, settled=0)
         used = used_today(state.database, NOW)
-    assert used.today == Used(7, 3, 4, 100, 0, 0, 0)
+    assert used.today == Used(7, 0, 3, 4, 100)
+
+
+def test_sums_follow_a_rewritten_answer_and_a_deleted_call(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / "state") as state:
+        put(state, 1, NOW, call_state="unsettled", task="math", source="cloud")
+        put(state, 1, NOW, call_state="completed", task="math", source="cloud", cloud_tokens=6, charged_uusd=20)
+        put(state, 2, NOW, task="qa", source="local-fallback")
+        put_learning(state, 1, NOW, 90)
+        put_learning(state, 2, NOW, 0, settled=0)
+        with state.database as database:
+            database.execute("DELETE FROM learning_spend WHERE call_key = 'k1'")
+            database.execute("UPDATE learning_spend SET tokens = 3, spend_uusd = 40, settled = 1 WHERE call_key = 'k2'")
+        assert used_since(state.database, NOW) == Used(2, 1, 1, 6, 20, 1, 3, 40)
+        assert used_since(state.database, NOW + 1.0) == Used()
+        assert used_by_task(state) == {"math": OfTask(2, 9, 60), "qa": OfTask()}
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_format_6_folder_has_the_same_usage_before_and_after_its_migration(tmp_path: Path, opened: bool) -> None:
+    dump = Path(__file__).parents[1] / "golden" / "state_version_6.sql"
+    with sqlite3.connect(tmp_path / "agent.sqlite") as database:
+        database.executescript(dump.read_text())
+    database.close()
+    if opened:
+        with StateFolder(tmp_path) as state:
+            assert (state.run_id, len(state.steps()), len(state.requests(9))) == ("cc764da94fc58a05", 2, 6)
+    with reading(tmp_path) as read:
+        assert read is not None
+        assert used_since(read.database, 0.0) == Used(6, 4, 2, 22, 200, 4, 44, 400)
+        assert used_since(read.database, 1_700_004_000.0) == Used(5, 3, 2, 22, 200)
+        assert used_by_task(read) == {"chat": OfTask(1, 11, 100), "math": OfTask(5, 55, 500)}
+
+
+async def test_cost_of_a_scrape_does_not_grow_with_the_answers(tmp_path: Path) -> None:
+    world, steps = World(tmp_path / "state"), 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    async with world.agent() as agent:
+        control, state = RunningAgent(agent), agent.components.state
+
+        async def scrape() -> int:
+            nonlocal steps
+            steps = 0
+            state.database.set_progress_handler(count, 100)
+            await asyncio.gather(control.status(), control.usage(), control.budget(), control.headline())
+            state.database.set_progress_handler(None, 100)
+            return steps
+
+        put(state, 0, world.clock.now(), task="math")
+        await scrape()
+        few = await scrape()
+        for number in range(2000):
+            put(state, number, world.clock.now(), task="math", source="cloud", charged_uusd=5, cloud_model="nano-cloud")
+            put_learning(state, number, world.clock.now(), 10)
+        assert await scrape() < 2 * few

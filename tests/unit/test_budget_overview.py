@@ -16,7 +16,7 @@ from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
 from edge.state.folder import StateFolder
-from edge.state.reader import OfTask, used_by_task
+from edge.state.usage import OfTask, used_by_task
 
 
 def task(name: str, calls: int, limit: int | None, *, at: float = 7.0, used: int = 0, away: str = "") -> TaskBudget:
@@ -51,7 +51,7 @@ def test_use_of_a_task_is_counted_from_answers_and_learning(tmp_path: Path) -> N
         with state.database as database:
             database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
             database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
-        assert used_by_task(state.rows) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
+        assert used_by_task(state) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
 
 
 NOON = 1_790_000_000.0  # 2026-09-21

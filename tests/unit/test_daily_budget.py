@@ -20,7 +20,7 @@ from edge.rpc.client import CloudCall, CloudCompletion
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.reader import used_today
+from edge.state.usage import used_today
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, local_answer

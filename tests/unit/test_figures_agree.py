@@ -12,7 +12,7 @@ from edge.core.types import BeyondText, Message
 from edge.learning.activity import activity_report
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudCompletion, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from edge.state.reader import used_today
+from edge.state.usage import used_today
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from tests.unit.agent_world import HELP, World, cloud_answer, local_answer
 

@@ -205,7 +205,6 @@ class Desk:
                 cursor_seed=plan.cursor_seed,
                 cursor=plan.cursor_after,
                 terms=closed.terms,
-                adapter_folder="",
                 unreported=closed.unreported,
                 line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
             )
