@@ -22,7 +22,6 @@ from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import PermissionDenied
 from edge.core.periods import Period
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
-from edge.dagrpo.hyperparameters import PAPER
 from edge.rpc.address import MAX_UNIX_PATH_BYTES, UNIX_PREFIX
 
 ANY_TASK = "*"
@@ -294,8 +293,7 @@ class TaskConfig(Section):
         proportional = 0.0 if shared else self.dual_proportional
         as_before = self.dual_lr is not None and self.dual_proportional is None
         controller = self.controller or ("paper" if as_before else "dial")
-        lr = PAPER.dual_lr if controller == "paper" and self.dual_lr is None else self.dual_lr
-        return dual_rule(controller, lr, proportional, 1 if shared else self.dual_window, self.dual_ceiling)
+        return dual_rule(controller, self.dual_lr, proportional, 1 if shared else self.dual_window, self.dual_ceiling)
 
     @model_validator(mode="after")
     def _one_source_of_the_target_rate(self) -> TaskConfig:

@@ -182,7 +182,7 @@ class LearningConfig(Section):
         description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it beside λ (dial), or λ alone (paper).",
     )
     dual_lr: NotNegative | None = Field(
-        None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.02)."
+        None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
     )
     dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
     temperature: Positive = Field(

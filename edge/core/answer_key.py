@@ -12,7 +12,11 @@ Form = Literal["math", "choice", "text"]
 MOST_SHORT_WORDS = 8
 _MOST_NUMBER_CHARS = 80
 _NUMBER = re.compile(
-    r"[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?|.*\\[a-z]+.*|[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*", re.IGNORECASE
+    r"""[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?                                        # $12.50, 30 %
+    |[+-]?[\d.,]*\d\s*[a-zµ°]{1,3}(/[a-z]{1,3})?                                   # 3 kg, 25 km/h
+    |.*\\[a-z]+.*                                                                  # \frac{1}{2}
+    |(?!.*[a-z]([a-z]|\d))[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*               # 2x + 3, but no word and no name as B12""",
+    re.IGNORECASE | re.VERBOSE,
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge.dagrpo.advantages import mean
+from edge.dagrpo.hyperparameters import PAPER
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share
 
 MOST_WINDOW = 100
@@ -60,7 +61,7 @@ Controller = Literal["dial", "paper"]
 proportional part; `paper`: λ alone, by Algorithm 1."""
 DUAL_RULES: Mapping[Controller, ProportionalIntegral] = {
     "dial": ProportionalIntegral(0.05, proportional=1.5, window=4),
-    "paper": ProportionalIntegral(0.02),
+    "paper": ProportionalIntegral(PAPER.dual_lr),
 }
 
 

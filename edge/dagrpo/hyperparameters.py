@@ -1,4 +1,4 @@
-"""The numbers of the algorithm in one place: the paper's and a device's."""
+"""The paper's numbers; those of a device are the defaults of its configuration (`edge/config/schema.py`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ class Hyperparameters:
 
 PAPER = Hyperparameters()
 """The paper's table: 128 prompts a step, full fine-tuning at 2e-6, 840 steps on the first group and 400 on the second."""
-
-DEVICE = Hyperparameters(prompts_per_step=8, learning_rate=5e-4, dual_lr=0.02, prompt_tokens=512, response_tokens=288)
-"""A laptop's: LoRA (rank 16), small batches, a dual step large enough to settle within a hundred steps."""
 
 GVPO_UPDATES = 4
 """Updates of one rollout in GVPO, as its authors make; with one it is the unscaled policy gradient."""

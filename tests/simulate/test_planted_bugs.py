@@ -16,7 +16,7 @@ MOST_SEEDS = {"coordinator": 600, "agents": 60}
 
 
 def test_every_invariant_has_a_bug() -> None:
-    assert [bug.invariant for bug in BUGS] == [*INVARIANTS, *AGENT_INVARIANTS]
+    assert {bug.invariant for bug in BUGS} == {*INVARIANTS, *AGENT_INVARIANTS}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)

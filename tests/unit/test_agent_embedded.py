@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
+from edge.dagrpo.dual import Controller
 from edge.state.events import Notice
 
 CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
@@ -168,6 +170,13 @@ def test_the_childs_budget_and_price_rule_are_the_agents() -> None:
 
 
 ANTHROPIC = ("upstream=anthropic", "model=claude-sonnet-4-5-20250929")
+
+
+@pytest.mark.parametrize("controller", get_args(Controller))
+def test_childs_default_rule_of_a_controller_is_the_agents(controller: Controller) -> None:
+    config = resolve_agent_config(sets=[f"learning.controller={controller}"]).config
+    child = CoordinatorConfig.model_validate(embedded_settings(config))
+    assert child.effective_tasks["*"].dual_rule == config.learning.dual_rule
 
 
 def embedded(*settings: str) -> list[str]:

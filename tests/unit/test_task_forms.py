@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge.core.answer_key import OwnKey
+from edge.core.answer_key import OwnKey, is_number
 from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
@@ -84,6 +84,15 @@ def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_p
     assert prompt_messages(item, "compact") == (Message("user", "Who am I?"),), "as a compact model is asked when it serves"
     assert cloud_messages(item, "full")[:3] == before
     assert read_items(lines(tmp_path / "again.jsonl", as_record(item))) == [item]
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [(text, True) for text in ("12", "$12.50", "30 %", "3 kg", "25 km/h", "2x + 3", "(1, 2)", r"\frac{1}{2}")]
+    + [(text, False) for text in ("Room 12", "iPhone 15", "B12", "26 November 2026", "room 12 is open")],
+)
+def test_numbers_and_formulas_are_mathematics_and_names_with_digits_are_not(answer: str, number: bool) -> None:
+    assert is_number(answer) is number
 
 
 def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
