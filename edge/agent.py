@@ -114,7 +114,6 @@ class AgentStatus:
     phases: int
     steps_done: int
     steps_planned: int | None
-    last_step: StepFinished | None
     outbox: int
     answers: int
     total_cloud_calls: int
@@ -249,7 +248,6 @@ class Agent:
             phases=curriculum.phase_count,
             steps_done=position.steps_done,
             steps_planned=curriculum.steps_planned,
-            last_step=last,
             outbox=len(state.unreported()),
             answers=self.answerer.answers,
             total_cloud_calls=last.cloud.total_cloud_calls if last else 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -17,8 +16,8 @@ from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.core.types import DialOverride, FinishReason, LocalResponse, Sampling, ScoredToken
-from edge.dagrpo.answers import answer_part, last_boxed, shown_answer
 from edge.inference.backend import InferenceBackend
+from edge.inference.channels import readable_answer
 from edge.privacy.registry import private_cut
 from edge.rpc.client import CloudCompletion
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
@@ -115,6 +114,8 @@ class Draft:
         return self.responses[-1].overridden if self.responses else ""
 
 
+_UNREADABLE = "no answer can be read from the response; ask again, or ask the cloud"
+_CUT_OFF = "cut off before an answer; allow more tokens, or ask the cloud"
 _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
@@ -122,10 +123,6 @@ def finish_of(openai_json: str) -> str:
     """Why a cloud completion ended, in OpenAI's words; "" where it is missing or another word."""
     reason = json.loads(openai_json).get("finish_reason") if openai_json else None
     return reason if isinstance(reason, str) and reason in _FINISHES else ""
-
-
-_THINK_PART = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_CUT_TAG = re.compile(r"</?(?:think|answer)>|</?[a-z]{0,6}\Z")
 
 
 class AnswerRecorder:
@@ -181,19 +178,22 @@ class AnswerRecorder:
         usage = draft.completion.usage if draft.completion else None
         openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else draft.calls_json
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
-        cut = draft.source != "cloud" and last is not None and last.finish in (FinishReason.LENGTH, FinishReason.STOP)
+        ended = last.finish if last is not None and draft.source != "cloud" else None
+        final, reason = draft.content or readable_answer(shown), draft.reason
+        if not final and not openai_json and ended is not FinishReason.STOP:
+            reason += f"; {_CUT_OFF if ended is FinishReason.LENGTH else _UNREADABLE}"
         return AnswerRecord(
             id=draft.id,
             source=draft.source,
             text=draft.text,
-            final=draft.content or (cut_answer(shown) if cut else shown_answer(shown)),
+            final=final,
             help_log_odds=first.help_log_odds if first else None,
             dual=quota.dual,
             calls_left=quota.calls_left,
             tokens_left=quota.tokens_left,
             spend_left_uusd=quota.spend_left_uusd,
             adapter_version=last.adapter_version if last else self._backend.adapter_version,
-            reason=draft.reason,
+            reason=reason,
             latency_s=self._clock.monotonic() - draft.began,
             local_text=draft.local_text,
             cloud_text=draft.cloud_text,
@@ -202,8 +202,7 @@ class AnswerRecorder:
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
             charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
             created_at=draft.began_at,
-            finish=finish_of(openai_json)
-            or ("length" if cut and last is not None and last.finish is FinishReason.LENGTH else "stop"),
+            finish=finish_of(openai_json) or ("length" if ended is FinishReason.LENGTH else "stop"),
             prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,
@@ -226,10 +225,3 @@ class AnswerRecorder:
             question_chars=draft.question_chars,
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
         )
-
-
-def cut_answer(text: str) -> str:
-    """What a person may read of a response that was cut off: its answer as far as it came, "" inside the think part; no tags."""
-    if (answer := last_boxed(text) or answer_part(text)) is not None:
-        return answer
-    return _CUT_TAG.sub("", _THINK_PART.sub("", text)).strip()

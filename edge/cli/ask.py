@@ -27,9 +27,10 @@ from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
 from edge.core.types import Message
+from edge.inference.channels import ChannelText
 from edge.privacy.rules import NeverSend
 from edge.serve.ports import AnswerNote, Mode
-from edge.serve.reasoning import ChannelText, Reading, read_answer
+from edge.serve.reasoning import Reading, read_answer
 from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def command(
         print_json(answer.to_json())
     else:
         print_line(source_line(answer.note))
+    if not answer.final:
+        return 1
     return FELL_BACK if fail_on_fallback and answer.note.source == "local-fallback" else 0
 
 
@@ -236,8 +239,8 @@ class Answer:
 
     @property
     def final(self) -> str:
-        """The answer alone."""
-        return self.note.final or self.content.strip() or self.reasoning.strip()
+        """The answer alone, "" where the model gave none; the note's reason says so."""
+        return self.note.final or self.content.strip()
 
     def to_json(self) -> dict[str, Any]:
         """The answer, its channels, and what is known of it."""
@@ -290,7 +293,8 @@ class Pipe(Screen):
     def finish(self, answer: Answer) -> None:
         if self._full and answer.reasoning.strip():
             print(answer.reasoning.strip())
-        print(answer.final, flush=True)
+        if answer.final:
+            print(answer.final, flush=True)
 
 
 class Terminal(Screen):

@@ -187,7 +187,10 @@ class Conversation:
         question = new_question([*self._messages, Message("user", text)], mode, task=self._task, **sampling)
         screen = Screen() if self._as_json else screen_for_stdout(full=True)
         answer = await self._interrupts.stoppable(ask_and_show(self._reader, question, screen))
-        self._messages += [Message("user", text), Message("assistant", answer.content.strip() or answer.final)]
+        self._messages += [
+            Message("user", text),
+            Message("assistant", answer.content.strip() or answer.final or answer.reasoning.strip()),
+        ]
         self._answered = answer.note.id
         self._report(answer.to_json(), [source_line(answer.note)])
 

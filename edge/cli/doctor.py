@@ -349,14 +349,12 @@ def check_sandbox(config: AgentConfig) -> Finding:
     try:
         sandbox = program_sandbox(config)
     except EdgeError as error:
-        return Finding("sandbox", "warn", f"{error}; tasks that ask for programs will be refused", error.hint)
+        return Finding("sandbox", "warn", f"{error}; tasks that ask for programs cannot be used", error.hint)
     protection = sandbox.protection
     if not protection.isolates:
-        text = f"{sandbox.name}: programs run with your rights, nothing is held back"
+        text = f"{sandbox.name}: programs run with your rights, nothing is blocked"
         return Finding("sandbox", "warn", text, "install bubblewrap and leave out --unsafe-programs")
-    return Finding(
-        "sandbox", "ok", f"{sandbox.name}; holds back {'; '.join(protection.holds)}. Not: {'; '.join(protection.lacks)}"
-    )
+    return Finding("sandbox", "ok", f"{sandbox.name}; blocks {'; '.join(protection.holds)}. Not: {'; '.join(protection.lacks)}")
 
 
 def check_state(config: AgentConfig) -> Finding:

@@ -101,7 +101,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         amounts = f"{counted(entry['tokens'], 'token')}, {money(entry['charged_uusd'])}{model}{origin}{note}"
         ledger = f"{entry['state'].replace('_', ' ')}, {amounts}; key {entry['call_key']}"
     shown = {
-        "answer": record.get("final") or record.get("text"),
+        "answer": record.get("final"),
         "source": _SOURCES.get(str(record.get("source")), record.get("source")),
         "reason": record.get("reason"),
         "decision": record.get("decision"),

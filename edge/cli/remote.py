@@ -16,9 +16,10 @@ from urllib.parse import quote, urlencode
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.core.files import replacing
+from edge.inference.channels import ChannelText
 from edge.serve.errors import CLOUD_OFF
 from edge.serve.ports import INSTANCE, MODELS, AnswerNote
-from edge.serve.reasoning import ChannelText, Reading
+from edge.serve.reasoning import Reading
 from edge.serve.token_file import read_token
 from edge.state.answer_record import AnswerRequest
 

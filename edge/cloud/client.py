@@ -385,10 +385,6 @@ class CoordinatorLink:
         """The budget of a task (None: the one at hand) at the coordinator. Raises CoordinatorError."""
         return await self.client.get_budget(task or self._learned.present_task)
 
-    def followed_budget(self) -> BudgetSnapshot | None:
-        """The followed budget of the task at hand; None while it cannot be followed."""
-        return self.watch.newest(self.watch.task)
-
     def follows(self, task: str) -> bool:
         """Whether the coordinator reports this task's budget by itself."""
         return any(watch.newest(task) is not None for watch in (self.watch, self.serving_watch))

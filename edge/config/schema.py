@@ -171,7 +171,7 @@ class LearningConfig(Section):
         None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
     )
     ratio_clip: NotNegative = Field(0.2, description="grpo: how far from 1 a token's probability ratio may push.")
-    gvpo_beta: Positive = Field(0.1, description="gvpo: β, how strongly a response that already moved is held back.")
+    gvpo_beta: Positive = Field(0.1, description="gvpo: β, how strongly the update of a response that already moved is damped.")
     group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
     prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
@@ -552,9 +552,7 @@ class ServeConfig(Section):
         (), description="Web pages that may ask, by origin as https://HOST or http://HOST:PORT (none: only the agent's own page)."
     )
     socket: str | None = Field(None, description="Path of a Unix socket, for this user alone, to serve at too (null: none).")
-    max_requests: int = Field(
-        32, ge=1, le=1024, description="Questions that are worked on at once; more are refused for the moment."
-    )
+    max_requests: int = Field(32, ge=1, le=1024, description="Questions that are worked on at once; more get 429 for the moment.")
 
     @field_validator("names")
     @classmethod

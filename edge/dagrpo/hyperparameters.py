@@ -15,7 +15,6 @@ class Hyperparameters:
     dual_init: float = 0.5
     dual_lr: float = 0.01
     rollout_temperature: float = 1.0
-    evaluation_temperature: float = 0.0
     prompt_tokens: int = 1024
     response_tokens: int = 1024
     importance_weight_cap: float = 2.0

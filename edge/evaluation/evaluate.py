@@ -20,7 +20,6 @@ from edge.core.errors import ContextOverflow
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
-from edge.dagrpo.answers import final_answer
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
@@ -38,6 +37,7 @@ from edge.evaluation.judging import (
     judge,
 )
 from edge.inference.backend import InferenceBackend
+from edge.inference.channels import readable_answer
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.client import CloudCall
 from edge.verifiers.math_answer import MathVerdict
@@ -147,7 +147,7 @@ class Evaluation:
             help_log_odds=response.help_log_odds,
             bill=bill_of(outcome) if outcome else Bill(),
             failure=outcome.reason if outcome and completion is None else "",
-            answer=shown(" ".join(final_answer(forced.text).split())),
+            answer=shown(" ".join(readable_answer(forced.text).split())),
         )
 
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:

@@ -99,7 +99,7 @@ def object_grammar() -> str:
 def schema_grammar(schema: Any, place: str) -> str:
     """The grammar of a schema. `place` is the name that whoever sent it has for it.
 
-    Raises Unsupported, whose `parameter` is the place of a keyword that cannot be held, and MalformedSchema.
+    Raises Unsupported, whose `parameter` is the place of a keyword that cannot be enforced, and MalformedSchema.
     """
     return grammar_of({"root": Schema(schema, place)}, "root")
 
@@ -179,7 +179,7 @@ class _Converter:
         for word in schema:
             is_idle = (word == "uniqueItems" and schema[word] is False) or (word == "$id" and schema is self._root.schema)
             if word in _NOT_HELD and not is_idle:
-                _refuse(f"{place}.{word}", "cannot be held while a local model writes")
+                _refuse(f"{place}.{word}", "cannot be enforced while a local model writes")
         rest = {word: held for word, held in schema.items() if word in _HELD}
         if "$ref" in rest:
             reference = rest.pop("$ref")
@@ -211,7 +211,7 @@ class _Converter:
         if not isinstance(values, list) or not values:
             raise MalformedSchema(f"{place}.enum", "must be a list of at least one value")
         if beside := next((name for name in rest if name not in ("const", "enum", "type")), ""):
-            _refuse(f"{place}.{beside}", f"cannot be held beside {word}")
+            _refuse(f"{place}.{beside}", f"cannot be enforced beside {word}")
         if word == "const" and "enum" in rest:
             values = [each for each in values if each in rest["enum"]]
         if "type" in rest:
@@ -237,9 +237,9 @@ class _Converter:
         form = schema.get("format", "")
         if form in _FORMATS or form in _ASSERTED:
             if beside := next((word for word in ("pattern", "minLength", "maxLength") if word in schema), ""):
-                _refuse(f"{place}.{beside}", "cannot be held beside format")
+                _refuse(f"{place}.{beside}", "cannot be enforced beside format")
             if form not in _FORMATS:
-                _refuse(f"{place}.format", f"{form!r} cannot be held; only {', '.join(_FORMATS)}")
+                _refuse(f"{place}.format", f"{form!r} cannot be enforced; only {', '.join(_FORMATS)}")
             return rf'"\"" {_FORMATS[form]} "\""'
         if "pattern" in schema:
             try:
@@ -247,7 +247,9 @@ class _Converter:
             except ValueError as error:
                 _refuse(f"{place}.pattern", str(error))
             if least > found.least or (most is not None and (found.most is None or found.most > most)):
-                _refuse(f"{place}.{'minLength' if least > found.least else 'maxLength'}", "cannot be held beside this pattern")
+                _refuse(
+                    f"{place}.{'minLength' if least > found.least else 'maxLength'}", "cannot be enforced beside this pattern"
+                )
             return rf'"\"" {found.rule} "\""'
         if most is not None and least > most:
             _refuse(f"{place}.minLength", "is above maxLength")
@@ -316,9 +318,9 @@ class _Converter:
     def _check_counts(self, schema: dict[str, Any], place: str, fewest: int, most: int | None) -> None:
         least, bound = _size(schema, "minProperties", place), _size(schema, "maxProperties", place)
         if least is not None and least > fewest:
-            _refuse(f"{place}.minProperties", "cannot be held above the number of required properties")
+            _refuse(f"{place}.minProperties", "cannot be enforced above the number of required properties")
         if bound is not None and (most is None or bound < most):
-            _refuse(f"{place}.maxProperties", "cannot be held below the number of properties")
+            _refuse(f"{place}.maxProperties", "cannot be enforced below the number of properties")
 
     def _target(self, reference: Any, place: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -377,7 +379,7 @@ def _both(word: str, one: Any, other: Any, place: str) -> Any:
         return [each for each in one if each in other] or _refuse(f"{place}.enum", "no value fits all of these")
     if word in _LARGER | _SMALLER:
         return max(one, other) if word in _LARGER else min(one, other)
-    return _refuse(f"{place}.{word}", "cannot be held twice for one value")
+    return _refuse(f"{place}.{word}", "cannot be enforced twice for one value")
 
 
 def _closed(merged: dict[str, Any], parts: Sequence[dict[str, Any]], place: str) -> dict[str, Any]:
@@ -388,7 +390,7 @@ def _closed(merged: dict[str, Any], parts: Sequence[dict[str, Any]], place: str)
         if not others or additional is True:
             continue
         if additional is not False:
-            _refuse(f"{place}.additionalProperties", "cannot be held beside properties of another part")
+            _refuse(f"{place}.additionalProperties", "cannot be enforced beside properties of another part")
         kept = {name: each for name, each in merged["properties"].items() if name not in others}
         merged = {**merged, "properties": kept}
     return merged

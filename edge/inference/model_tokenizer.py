@@ -66,7 +66,7 @@ class FolderVocabulary:
 
     def grammar(self, text: str) -> NoReturn:
         """No grammar is followed here: llama.cpp needs its own vocabulary. Raises Unsupported."""
-        raise Unsupported("a model folder cannot be held to a form", parameter="grammar", hint="use a GGUF file of this model")
+        raise Unsupported("a model folder cannot enforce a form", parameter="grammar", hint="use a GGUF file of this model")
 
     def _piece(self, token: int) -> bytes:
         if token in self._texts_of_added:

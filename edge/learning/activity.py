@@ -96,7 +96,7 @@ def activity_report(
     serving, then = _serving(database, steps), _serving(database, steps, until=since)
     made = [step for step in steps if step["at"] >= since]
     exams, used = _Exams(database, then, serving), used_since(database, since)
-    tasks = exams.compared(_asking(database, steps))
+    tasks = exams.compared(_asking(steps))
     return {
         "since": since,
         "now": now,
@@ -131,7 +131,7 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
     Shares are None where there was nothing to count.
     """
     month, steps = period_began("month", now), (made_steps or MadeSteps()).read(database)
-    tasks = _Exams(database, 0, _serving(database, steps)).compared(_asking(database, steps), examples=False)
+    tasks = _Exams(database, 0, _serving(database, steps)).compared(_asking(steps), examples=False)
     own, practice = (_ends([task for task in tasks if task["own"] == is_ones]) for is_ones in (True, False))
     has_own = bool(own["validation_questions"])
     today, this_month = used_since(database, day_began(now)), used_since(database, month)
@@ -238,7 +238,7 @@ def _anchors(database: sqlite3.Connection) -> dict[str, tuple[TaskItem, ...]]:
     return dict(Memory.from_json(_meta(database, GATE_MEMORY)).anchors)
 
 
-def _asking(database: sqlite3.Connection, steps: Sequence[Mapping[str, Any]]) -> dict[str, Asking]:
+def _asking(steps: Sequence[Mapping[str, Any]]) -> dict[str, Asking]:
     """The rate that each source was held to last, and how often the cloud's answers to it were right in all its steps."""
     rates: dict[str, float] = {}
     right: dict[str, float] = {}

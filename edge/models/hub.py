@@ -209,7 +209,7 @@ def _error_of_ours(error: Exception, repo: str, name: str | None, revision: str 
     what, missing = f"{repo}: {name}" if name else repo, "and the local cache does not have it"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return ModelFileError(f"{what}: the hub refuses access ({status})", hint=log_in)
+        return ModelFileError(f"{what}: the hub denies access ({status})", hint=log_in)
     if constants.HF_HUB_OFFLINE:
         return Unreachable(
             f"{what}: not in the local cache, and HF_HUB_OFFLINE forbids to fetch it", hint=f"unset it, or: {_LOCAL}"

@@ -104,7 +104,7 @@ def _parameters(function: Mapping[str, Any], place: str) -> Schema:
     except Unsupported as error:
         if function.get("strict"):
             raise invalid_value(
-                error.parameter, f"cannot be held while a local model writes: {error}", "unsupported_value"
+                error.parameter, f"cannot be enforced while a local model writes: {error}", "unsupported_value"
             ) from error
         return Schema(_ANY_OBJECT, place)
     return read

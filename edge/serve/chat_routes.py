@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
 from edge.core.types import ScoredToken
+from edge.inference.channels import ChannelText
 from edge.serve.chat_schemas import (
     ANSWER_HEADERS,
     ChatCompletion,
@@ -26,7 +27,7 @@ from edge.serve.chat_schemas import (
     model_body,
 )
 from edge.serve.ports import AnswerNote, AnswerService, Mode
-from edge.serve.reasoning import ChannelText, read_answer
+from edge.serve.reasoning import read_answer
 from edge.serve.schemas import JSONAnswer, usage_body
 from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone
 from edge.state.answer_record import AnswerRequest

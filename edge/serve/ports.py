@@ -89,12 +89,14 @@ _METADATA_FIELDS = tuple(
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
-    with offsets in the whole text. `verbatim`: it is content in the form that was asked for, in which tags are text."""
+    with offsets in the whole text. `verbatim`: it is content in the form that was asked for, in which tags are text. `source` says where
+    the piece comes from."""
 
     text: str
     note: AnswerNote | None = None
     tokens: tuple[ScoredToken, ...] = ()
     verbatim: bool = False
+    source: str = "local"
 
 
 class AnswerService(Protocol):

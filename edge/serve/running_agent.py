@@ -38,7 +38,7 @@ class AgentAnswers:
                 note = None
                 if delta.record is not None:
                     note = replace(note_of(delta.record), task_known=self._agent.budgets.is_known(delta.record.task))
-                yield AnswerPiece(delta.text, note, delta.tokens, delta.verbatim)
+                yield AnswerPiece(delta.text, note, delta.tokens, delta.verbatim, delta.source)
 
     def standing(self, task: str | None) -> Standing:
         """What is known before the next answer of this task."""

@@ -13,9 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from edge.core.rng import derive_seed
 from edge.core.types import ScoredToken
+from edge.inference.channels import ChannelText
 from edge.serve.errors import RequestProblem
 from edge.serve.ports import AnswerNote
-from edge.serve.reasoning import ChannelText, Reading
+from edge.serve.reasoning import Reading
 
 T = TypeVar("T")
 Event = ChannelText | AnswerNote

@@ -160,7 +160,7 @@ def status(steps: int, answers: int) -> dict[str, Any]:
     current = AgentStatus(
         run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
         offline_reason="", coordinator="embedded", task="code" if steps else "math", target_rate=0.2, dual=0.5, phase=int(steps > 0),
-        phases=2, steps_done=steps, steps_planned=120, last_step=None, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
+        phases=2, steps_done=steps, steps_planned=120, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
         total_cloud_tokens=8_450, total_spend_uusd=3_404, uptime_s=5.0, trained_version=steps, quota=quota,
     )  # fmt: skip
     return asdict(current)

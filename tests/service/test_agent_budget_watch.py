@@ -86,7 +86,7 @@ async def test_running_agent_shows_the_watched_budget_and_polls_only_without_a_w
     world = World(tmp_path)
     async with world.agent() as agent:
         async with asyncio.timeout(30.0):
-            while agent.link.followed_budget() is None:
+            while agent.link.watch.newest(agent.link.watch.task) is None:
                 await asyncio.sleep(0.005)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
         assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
@@ -101,6 +101,6 @@ async def test_watched_task_is_the_one_being_learned(tmp_path) -> None:
         await agent.learn(max_steps=1)
         await agent.learn()
         async with asyncio.timeout(30.0):
-            while (budget := agent.link.followed_budget()) is None:
+            while (budget := agent.link.watch.newest(agent.link.watch.task)) is None:
                 await asyncio.sleep(0.005)
     assert budget.dual == (await world.client.get_budget("second")).dual

@@ -104,6 +104,16 @@ async def test_exit_code_reports_a_fallback_only_on_request(state: Path, answers
     assert (await ask(state, "--fail-on-fallback"))[0] == 0
 
 
+async def test_a_response_without_an_answer_is_reasoning_and_no_answer(state: Path, answers: ScriptedAnswers) -> None:
+    answers.pieces, answers.note = (
+        ["<think>\nStep 1: 2", "+2</think><answer></answer>"],
+        replace(NOTE, final="", reason="no answer"),
+    )
+    code, out, err = await ask(state)
+    assert (code, out) == (1, "")
+    assert "no answer" in err
+
+
 @pytest.mark.parametrize(
     ("failure", "after", "message"),
     [

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from edge.answering.answerer import agreed_mode
 from edge.answering.ask_cloud import conversation_for_the_cloud
-from edge.answering.draft import cut_answer
 from edge.answering.local_text import HelpHoldBack
 from edge.cloud.hints import LEAD
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
 from edge.core.types import Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, local_messages
+from edge.inference.channels import AnswerReader
 from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
@@ -42,19 +42,6 @@ def test_the_more_restrictive_mode_wins_and_cloud_only_is_a_demand() -> None:
     assert (agreed_mode(None, "prefer-local"), agreed_mode("cloud-only", "auto")) == ("prefer-local", "cloud-only")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("<thi", ""),
-        ("<think>\nStep", ""),
-        ("<think>\na\n</think>\n<answer>\\boxed{4}</", "4"),
-        ("no tags at all, 1 < 2", "no tags at all, 1 < 2"),
-    ],
-)
-def test_shown_text_of_a_cut_answer_has_no_tags(text: str, shown: str) -> None:
-    assert cut_answer(text) == shown
-
-
 async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=[local_answer(5)])
     record, pieces = await world.ask(id="one")
@@ -64,6 +51,23 @@ async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     assert record.help_log_odds == -2.0
     assert world.client.calls == []
     assert [event.id for event in world.events(AnswerFinished)] == ["one"]
+
+
+@pytest.mark.parametrize("text", ["<think>\nStep 1: a\n</think>\n<answer></answer>", "<think>\nStep 1: a", "</answer>"])
+async def test_a_response_without_an_answer_says_so_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    world = World(tmp_path / "state", script=[text])
+    record, _ = await world.ask()
+    assert (record.final, record.text, record.local_text) == ("", text, text)
+    assert "ask the cloud" in record.reason
+
+
+async def test_what_the_cloud_says_behind_an_unusable_local_answer_is_shown(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=["<answer>3</answer> or so"])
+    record, pieces = await world.ask(mode="prefer-local")
+    reader = AnswerReader()
+    parts = [part for piece in pieces for part in reader.feed(piece.text, source=piece.source)] + reader.finish()
+    assert "".join(part.text for part in parts if part.channel == "content") == "3\n\\boxed{5}"
+    assert record.final == "5"
 
 
 async def test_cloud_text_replaces_the_models_request(world: World) -> None:

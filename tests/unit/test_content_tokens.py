@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge.answering.draft import AnswerTokens
 from edge.core.types import ScoredToken
-from edge.serve.reasoning import AnswerReader
+from edge.inference.channels import AnswerReader
 
 TEXT = "<think>\nStep 1: 2+2 is 4\n</think>\n<answer>The sum is \\boxed{4} <b</answer>"
 CONTENT = "The sum is \\boxed{4} <b"

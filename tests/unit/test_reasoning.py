@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.serve.reasoning import AnswerReader
+from edge.inference.channels import AnswerReader, readable_answer
 
-WORDS = st.lists(
-    st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<", "</", "think", ">", "a", " ", "\n", "STOP", "ST"]),
-    max_size=12,
-)
+PARTS = [
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<",
+    "</",
+    "<answer",
+    "<Answer >",
+    "\\boxed{",
+    "think",
+    ">",
+    "a",
+    " ",
+    "\n",
+]
+WORDS = st.lists(st.sampled_from([*PARTS, "STOP", "ST"]), max_size=12)
 
 
 def read(pieces: list[str], stops: tuple[str, ...] = ()) -> dict[str, str]:
@@ -36,6 +50,38 @@ def test_think_part_is_reasoning_and_answer_part_is_content() -> None:
         "reasoning": "Step 1: 2\n",
         "content": "\\boxed{2}",
     }
+
+
+THOUGHT = "<think>\nStep 1: 2\n</think>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "answer"),
+    [
+        ("no tags at all, 1 < 2", "no tags at all, 1 < 2", "no tags at all, 1 < 2"),
+        (THOUGHT + "<answer>4", "4", "4"),
+        (THOUGHT + "<answer>\\boxed{4}</", "\\boxed{4}", "4"),
+        (THOUGHT + "<answer>\\boxed{4</answer>", "\\boxed{4", "4"),
+        (THOUGHT + "<answer>4</answer>\nUser: and 5?", "4", "4"),
+        (THOUGHT + "<answer>4</answer> no: <answer>5</answer>", "4\n5", "5"),
+        (THOUGHT + "<answer>4</answer> no: <answer>5", "4\n5", "5"),
+        (THOUGHT + "<answer></answer>4", "4", "4"),
+        (THOUGHT + "The sum:<answer>4</answer>", "The sum:\n4", "4"),
+        (THOUGHT + "4</answer></answer>", "4", "4"),
+        (THOUGHT + "4", "4", "4"),
+        ("<think>\nStep 1: 2\n<answer>4</answer>", "4", "4"),
+        ("Step 1: 2\n</think>\n<answer>4</answer>", "Step 1: 2\n4", "4"),
+        (THOUGHT + "<Answer >4</answer >", "4", "4"),
+        (THOUGHT + "<answer\n4</answer", "4", "4"),
+        (THOUGHT + "<answer\\boxed{4}</answer</think>", "\\boxed{4}", "4"),
+        (THOUGHT + "<answer></answer>", "", ""),
+        (THOUGHT, "", ""),
+        ("<think>\nStep", "", ""),
+        ("<thi", "", ""),
+    ],
+)
+def test_a_broken_response_is_shown_by_its_best_reading(text: str, content: str, answer: str) -> None:
+    assert (read([text])["content"].strip(), readable_answer(text)) == (content, answer)
 
 
 def test_a_stop_string_cut_in_two_ends_the_content() -> None:
