@@ -273,18 +273,16 @@ def _read_held_out(path: Path) -> list[HeldOutScored]:
 
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
-    """One row a step; a family's columns are `FAMILY.kept_accuracy` and so on, a stated price's
-    `price_0.5.assist_rate`; empty where it did not occur.
+    """One row a step. A family's columns are `FAMILY.kept_accuracy` and so on, a stated price's `price_0.5.assist_rate`, a band's
+    `band_known.right`; empty where it did not occur.
     """
     rows = []
     for step in steps:
         row = {name: value for name, value in step.flat().items() if name not in _WHERE_MEASURED or value is not None}
-        parts, families, prices = row.pop("seconds_by_part"), row.pop("families"), row.pop("prices")
-        row |= {f"{name}_s": seconds for name, seconds in parts.items()}
-        for scores in families:
-            row |= {f"{scores['family']}.{name}": value for name, value in scores.items() if name != "family"}
-        for rate in prices:
-            row |= {f"price_{rate['price']:g}.{name}": value for name, value in rate.items() if name != "price"}
+        row |= {f"{name}_s": seconds for name, seconds in row.pop("seconds_by_part").items()}
+        for column, key, prefix in (("families", "family", "{}"), ("prices", "price", "price_{:g}"), ("bands", "band", "band_{}")):
+            for part in row.pop(column):
+                row |= {f"{prefix.format(part[key])}.{name}": value for name, value in part.items() if name != key}
         rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -40,6 +40,7 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
     assert [float(row["dual_after"]) for row in rows] == [step.control.dual_after for step in steps]
     assert set(rows[0]) >= {"step", "assist_rate", "target_rate", "kept_accuracy", "joint_accuracy", "gate", "rollout_s"}
     assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].scores.families[0].assist_rate), "3")
+    assert not [text for row in rows for text in row.values() if text.startswith(("(", "[", "{"))], "a cell is one value"
     for name in ("rate_and_price.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert (folder / "adapter" / "learner.json").is_file()
