@@ -18,13 +18,10 @@ from hypothesis import strategies as st
 
 from edge.core.errors import UsageError
 from tools.simulate.__main__ import main
-from tools.simulate.faults.explore import KINDS, Kind, explore, noted_interrupts
-from tools.simulate.faults.outcome import Tally
+from tools.simulate.faults.command import minimal_story, read_replay, shrink, write_replay
+from tools.simulate.faults.explore import KINDS, Kind, Tally, explore, noted_interrupts
 from tools.simulate.faults.planted import BUGS, find_bug
-from tools.simulate.faults.replay import read_replay, write_replay
-from tools.simulate.faults.scenario import smaller, words
-from tools.simulate.faults.shrink import shrink, without_some
-from tools.simulate.faults.story import minimal_story
+from tools.simulate.faults.scenario import smaller, without_some, words
 
 BUG = "a time-out is refunded"
 

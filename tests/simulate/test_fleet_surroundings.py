@@ -16,12 +16,12 @@ from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
 from tests.simulate.fleet_worlds import group, in_virtual_time, scenario
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud
+from tools.simulate.fleet.device import Timetable
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
 from tools.simulate.fleet.mind import Nature, Question
 from tools.simulate.fleet.people import arrivals, draw_difficulty
 from tools.simulate.fleet.scenario import CloudPart, DifficultyPart, LearningPart, TokensPart
-from tools.simulate.fleet.timetable import Timetable
 from tools.simulate.virtual.loop import SeededLoop
 
 STEADY = LinkModel("steady", 0.1, 0.0, 1000.0, 2000.0)

@@ -13,9 +13,8 @@ import pytest
 
 from coordinator.ledger.tables import CALL
 from tests.simulate.fleet_worlds import group, played, scenario
-from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
-from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.fleet.world import FleetWorld, violations
 from tools.simulate.reports.result import GroupResult, all_sources
 from tools.simulate.virtual.loop import Deadlock
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.simulate.validation.drawing import draw
+from tools.simulate.validation.comparison import Row, compare, draw, goal_is_met
 from tools.simulate.validation.seen import Answered, Run, Taken
-from tools.simulate.validation.verdict import Row, compare, goal_is_met
 
 LOCAL = Answered(0, 1.0, 1.0, 0.01, 0.05, "local", False, 60, 40, 0, -2.0)
 CLOUD = replace(LOCAL, source="cloud", asked=True, total_s=0.2, cloud_tokens=50)

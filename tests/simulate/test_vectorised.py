@@ -24,9 +24,8 @@ from tools.simulate.reports.result import SimulationResult
 from tools.simulate.vectorised import validate
 from tools.simulate.vectorised.budgets import Bids, SharedBudget, charged, highest
 from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Cloud, Slots
-from tools.simulate.vectorised.dials import FleetDials
 from tools.simulate.vectorised.draws import Draws
-from tools.simulate.vectorised.fleet import run_vectorised
+from tools.simulate.vectorised.fleet import FleetDials, run_vectorised
 from tools.simulate.vectorised.validate import Compared, compared
 
 READY = sorted((Path(__file__).resolve().parents[2] / "tools" / "simulate" / "scenarios").glob("*.yaml"))

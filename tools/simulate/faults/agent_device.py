@@ -54,8 +54,7 @@ from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
 from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
-from tools.simulate.virtual.clock import VirtualClock
-from tools.simulate.virtual.loop import Host, is_alive
+from tools.simulate.virtual.loop import Host, VirtualClock, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()

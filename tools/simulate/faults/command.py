@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import msgspec
 from rich.console import Console
 
 from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
 from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import find_bug
-from tools.simulate.faults.replay import read_replay, write_replay
 from tools.simulate.faults.scenario import Scenario, smaller, words
-from tools.simulate.faults.shrink import shrink
-from tools.simulate.faults.story import minimal_story
-from tools.simulate.reports.places import check_files
+from tools.simulate.reports.places import check_files, put_json, read_json
 
 _INTERRUPTED = 130
 _VIOLATIONS_TOLD = 10
@@ -156,3 +156,95 @@ def _natural(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
     return number
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk(Generic[S]):
+    """The smallest scenario found, after so many tries; `exhausted`: no smaller one that was thought of violates any more."""
+
+    scenario: S
+    tries: int
+    exhausted: bool
+
+
+def shrink(
+    scenario: S,
+    smaller: Callable[[S], Iterator[S]],
+    violates: Callable[[S], bool],
+    most_tries: int,
+    tell: Callable[[int], None] = lambda tries: None,
+) -> Shrunk[S]:
+    """Take the first smaller scenario that violates, and again from there, until none does or `most_tries` are over."""
+    tries = 0
+    waiting = smaller(scenario)
+    while (candidate := next(waiting, None)) is not None:
+        if tries == most_tries:
+            return Shrunk(scenario, tries, exhausted=False)
+        tries += 1
+        tell(tries)
+        if violates(candidate):
+            scenario, waiting = candidate, smaller(candidate)
+    return Shrunk(scenario, tries, exhausted=True)
+
+
+_REPLAY_FORMAT = 2
+
+
+class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As it stands in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
+    written."""
+
+    format: int
+    violates: list[str]
+    plant: str
+    scenario: Scenario
+
+
+def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant: str) -> None:
+    """Write a scenario. Raises EdgeError for a place that cannot be written."""
+    put_json(Replay(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
+
+
+def read_replay(path: Path) -> Replay:
+    """What a file says. Raises UsageError for one that cannot be read or is none."""
+    return read_json(path, Replay, _REPLAY_FORMAT, hint="explore writes such files")
+
+
+_KEY = re.compile(r"\b[0-9a-f]{32}\b|[\w]+(?:-+[\w]+)+(?:#\d+)?")
+_STEP = re.compile(r"\b\w+#\d+")
+_ENTRY = re.compile(r"\bentry (\d+)")
+_BUDGET = re.compile(r"\b(?:share/)?(?:fleet_task|device_task|fleet|device)(?:\[[^\]]*\])?(?:@[\w-]+)?(?![\w\[])")
+_DEVICE = re.compile(r"\b(?:d|agent-)\d+\b")
+_JOURNAL = re.compile(r"journal +(\d+) ")
+_WORLD = re.compile(r"^ *[\d.]+ world ")
+
+
+def minimal_story(violations: Sequence[str], told: Sequence[str], most: int) -> list[str]:
+    """The last `most` lines of what happened to what the violations name, with all that befell the world. They name calls and steps,
+    journal entries, budgets or devices; the most particular kind that is named decides."""
+    text = "\n".join(line.partition(": ")[2] for line in violations)
+    devices, entries = set(_DEVICE.findall(text)), set(_ENTRY.findall(text))
+    names, budgets = _names(text) - devices, set(_BUDGET.findall(text)) - {"device"}
+
+    def concerned(line: str) -> bool:
+        entry = _JOURNAL.search(line)
+        if _WORLD.match(line) or (entry is not None and entry[1] in entries):
+            return True
+        if names:
+            return bool(names & _names(line))
+        if budgets and entry is not None:
+            return bool(budgets & set(_BUDGET.findall(line)))
+        return not (entries or budgets) and (not devices or bool(devices & set(_DEVICE.findall(line))))
+
+    lines = [line for line in told if concerned(line)]
+    left = len(lines) - most
+    return [*([f"({left} lines before)"] if left > 0 else []), *lines[-most:]]
+
+
+def _names(text: str) -> set[str]:
+    """Keys of calls and numbers of steps."""
+    keys = {key for key in _KEY.findall(text) if any(sign.isdigit() for sign in key) and not re.fullmatch(r"[\d-]+", key)}
+    return keys | set(_STEP.findall(text))

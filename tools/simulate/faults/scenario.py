@@ -6,15 +6,14 @@ A world has scripted devices, which strain the coordinator, or real agents with 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
-from tools.simulate.faults.shrink import less, without_some
 from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
 from tools.simulate.faults.upstream import ACTS
-from tools.simulate.virtual.clock import EPOCH
+from tools.simulate.virtual.loop import EPOCH
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -473,6 +472,20 @@ def _agent_faults(rng: random.Random, lasts_s: float) -> list[Fault]:
 def _agent_fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
     at, for_s = rng.uniform(0.0, lasts_s), rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
     return AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3))
+
+
+def without_some(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
+    """A sequence without all, without each half, each quarter, and so on to each single one."""
+    size = len(items)
+    while size:
+        for start in range(0, len(items), size):
+            yield (*items[:start], *items[start + size :])
+        size //= 2
+
+
+def less(number: int, least: int) -> Iterator[int]:
+    """Smaller numbers, the least one first."""
+    yield from dict.fromkeys(each for each in (least, number // 2, number - 1) if least <= each < number)
 
 
 def smaller(scenario: Scenario) -> Iterator[Scenario]:

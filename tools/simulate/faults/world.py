@@ -41,9 +41,8 @@ from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, quiet_finalisers, quiet_logs
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, VirtualClock, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 

@@ -33,12 +33,11 @@ from edge.core.machine import usable_cores
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.places import check_folder, put_json, read_json
-from tools.simulate.validation.drawing import draw
+from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Run, Taken
-from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
 
 FORMAT = 1
 _MOST_PROMPTS = 256
