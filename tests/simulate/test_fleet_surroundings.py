@@ -119,7 +119,7 @@ def cloud(**values: Any) -> SimulatedCloud:
     return SimulatedCloud(part, lambda number: asked, lambda: 0, 1)
 
 
-def test_the_cloud_answers_in_its_time_and_says_what_it_used() -> None:
+def test_the_cloud_answers_in_its_time_and_reports_its_usage() -> None:
     one = cloud()
 
     async def ask(loop: SeededLoop) -> Any:
@@ -142,7 +142,7 @@ def test_the_cloud_answers_in_its_time_and_says_what_it_used() -> None:
         ({}, False, 1.5, "deadline", None),
     ],
 )
-def test_what_fails_says_whether_it_was_executed(
+def test_a_failure_reports_whether_the_call_was_executed(
     values: dict[str, Any], down: bool, deadline_s: float, kind: str, executed: bool | None
 ) -> None:
     one = cloud(**values)

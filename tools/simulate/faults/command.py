@@ -1,4 +1,4 @@
-"""`python -m tools.simulate explore`: play seeds, make the first violating world small, tell its story."""
+"""`python -m tools.simulate explore`: play seeds, make the first violating world small, show its story."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.simulate.faults.scenario import Scenario, smaller, words
 from tools.simulate.reports.places import check_files, put_json, read_json
 
 _INTERRUPTED = 130
-_VIOLATIONS_TOLD = 10
+_VIOLATIONS_SHOWN = 10
 _COMMAND = "python -m tools.simulate explore"
 
 
@@ -77,7 +77,7 @@ def run_explore(chosen: argparse.Namespace) -> int:
     if chosen.keep_going:
         print("\n".join([*tally.by_invariant(), *(f"seed {seed}: {said}" for seed, said in tally.found.items())]))
     elif tally.violating is not None:
-        _tell_smallest(kind, tally.violating, name, chosen)
+        _report_smallest(kind, tally.violating, name, chosen)
     return 1 if tally.found else _INTERRUPTED if tally.interrupted else 0
 
 
@@ -103,12 +103,12 @@ def _replay(chosen: argparse.Namespace) -> int:
     if outcome.ok:
         print(f"nothing is violated; when {chosen.replay} was written, {', '.join(replay.violates)} was")
         return 0
-    _tell(replay.scenario, outcome, chosen.story)
+    _report(replay.scenario, outcome, chosen.story)
     return 1
 
 
-def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
-    """Make the scenario smaller for as long as one of the invariants is violated, and tell what is left."""
+def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
+    """Make the scenario smaller for as long as one of the invariants is violated, and report what is left."""
     violated = outcome.verdict.violations[0].partition(":")[0]
     found = {"outcome": outcome}
 
@@ -123,7 +123,7 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
         smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, lambda tries: line.update(said.format(tries)))
     path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
     write_replay(path, smallest.scenario, found["outcome"].violated, plant)
-    _tell(smallest.scenario, found["outcome"], chosen.story)
+    _report(smallest.scenario, found["outcome"], chosen.story)
     rest = "" if smallest.exhausted else "; it may be made smaller still with more --tries"
     print(f"made smaller in {smallest.tries} tries{rest}")
     agents = " --agents" if kind.name == "agents" else ""
@@ -132,16 +132,16 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
     print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
 
 
-def _tell(scenario: Scenario, outcome: Outcome, lines: int) -> None:
+def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     violations = outcome.verdict.violations
     print(f"seed {outcome.seed} violates {', '.join(sorted(outcome.violated))}:")
-    print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_TOLD]))
-    if len(violations) > _VIOLATIONS_TOLD:
-        print(f"  ... and {len(violations) - _VIOLATIONS_TOLD} more")
+    print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_SHOWN]))
+    if len(violations) > _VIOLATIONS_SHOWN:
+        print(f"  ... and {len(violations) - _VIOLATIONS_SHOWN} more")
     print("in this world:")
     print("\n".join(f"  {line}" for line in words(scenario)))
     print("what happened to it:")
-    print("\n".join(minimal_story(violations[:1], outcome.told, lines)))
+    print("\n".join(minimal_story(violations[:1], outcome.story, lines)))
 
 
 def _minutes(text: str) -> float:
@@ -175,7 +175,7 @@ def shrink(
     smaller: Callable[[S], Iterator[S]],
     violates: Callable[[S], bool],
     most_tries: int,
-    tell: Callable[[int], None] = lambda tries: None,
+    progress: Callable[[int], None] = lambda tries: None,
 ) -> Shrunk[S]:
     """Take the first smaller scenario that violates, and again from there, until none does or `most_tries` are over."""
     tries = 0
@@ -184,7 +184,7 @@ def shrink(
         if tries == most_tries:
             return Shrunk(scenario, tries, exhausted=False)
         tries += 1
-        tell(tries)
+        progress(tries)
         if violates(candidate):
             scenario, waiting = candidate, smaller(candidate)
     return Shrunk(scenario, tries, exhausted=True)

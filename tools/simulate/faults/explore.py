@@ -31,7 +31,7 @@ from tools.simulate.faults.world import play
 from tools.simulate.reports.quantities import several
 
 AHEAD = 4
-"""Batches of seeds that each process is given before those of lower numbers are told."""
+"""Batches of seeds that each process is given before those of lower numbers are reported."""
 BATCH = 4
 _KILLS = ("kill", "limits", "drain")
 INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
@@ -184,7 +184,7 @@ def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Ge
 def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
     """What happened is sent along only where something was violated."""
     outcomes = _here(KINDS[kind], seeds, plant)
-    return [replace(outcome, told=()) if outcome.ok else outcome for outcome in outcomes]
+    return [replace(outcome, story=()) if outcome.ok else outcome for outcome in outcomes]
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -34,7 +34,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One played world. `digest` is over all logs: the same seed gives the same bytes. `told`: all that happened, a line each."""
+    """One played world. `digest` is over all logs: the same seed gives the same bytes. `story`: all that happened, a line each."""
 
     seed: int
     verdict: Verdict
@@ -42,7 +42,7 @@ class Outcome:
     steps: int
     virtual_s: float
     injected: Counter[str]
-    told: tuple[str, ...]
+    story: tuple[str, ...]
 
     @property
     def ok(self) -> bool:

@@ -545,13 +545,13 @@ def _with(value: T, name: str, part: object) -> T:
 
 def words(scenario: Scenario) -> list[str]:
     """A scenario for a person: what is in it, a line for each agent, task and fault."""
-    lines = [_said(scenario, "seed", "terms", "agents", "faults"), f"terms: {_said(scenario.terms, 'tasks')}"]
-    lines += [f"agent-{number}: {_said(agent)}" for number, agent in enumerate(scenario.agents)]
-    lines += [f"task {name}: {_said(task)}" for name, task in scenario.terms.tasks.items()]
-    return lines + ([f"fault: {_said(fault, 'terms')}" for fault in scenario.faults] or ["no faults beyond these"])
+    lines = [_set_fields(scenario, "seed", "terms", "agents", "faults"), f"terms: {_set_fields(scenario.terms, 'tasks')}"]
+    lines += [f"agent-{number}: {_set_fields(agent)}" for number, agent in enumerate(scenario.agents)]
+    lines += [f"task {name}: {_set_fields(task)}" for name, task in scenario.terms.tasks.items()]
+    return lines + ([f"fault: {_set_fields(fault, 'terms')}" for fault in scenario.faults] or ["no faults beyond these"])
 
 
-def _said(part: DataclassInstance, *left_out: str) -> str:
+def _set_fields(part: DataclassInstance, *left_out: str) -> str:
     """All that is not nothing."""
     known = {each.name: getattr(part, each.name) for each in fields(part) if each.name not in left_out}
     return ", ".join(

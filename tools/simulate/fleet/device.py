@@ -40,7 +40,7 @@ from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, LearningPart
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
 from tools.simulate.virtual.network import SimulatedClient
 
-_LOOK_AGAIN_S = 900.0
+_CHECK_AGAIN_S = 900.0
 _GRAIN = 1e-3
 """Of a pause: turns are told apart by more than their rounding."""
 
@@ -48,7 +48,7 @@ _GRAIN = 1e-3
 class Timetable:
     """Implements `LearningConditions`: so many steps a day, evenly within the hours, shifted by `shift` (share of the pause between two).
 
-    `check_s` says exactly when it is worth looking again, so that waiting costs no events.
+    `check_s` says exactly when to check again, so that waiting costs no events.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Timetable:
         self._time = time
         self._empty = empty
         self._next_s = self._turn_from(time())
-        self.check_s = _LOOK_AGAIN_S
+        self.check_s = _CHECK_AGAIN_S
 
     def waiting_for(self, now: float, quiet_s: float) -> str:
         """Why no step may begin, or ""; then the next turn is meant from now on, and turns that were missed are."""
         at = self._time()
-        self.check_s = max(self._next_s - at, 0.0) or _LOOK_AGAIN_S
+        self.check_s = max(self._next_s - at, 0.0) or _CHECK_AGAIN_S
         if at < self._next_s:
             return "the next step has its time"
         if self._empty():

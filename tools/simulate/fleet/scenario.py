@@ -222,7 +222,7 @@ class Scenario(Section):
     assertions: tuple[Assertion, ...] = Field((), description="What must hold at the end.")
 
     @model_validator(mode="after")
-    def _groups_are_told_apart(self) -> Scenario:
+    def _groups_have_own_names(self) -> Scenario:
         if not self.groups:
             raise ValueAt(("groups",), "groups must name at least one group")
         names = [group.name for group in self.groups]

@@ -45,7 +45,7 @@ from tools.simulate.virtual.site import Site
 LEFT_OVER_S = 6 * HOUR_S
 """Virtual time after the end within which everything has to come to rest."""
 SETTLE_S = 1800.0
-LOOK_S = 5.0
+CHECK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class FleetWorld:
             device.end()
         await asyncio.gather(*lives)
         self.loop.create_task(self._stop_site(), name="stop")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: _Group) -> asyncio.Task[None]:
         name = f"{group.part.name}-{len(group.devices):05d}"
@@ -190,7 +190,7 @@ class FleetWorld:
         await self._until_served()
         end = self.loop.time() + SETTLE_S
         while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     async def _stop_site(self) -> None:
         if self.site.broker is not None:
@@ -218,13 +218,13 @@ class FleetWorld:
             self._reload(event)
 
     async def _cloud_down(self, seconds: float) -> None:
-        self._tell(f"the cloud is down for {seconds:g} s")
+        self._note(f"the cloud is down for {seconds:g} s")
         self.cloud.down = True
         await asyncio.sleep(seconds)
         self.cloud.down = False
 
     async def _coordinator_down(self, seconds: float) -> None:
-        self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
+        self._note(f"the coordinator is killed, and started again after {seconds:g} s")
         began, place = self.loop.time(), len(self._down)
         self._down.append(Outage(began, math.inf))
         self.site.kill()
@@ -234,7 +234,7 @@ class FleetWorld:
         self._down[place] = Outage(began, self.loop.time())
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
-        self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
+        self._note(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
         hit = [device for group in self._groups if not groups or group.part.name in groups for device in group.devices]
         for device in hit:
             device.link.force_down(self.loop.time(), seconds)
@@ -244,7 +244,7 @@ class FleetWorld:
                 device.channel.break_streams()
 
     def _reload(self, event: EventPart) -> None:
-        self._tell("the coordinator reads a changed configuration")
+        self._note("the coordinator reads a changed configuration")
         self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
         self.site.reload(self._config())
 
@@ -256,7 +256,7 @@ class FleetWorld:
                 device.machine.recharge()
             midnight += DAY_S
 
-    def _tell(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self.happened.append((rounded(self.loop.time()), text))
 
     # looking -------------------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def kept(folder: Path, job: Job) -> Finished | None:
 async def play_all(
     jobs: Sequence[Job], folder: Path, engine: SweepEngine, at_once: int, ended: Callable[[Finished | Failed], None]
 ) -> list[Finished | Failed]:
-    """Play what has no result in the folder yet; `ended` is told of each as it ends.
+    """Play what has no result in the folder yet; `ended` is called with each as it ends.
 
     Cancelled, it stops what runs and keeps what is done.
     """

@@ -24,7 +24,7 @@ from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
-from tools.simulate.fleet.tally import jain_index, quantiles, share, told_rates
+from tools.simulate.fleet.tally import changing_rates, jain_index, quantiles, share
 from tools.simulate.reports.result import (
     FORMAT,
     GROWTH,
@@ -515,7 +515,7 @@ class Tally:
             cloud_calls=self._calls.tolist(),
             spend_uusd=self._spend_uusd.tolist(),
             online_share=[1.0] * len(ends_at),
-            target_rate=told_rates(self.target_rates, self.target_rates[-1]),
+            target_rate=changing_rates(self.target_rates, self.target_rates[-1]),
             energy_wh=[round(float(value), 6) for value in energy_wh],
         )
 
