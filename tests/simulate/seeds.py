@@ -6,8 +6,7 @@ from __future__ import annotations
 from edge.core.clock import SystemClock
 from tests.simulate.summary import note
 from tools.simulate.faults.command import fresh_start
-from tools.simulate.faults.explore import Kind, explore
-from tools.simulate.faults.outcome import Tally
+from tools.simulate.faults.explore import Kind, Tally, explore
 
 _DAY_S = 86_400
 

@@ -18,18 +18,15 @@ from hypothesis import strategies as st
 
 from edge.core.errors import UsageError
 from tools.simulate.__main__ import main
-from tools.simulate.faults.explore import KINDS, Kind, explore, noted_interrupts
-from tools.simulate.faults.outcome import Tally
+from tools.simulate.faults.command import minimal_story, read_replay, shrink, write_replay
+from tools.simulate.faults.explore import KINDS, Kind, Tally, explore, noted_interrupts
 from tools.simulate.faults.planted import BUGS, find_bug
-from tools.simulate.faults.replay import read_replay, write_replay
-from tools.simulate.faults.scenario import smaller, words
-from tools.simulate.faults.shrink import shrink, without_some
-from tools.simulate.faults.story import minimal_story
+from tools.simulate.faults.scenario import smaller, without_some, words
 
 BUG = "a time-out is refunded"
 
 
-def test_it_says_what_it_played_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clean_run_prints_its_counts_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explore", "--seeds", "12", "--start", "5"]) == 0
     said = capsys.readouterr().out
     assert "12 seeds" in said
@@ -121,11 +118,11 @@ def test_several_processes_find_the_same_first_seed_and_the_same_sums() -> None:
     assert alone.violating is not None
     assert together.violating is not None
     assert together.violating.seed == alone.violating.seed
-    assert together.violating.told == alone.violating.told
+    assert together.violating.story == alone.violating.story
     assert (together.line(), together.table()) == (alone.line(), alone.table())
 
 
-def test_an_interrupt_tells_the_sums_so_far() -> None:
+def test_an_interrupt_prints_the_counts_so_far() -> None:
     program = [sys.executable, "-u", "-c", _INTERRUPTED_AFTER_A_FEW]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as exploring:

@@ -71,7 +71,7 @@ def test_suppressed_help_gives_an_answer_that_goes_on_from_the_prefix() -> None:
         assert not check_format(THINKING + response.text, 4).asks_help
 
 
-def test_a_seed_alone_decides_at_temperature_one_and_asks_as_often_as_the_mind_says() -> None:
+def test_at_temperature_one_the_seed_decides_and_the_rate_is_the_minds() -> None:
     bench = Bench(Mind(ask=0.5))
     question = QUESTIONS[1]
     group = bench.run(bench.backend.sample_group([Message("user", question.text)], Sampling(), range(400)))

@@ -191,7 +191,7 @@ def test_the_rows_of_the_formula_complete_the_file_they_were_made_of(tmp_path: P
         ("device: {processor: cpu, memory_mib: 8192}", "the formula needs device.processor, device.bandwidth_gb_per_s"),
     ],
 )
-def test_a_profile_that_says_too_little_for_the_formula_is_one_line_and_2(
+def test_an_incomplete_profile_for_the_formula_is_one_line_and_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
 ) -> None:
     if text is not None:

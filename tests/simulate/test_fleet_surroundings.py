@@ -16,12 +16,12 @@ from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
 from tests.simulate.fleet_worlds import group, in_virtual_time, scenario
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud
+from tools.simulate.fleet.device import Timetable
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
 from tools.simulate.fleet.mind import Nature, Question
 from tools.simulate.fleet.people import arrivals, draw_difficulty
 from tools.simulate.fleet.scenario import CloudPart, DifficultyPart, LearningPart, TokensPart
-from tools.simulate.fleet.timetable import Timetable
 from tools.simulate.virtual.loop import SeededLoop
 
 STEADY = LinkModel("steady", 0.1, 0.0, 1000.0, 2000.0)
@@ -119,7 +119,7 @@ def cloud(**values: Any) -> SimulatedCloud:
     return SimulatedCloud(part, lambda number: asked, lambda: 0, 1)
 
 
-def test_the_cloud_answers_in_its_time_and_says_what_it_used() -> None:
+def test_the_cloud_answers_in_its_time_and_reports_its_usage() -> None:
     one = cloud()
 
     async def ask(loop: SeededLoop) -> Any:
@@ -142,7 +142,7 @@ def test_the_cloud_answers_in_its_time_and_says_what_it_used() -> None:
         ({}, False, 1.5, "deadline", None),
     ],
 )
-def test_what_fails_says_whether_it_was_executed(
+def test_a_failure_reports_whether_the_call_was_executed(
     values: dict[str, Any], down: bool, deadline_s: float, kind: str, executed: bool | None
 ) -> None:
     one = cloud(**values)

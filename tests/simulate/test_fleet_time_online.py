@@ -61,7 +61,7 @@ def test_an_outage_of_one_group_is_not_the_others_and_two_at_once_count_once(tmp
     assert shares == pytest.approx([1 - 1000 / 21600, 1 - 40 / 21600], abs=2e-5)
 
 
-def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path: Path) -> None:
+def test_a_link_that_is_off_from_0_to_24_is_reported_as_always_off(tmp_path: Path) -> None:
     (tmp_path / "off.yaml").write_text(ALWAYS_OFF)
     asking = group(link=str(tmp_path / "off.yaml"), mind={"ask": 3.0})
     result, _ = played(tmp_path, asking, lasts_h=26)
@@ -71,7 +71,7 @@ def test_a_link_that_is_off_from_0_to_24_is_always_off_and_that_is_told(tmp_path
     assert told["Devices online"] == told["Went to the cloud"] == ["0.0 %"]
 
 
-def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None:
+def test_each_outage_of_a_device_is_returned_once() -> None:
     flapping = replace(STEADY, mean_up_s=90.0, mean_down_s=40.0, offline_hours=(3.0, 4.0))
     asked, looked = (Link(flapping, random.Random(5), 0.0) for _ in range(2))
     for begins in range(0, 18000, 900):
@@ -81,7 +81,7 @@ def test_a_devices_outages_are_told_once_each_as_far_as_they_have_come() -> None
         assert down_s == pytest.approx(seen, abs=5.0)
 
 
-def test_what_was_forced_down_stays_down_for_the_longer_time_and_is_told_after_it_healed() -> None:
+def test_a_link_forced_down_twice_stays_down_for_the_longer_time() -> None:
     one = Link(STEADY, random.Random(1), 0.0)
     one.force_down(10.0, 100.0)
     one.force_down(20.0, 10.0)

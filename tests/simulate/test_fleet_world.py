@@ -13,9 +13,8 @@ import pytest
 
 from coordinator.ledger.tables import CALL
 from tests.simulate.fleet_worlds import group, played, scenario
-from tools.simulate.fleet.account import violations
 from tools.simulate.fleet.device import FleetDevice
-from tools.simulate.fleet.world import FleetWorld
+from tools.simulate.fleet.world import FleetWorld, violations
 from tools.simulate.reports.result import GroupResult, all_sources
 from tools.simulate.virtual.loop import Deadlock
 
@@ -142,7 +141,7 @@ def test_the_same_seed_gives_the_same_bytes_whatever_strings_hash_to(tmp_path: P
     assert texts[0] == texts[1]
 
 
-def test_a_world_that_is_stuck_tells_who_waits_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_names_who_waits_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(device: FleetDevice, number: int) -> None:
         await asyncio.Event().wait()
 

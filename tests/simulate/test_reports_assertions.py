@@ -54,7 +54,7 @@ def test_a_percentile_is_of_all_answers_of_the_groups_and_the_source_that_are_na
         ("spend per answer", {}),
     ],
 )
-def test_a_figure_that_does_not_exist_makes_an_assertion_not_hold_and_says_so(metric: str, more: dict[str, object]) -> None:
+def test_an_assertion_on_an_unknown_figure_fails_with_the_reason(metric: str, more: dict[str, object]) -> None:
     silent = group(answers={}, latency_first={}, latency_total={}, assist_rate=None, settled_assist_rate=None, accuracy=None)
     result = run(silent, cloud=msgspec.structs.replace(sample_cloud([silent]), jain_index=None))
     found = judged(result, metric, "<=", 1.0, **more)

@@ -52,13 +52,13 @@ def test_it_loads_nothing_and_runs_nothing(page: str) -> None:
     assert "url(http" not in page and "@import" not in page
 
 
-def test_it_says_what_was_run_what_holds_and_what_happened(page: str) -> None:
+def test_the_page_has_scenario_assertions_and_events(page: str) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in page
     assert "1 of 2 do not hold" in page
     assert "12 h: cloud down for 30 min" in page
 
 
-def test_every_chart_is_told_in_words_follows_the_pages_colours_and_has_ids_of_its_own(page: str) -> None:
+def test_every_chart_has_alt_text_page_colours_and_unique_ids(page: str) -> None:
     elements = Elements(page).found
     figures = [found for _, found in elements if found.get("role") == "img"]
     assert len(figures) == page.count("<figure>") == 15
@@ -100,7 +100,7 @@ def test_intervals_with_few_answers_are_drawn_together_and_lose_no_answer() -> N
     assert pooled([1.0, 2.0, 3.0], dense, [POOL, 0, POOL]) == ([1.0, 2.0, 3.0], dense)
 
 
-def test_groups_and_runs_are_told_apart_by_their_strokes(tmp_path: Path) -> None:
+def test_groups_and_runs_have_distinct_strokes(tmp_path: Path) -> None:
     groups = [sample_group(1, f"g{number}", devices=2) for number in range(10)]
     assert len({stroke for stroke, _ in Book([Shown(sample_result(groups=groups))]).charts()[0].legend}) == 10
     first, second = sample_result(groups=[sample_group(1, "laptops")]), sample_result(2, [sample_group(2, "laptops")], events=[])
@@ -111,7 +111,7 @@ def test_groups_and_runs_are_told_apart_by_their_strokes(tmp_path: Path) -> None
     assert [(name, stroke.dashes) for stroke, name in legend] == [("laptops", ""), ("A", ""), ("B", "6 3")]
 
 
-def test_a_figure_that_is_0_is_told_and_one_that_is_not_known_is_not() -> None:
+def test_a_figure_of_0_is_shown_and_an_unknown_one_is_not() -> None:
     idle = msgspec.structs.replace(
         sample_group(1, "laptops"), calls=0, spend_uusd=0, assist_rate=0.0, training_assist_rate=None, lost=None
     )

@@ -79,7 +79,7 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
         assert (told.err.count("\n"), told.out) == (1, ""), arguments
 
 
-def test_figures_are_told_even_where_the_file_cannot_be_written_in_the_end(
+def test_figures_are_printed_even_when_the_file_cannot_be_written(
     tmp_path: Path, day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(content: bytes, path: Path) -> None:

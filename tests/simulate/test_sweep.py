@@ -185,7 +185,7 @@ def chosen(path: Path, out: Path, *vary: str, seeds: int = 1, engine: str = "pro
     return argparse.Namespace(scenario=path, vary=list(vary), seeds=seeds, jobs=2, engine=engine, out=out)
 
 
-def test_a_sweep_tells_and_writes_what_it_found_and_goes_on_without_playing_anything_twice(
+def test_a_sweep_reports_its_results_and_resumes_without_playing_a_run_twice(
     tmp_path: Path, scenario: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = scenario(count=str(tmp_path / "count"), assertions=[{"metric": "p95", "op": "<", "value": 4}]), tmp_path / "out"
@@ -216,7 +216,7 @@ def test_what_other_ingredients_gave_is_played_again_and_seeds_alone_may_differ(
     assert "Charts" not in (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
 
 
-def test_failed_runs_are_told_on_the_page_or_where_all_failed_in_one_line(tmp_path: Path, scenario: Callable[..., Path]) -> None:
+def test_failed_runs_are_on_the_page_or_one_line_if_all_failed(tmp_path: Path, scenario: Callable[..., Path]) -> None:
     assert sweep(chosen(scenario(fail=6), tmp_path / "out", "groups.*.dial=0.1", seeds=2), run=RUN) == 1
     page = (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
     assert "dial=0.1 seed=6</b>" in page and "seed 6 was told to fail; try another one" in page
@@ -334,7 +334,7 @@ async def test_a_failed_task_of_ray_is_one_line_and_a_stopped_one_is_cancelled(t
     assert ray.said == ["cancel force=True"]
 
 
-def test_without_ray_one_line_says_how_to_install_it(
+def test_without_ray_the_error_has_the_install_command(
     tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -32,7 +32,7 @@ def test_the_overheads_that_a_device_has_are_found_again_at_any_lengths() -> Non
     assert {(round(each.first, 9), round(each.rest, 9)) for each in pace.paces} == {(1.0, 1.0)}
 
 
-def test_what_tokens_take_more_for_those_before_them_is_told_apart_from_what_each_takes() -> None:
+def test_growth_and_constant_time_of_tokens_are_fitted_separately() -> None:
     growing = [
         replace(each, total_s=each.total_s + 1e-5 * (each.tokens - 1) ** 2)
         for each in (local(50, n, 0.0, 5e-4) for n in range(10, 90, 5))

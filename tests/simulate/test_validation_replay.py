@@ -57,7 +57,7 @@ def test_an_answer_takes_the_time_of_its_own_tokens_at_the_speed_of_the_profile(
     assert [short.first_s, long.first_s] == [pytest.approx(local_s(SHY, 1))] * 2
 
 
-def test_long_answers_take_longer_for_each_token_where_the_profile_says_so(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_tokens_of_long_answers_slow_down_by_the_profiles_growth(files: tuple[Path, Path], tmp_path: Path) -> None:
     files[0].write_text(PROFILE.replace("0.001}", "0.001, token_growth_s: 0.0002}"), encoding="utf-8")
     (seen,) = played(replay(SHY), files, tmp_path)
     assert seen.total_s == pytest.approx(local_s(SHY, 40) + 0.0001 * 39**2)

@@ -23,9 +23,9 @@ from tests.unit.agent_world import HELP, World, local_answer
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.validation.command import archive_of, config_for, read_archive, simulate
+from tools.simulate.validation.comparison import compare
 from tools.simulate.validation.real import Known, Measured, Plan, RealRun, facts_of, make_plan
 from tools.simulate.validation.seen import Sampled
-from tools.simulate.validation.verdict import compare
 
 MINUTES = 0.002
 

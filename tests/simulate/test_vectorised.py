@@ -24,9 +24,8 @@ from tools.simulate.reports.result import SimulationResult
 from tools.simulate.vectorised import validate
 from tools.simulate.vectorised.budgets import Bids, SharedBudget, charged, highest
 from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Cloud, Slots
-from tools.simulate.vectorised.dials import FleetDials
 from tools.simulate.vectorised.draws import Draws
-from tools.simulate.vectorised.fleet import run_vectorised
+from tools.simulate.vectorised.fleet import FleetDials, run_vectorised
 from tools.simulate.vectorised.validate import Compared, compared
 
 READY = sorted((Path(__file__).resolve().parents[2] / "tools" / "simulate" / "scenarios").glob("*.yaml"))
@@ -229,7 +228,7 @@ def test_a_ready_scenario_is_played_as_the_exact_simulation_does_or_refused(path
         with pytest.raises(UsageError, match="dials, budgets and latencies only"):
             run_vectorised(scenario)
         return
-    rows = compared(play(scenario, path.stem, told=False)[0], [run_vectorised(scenario, seed) for seed in range(8)])
+    rows = compared(play(scenario, path.stem, show_progress=False)[0], [run_vectorised(scenario, seed) for seed in range(8)])
     assert len(rows) >= 20
     assert [(row.figure, row.off_by) for row in rows if row.verdict != "yes"] == []
 
@@ -275,5 +274,5 @@ def test_a_result_that_is_far_from_the_exact_one_fails_the_validation(
 
 
 @pytest.mark.parametrize(("found", "verdict"), [(1.04, "yes"), (1.2, "by chance"), (1.4, "no")])
-def test_what_chance_explains_is_told_from_what_it_does_not(found: float, verdict: str) -> None:
+def test_the_verdict_separates_chance_from_difference(found: float, verdict: str) -> None:
     assert Compared("boards", "spend", 1.0, found, 0.1).verdict == verdict

@@ -67,7 +67,7 @@ async def _runs_in_circles(loop: SeededLoop) -> None:
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_what_comes_to_no_end_is_stopped_and_tells_who_waits_for_what(
+def test_an_endless_world_is_stopped_with_who_waits_for_what(
     main: Callable[[SeededLoop], Coroutine[Any, Any, None]], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tools.simulate.virtual.loop.MOST_STEPS_AT_ONCE", 1000)
@@ -177,7 +177,7 @@ def test_a_full_disk_changes_nothing_and_an_unsure_one_changes_all() -> None:
     in_virtual_time(main)
 
 
-def test_messages_are_lost_doubled_late_and_out_of_order_as_their_link_says() -> None:
+def test_messages_follow_the_faults_of_their_link() -> None:
     arrived: list[int] = []
 
     async def main(loop: SeededLoop) -> Traffic:

@@ -1,4 +1,4 @@
-"""A simulated administrator: asks the AdminService while calls are in flight, and writes down what it is told."""
+"""A simulated administrator: asks the AdminService while calls are in flight, and writes down the replies."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class SimulatedAdministrator:
         return self._note("list_tasks", "", "ok", told)
 
     async def list_calls(self) -> None:
-        """Some calls; what they are is told nowhere else as precisely."""
+        """Some calls; no other reply has them as precisely."""
         request = admin_pb2.ListCallsRequest(page_size=5)
         await self._ask("list_calls", "", lambda: self._stub.ListCalls(request, timeout=TIMEOUT_S))
 

@@ -91,7 +91,7 @@ class _AgentChecker:
                 self._is(
                     "A2",
                     call is not None and call.state == "completed",
-                    f"{key} was answered by the cloud, its call is {_said(call)}",
+                    f"{key} was answered by the cloud, its call is {_state_of(call)}",
                 )
             charged = self._serving[key].charged[2] if key in self._serving else 0
             self._is(
@@ -189,7 +189,7 @@ class _AgentChecker:
 _ENDS = {"": "cut by a crash", "left": "left by its person"}
 
 
-def _said(call: Call | None) -> str:
+def _state_of(call: Call | None) -> str:
     return "unknown" if call is None else call.state
 
 

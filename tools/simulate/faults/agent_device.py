@@ -43,8 +43,8 @@ from tools.simulate.faults.device import (
     DeviceEvent,
     Notebook,
     Surroundings,
-    told_by,
-    told_of,
+    answer_parts,
+    refusal_parts,
 )
 from tools.simulate.faults.scenario import AgentPlan, Fault
 from tools.simulate.fleet.backend import SimulatedBackend
@@ -54,13 +54,12 @@ from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
 from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
-from tools.simulate.virtual.clock import VirtualClock
-from tools.simulate.virtual.loop import Host, is_alive
+from tools.simulate.virtual.loop import Host, VirtualClock, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()
 DEADLINE_S = 15.0
-LOOK_S = 1.0
+CHECK_S = 1.0
 SETTLE_S = 400.0
 """For calls in doubt: an agent asks for their end once a minute at least."""
 STOP_S = 120.0
@@ -143,12 +142,12 @@ class Kept:
 
 
 class LoggedClient(SimulatedClient):
-    """The real client, which writes down what it was asked and told."""
+    """The real client, which writes down requests and replies."""
 
     def __init__(
         self, channel: SimulatedChannel, name: str, seed: int, around: Surroundings, notebook: Notebook, failpoint: Failpoint
     ) -> None:
-        """`failpoint` is told "asked" before a call leaves, and "answered" before its answer is passed on."""
+        """`failpoint` is called with "asked" before a call leaves, and "answered" before its answer is passed on."""
         super().__init__(channel, name, POLICY, seed)
         self._name, self._around, self._notebook, self._at_failpoint = name, around, notebook, failpoint
 
@@ -164,10 +163,10 @@ class LoggedClient(SimulatedClient):
             async with aclosing(super().stream_complete(call, deadline_s)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.completion is not None:
-                        self._note("complete", key, "completed", told_of(delta.completion))
+                        self._note("complete", key, "completed", answer_parts(delta.completion))
                     yield delta
         except CoordinatorError as error:
-            self._note("complete", key, error.reason, told_by(error))
+            self._note("complete", key, error.reason, refusal_parts(error))
             raise
 
     async def get_call(self, call_key: str) -> CloudCompletion:
@@ -192,9 +191,9 @@ class LoggedClient(SimulatedClient):
         try:
             value = await asking
         except CoordinatorError as error:
-            self._note(what, key, error.reason, told_by(error))
+            self._note(what, key, error.reason, refusal_parts(error))
             raise
-        self._note(what, key, "completed" if isinstance(value, CloudCompletion) else "ok", told_of(value))
+        self._note(what, key, "completed" if isinstance(value, CloudCompletion) else "ok", answer_parts(value))
         return value
 
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
@@ -449,7 +448,7 @@ class AgentMember:
         if self._life is not None:
             return
         around = self._around
-        around.tell(f"{self.name} started")
+        around.note(f"{self.name} started")
         self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
         state, channel = SeededState(self._folder), around.channel(self.link)
         self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
@@ -489,7 +488,7 @@ class AgentMember:
 
     async def resume(self) -> None:
         """Everything is over: it learns and asks again."""
-        await self._around.until(lambda: self._is_open, SETTLE_S, LOOK_S)
+        await self._around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
         self._pause_learning(False)
         self._pause_cloud(False)
 
@@ -515,7 +514,7 @@ class AgentMember:
             self._life.state.close()
 
     def read(self) -> None:
-        """Look at the folder of an agent that does not run."""
+        """Read the folder of an agent that does not run."""
         with SeededState(self._folder) as state:
             self.kept = Kept.read(state, self.scenario.tasks)
 
@@ -523,7 +522,7 @@ class AgentMember:
         """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
         assert self._host is not None
         assert self._life is not None
-        self._around.tell(f"{self.name} crashed")
+        self._around.note(f"{self.name} crashed")
         self._host.die()
         self._life.state.close()
         self._life = self._living = None

@@ -62,7 +62,7 @@ def check(
         _nothing_while_unwritable(fold, upstream, devices, disk, verdict)
         _floors_are_kept(fold, devices, rules, disk, verdict)
         _rates_are_kept(fold, rules, disk, verdict)
-        _shut_out_as_told(fold, devices, disk, verdict)
+        _disabled_before_refused(fold, devices, disk, verdict)
         _set_limits_are_kept(fold, devices, disk, verdict)
     _devices_match(fold, devices, verdict)
     _replies_are_the_same(devices, verdict)
@@ -234,7 +234,7 @@ def _rates_are_kept(fold: Fold, rules: Rules, disk: DiskLog, verdict: Verdict) -
 
 
 def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
-    """I9 and I10: what a device was told is in the journal, and is its own."""
+    """I9 and I10: what was returned to a device is in the journal, and is its own."""
     for event in devices:
         if event.what == "foreign":
             hidden = event.outcome not in ("completed", "OUTCOME_UNKNOWN", "IN_PROGRESS")
@@ -247,16 +247,16 @@ def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict)
                 "I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come"
             )
         elif event.outcome == "completed":
-            _told_answer_is_durable(fold, event, verdict)
+            _reported_answer_is_durable(fold, event, verdict)
         elif event.outcome == "OUTCOME_UNKNOWN":
-            _told_doubt_is_durable(fold, event, verdict)
+            _unconfirmed_call_is_durable(fold, event, verdict)
         elif event.what in ("open_step", "close_step") and event.outcome == "ok":
-            _told_step_is_durable(fold, event, verdict)
+            _reported_step_is_durable(fold, event, verdict)
         if event.what == "final_call" and event.outcome != "asked":
             verdict.check("I11", event.outcome != "IN_PROGRESS", f"{event.key} of {event.device} is still running at the end")
 
 
-def _told_answer_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
+def _reported_answer_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
     text, input_tokens, output_tokens, uusd, cached = event.told
     call = fold.calls.get((event.device, event.key))
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -270,13 +270,13 @@ def _told_answer_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) ->
         verdict.check("I5", same, f"{event.device} was told {event.told[1:]} of {event.key}; the journal differs")
 
 
-def _told_doubt_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
+def _unconfirmed_call_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
     call, told = fold.calls.get((event.device, event.key)), dict(event.told)
     same = call is not None and (call.state, str(call.charged[2])) == (told.get("state"), told.get("charged_uusd"))
     verdict.check("I9", same, f"{event.device} was told that {event.key} is {told}; the journal differs")
 
 
-def _told_step_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
+def _reported_step_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
     task, _, number = event.key.rpartition("#")
     step = (event.device, task, int(number))
     opened, closed = fold.steps.get(step), fold.closed.get(step)
@@ -326,7 +326,7 @@ def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict
 
 
 def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
-    """I1, I2, I6 and I9: what an administrator is told while calls are in flight is the journal's; limits that were set stay set."""
+    """I1, I2, I6 and I9: what an administrator reads while calls are in flight is the journal's; limits that were set stay set."""
     for event in events:
         if event.outcome != "ok":
             continue
@@ -350,7 +350,7 @@ def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rul
 
 
 def _set_limits_are_kept(fold: Fold, events: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
-    """What an administrator was told is set was so at some time while it asked."""
+    """What was reported to an administrator as set was so at some time while it asked."""
     for event, since in _ended(events, "set_budget", "ok"):
         name, *value = event.told
         mine = [(disk.durable_at[seq - 1], settings) for seq, scope, settings in fold.set_limits if scope == event.key]
@@ -360,8 +360,8 @@ def _set_limits_are_kept(fold: Fold, events: Sequence[DeviceEvent], disk: DiskLo
         verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}")
 
 
-def _shut_out_as_told(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
-    """A device is told that it is disabled only after it was."""
+def _disabled_before_refused(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
+    """A device is refused as disabled only after it was."""
     for event in devices:
         if event.outcome == "DEVICE_DISABLED":
             since = [disk.durable_at[seq - 1] for seq in fold.shut_out[event.device]]
@@ -387,7 +387,7 @@ def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict:
 
 
 def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
-    """I2: what each device is told at the end is the journal's sum of one of its budgets, unit by unit."""
+    """I2: what each device is shown at the end is the journal's sum of one of its budgets, unit by unit."""
     windows = {scope for scope, window in rules.history.ever[-1].windows.items() if window != "total"}
     for event in devices:
         if event.what != "final_budget" or event.outcome != "ok":

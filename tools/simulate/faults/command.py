@@ -1,29 +1,29 @@
-"""`python -m tools.simulate explore`: play seeds, make the first violating world small, tell its story."""
+"""`python -m tools.simulate explore`: play seeds, make the first violating world small, show its story."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import math
+import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import msgspec
 from rich.console import Console
 
 from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
 from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import find_bug
-from tools.simulate.faults.replay import read_replay, write_replay
 from tools.simulate.faults.scenario import Scenario, smaller, words
-from tools.simulate.faults.shrink import shrink
-from tools.simulate.faults.story import minimal_story
-from tools.simulate.reports.places import check_files
+from tools.simulate.reports.places import check_files, put_json, read_json
 
 _INTERRUPTED = 130
-_VIOLATIONS_TOLD = 10
+_VIOLATIONS_SHOWN = 10
 _COMMAND = "python -m tools.simulate explore"
 
 
@@ -77,7 +77,7 @@ def run_explore(chosen: argparse.Namespace) -> int:
     if chosen.keep_going:
         print("\n".join([*tally.by_invariant(), *(f"seed {seed}: {said}" for seed, said in tally.found.items())]))
     elif tally.violating is not None:
-        _tell_smallest(kind, tally.violating, name, chosen)
+        _report_smallest(kind, tally.violating, name, chosen)
     return 1 if tally.found else _INTERRUPTED if tally.interrupted else 0
 
 
@@ -103,12 +103,12 @@ def _replay(chosen: argparse.Namespace) -> int:
     if outcome.ok:
         print(f"nothing is violated; when {chosen.replay} was written, {', '.join(replay.violates)} was")
         return 0
-    _tell(replay.scenario, outcome, chosen.story)
+    _report(replay.scenario, outcome, chosen.story)
     return 1
 
 
-def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
-    """Make the scenario smaller for as long as one of the invariants is violated, and tell what is left."""
+def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
+    """Make the scenario smaller for as long as one of the invariants is violated, and report what is left."""
     violated = outcome.verdict.violations[0].partition(":")[0]
     found = {"outcome": outcome}
 
@@ -123,7 +123,7 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
         smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, lambda tries: line.update(said.format(tries)))
     path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
     write_replay(path, smallest.scenario, found["outcome"].violated, plant)
-    _tell(smallest.scenario, found["outcome"], chosen.story)
+    _report(smallest.scenario, found["outcome"], chosen.story)
     rest = "" if smallest.exhausted else "; it may be made smaller still with more --tries"
     print(f"made smaller in {smallest.tries} tries{rest}")
     agents = " --agents" if kind.name == "agents" else ""
@@ -132,16 +132,16 @@ def _tell_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Na
     print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
 
 
-def _tell(scenario: Scenario, outcome: Outcome, lines: int) -> None:
+def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     violations = outcome.verdict.violations
     print(f"seed {outcome.seed} violates {', '.join(sorted(outcome.violated))}:")
-    print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_TOLD]))
-    if len(violations) > _VIOLATIONS_TOLD:
-        print(f"  ... and {len(violations) - _VIOLATIONS_TOLD} more")
+    print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_SHOWN]))
+    if len(violations) > _VIOLATIONS_SHOWN:
+        print(f"  ... and {len(violations) - _VIOLATIONS_SHOWN} more")
     print("in this world:")
     print("\n".join(f"  {line}" for line in words(scenario)))
     print("what happened to it:")
-    print("\n".join(minimal_story(violations[:1], outcome.told, lines)))
+    print("\n".join(minimal_story(violations[:1], outcome.story, lines)))
 
 
 def _minutes(text: str) -> float:
@@ -156,3 +156,95 @@ def _natural(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
     return number
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk(Generic[S]):
+    """The smallest scenario found, after so many tries; `exhausted`: no smaller one that was thought of violates any more."""
+
+    scenario: S
+    tries: int
+    exhausted: bool
+
+
+def shrink(
+    scenario: S,
+    smaller: Callable[[S], Iterator[S]],
+    violates: Callable[[S], bool],
+    most_tries: int,
+    progress: Callable[[int], None] = lambda tries: None,
+) -> Shrunk[S]:
+    """Take the first smaller scenario that violates, and again from there, until none does or `most_tries` are over."""
+    tries = 0
+    waiting = smaller(scenario)
+    while (candidate := next(waiting, None)) is not None:
+        if tries == most_tries:
+            return Shrunk(scenario, tries, exhausted=False)
+        tries += 1
+        progress(tries)
+        if violates(candidate):
+            scenario, waiting = candidate, smaller(candidate)
+    return Shrunk(scenario, tries, exhausted=True)
+
+
+_REPLAY_FORMAT = 2
+
+
+class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As it stands in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
+    written."""
+
+    format: int
+    violates: list[str]
+    plant: str
+    scenario: Scenario
+
+
+def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant: str) -> None:
+    """Write a scenario. Raises EdgeError for a place that cannot be written."""
+    put_json(Replay(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
+
+
+def read_replay(path: Path) -> Replay:
+    """What a file says. Raises UsageError for one that cannot be read or is none."""
+    return read_json(path, Replay, _REPLAY_FORMAT, hint="explore writes such files")
+
+
+_KEY = re.compile(r"\b[0-9a-f]{32}\b|[\w]+(?:-+[\w]+)+(?:#\d+)?")
+_STEP = re.compile(r"\b\w+#\d+")
+_ENTRY = re.compile(r"\bentry (\d+)")
+_BUDGET = re.compile(r"\b(?:share/)?(?:fleet_task|device_task|fleet|device)(?:\[[^\]]*\])?(?:@[\w-]+)?(?![\w\[])")
+_DEVICE = re.compile(r"\b(?:d|agent-)\d+\b")
+_JOURNAL = re.compile(r"journal +(\d+) ")
+_WORLD = re.compile(r"^ *[\d.]+ world ")
+
+
+def minimal_story(violations: Sequence[str], told: Sequence[str], most: int) -> list[str]:
+    """The last `most` lines of what happened to what the violations name, with all that befell the world. They name calls and steps,
+    journal entries, budgets or devices; the most particular kind that is named decides."""
+    text = "\n".join(line.partition(": ")[2] for line in violations)
+    devices, entries = set(_DEVICE.findall(text)), set(_ENTRY.findall(text))
+    names, budgets = _names(text) - devices, set(_BUDGET.findall(text)) - {"device"}
+
+    def concerned(line: str) -> bool:
+        entry = _JOURNAL.search(line)
+        if _WORLD.match(line) or (entry is not None and entry[1] in entries):
+            return True
+        if names:
+            return bool(names & _names(line))
+        if budgets and entry is not None:
+            return bool(budgets & set(_BUDGET.findall(line)))
+        return not (entries or budgets) and (not devices or bool(devices & set(_DEVICE.findall(line))))
+
+    lines = [line for line in told if concerned(line)]
+    left = len(lines) - most
+    return [*([f"({left} lines before)"] if left > 0 else []), *lines[-most:]]
+
+
+def _names(text: str) -> set[str]:
+    """Keys of calls and numbers of steps."""
+    keys = {key for key in _KEY.findall(text) if any(sign.isdigit() for sign in key) and not re.fullmatch(r"[\d-]+", key)}
+    return keys | set(_STEP.findall(text))

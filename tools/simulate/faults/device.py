@@ -1,5 +1,5 @@
 """A scripted device: works through learning steps with the real client in ways that strain the coordinator, and writes down all it asks and
-is told.
+all replies.
 
 Its notebook survives a crash of the device, as the state folder of an agent does; its log is one of the three that the checker reads.
 """
@@ -127,7 +127,7 @@ class SimulatedDevice:
             try:
                 async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
                     async for budget in versions:
-                        self._note("watch", task, "ok", told_of(budget))
+                        self._note("watch", task, "ok", answer_parts(budget))
             except CoordinatorError as error:
                 self._note("watch", task, error.reason)
             await self._pause(0.2, 1.0)
@@ -227,9 +227,9 @@ class SimulatedDevice:
         async for reply in self._client.complete_batch(items(), self._patience_s()):
             outcome = reply.outcome
             if isinstance(outcome, CoordinatorError):
-                self._note("complete", reply.call_key, outcome.reason, told_by(outcome))
+                self._note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
             else:
-                self._note("complete", reply.call_key, "completed", told_of(outcome))
+                self._note("complete", reply.call_key, "completed", answer_parts(outcome))
             self._note("batch", reply.call_key, "ok")
 
     async def _cancel(self, call: CloudCall) -> None:
@@ -305,10 +305,10 @@ class SimulatedDevice:
         try:
             value = await ask()
         except CoordinatorError as error:
-            self._note(what, key, error.reason, told_by(error))
+            self._note(what, key, error.reason, refusal_parts(error))
             return error.reason, error
         outcome = "completed" if isinstance(value, CloudCompletion) else "ok"
-        self._note(what, key, outcome, told_of(value))
+        self._note(what, key, outcome, answer_parts(value))
         return outcome, value
 
     def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
@@ -327,14 +327,14 @@ def _call(task: str, step: int, number: int) -> CloudCall:
     )
 
 
-def told_by(error: CoordinatorError) -> tuple[Any, ...]:
+def refusal_parts(error: CoordinatorError) -> tuple[Any, ...]:
     """The parts of a refusal that the checker reads."""
     if isinstance(error, OutcomeUnknown):
         return tuple(sorted(error.metadata.items()))
     return (error.metadata.get("budget", ""),)
 
 
-def told_of(value: Any) -> tuple[Any, ...]:
+def answer_parts(value: Any) -> tuple[Any, ...]:
     """The parts of an answer that the checker compares."""
     match value:
         case CloudCompletion():
@@ -372,7 +372,7 @@ class Surroundings:
         """To the coordinator that serves when something is sent."""
         return SimulatedChannel(self.network, lambda: self.site.endpoint, link)
 
-    def tell(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Note what happened to the world."""
         self.story.append((self.loop.time(), text))
 

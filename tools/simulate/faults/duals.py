@@ -1,7 +1,7 @@
 """The prices λ as the journal moves them, own and shared. It shares no code with the ledger.
 
 A shared λ moves with each report, in the journal's order: a `global` one with the report's whole weight, a fleet's by its share of the
-units that all members last planned or reported. A task's version, as a device is told it, grows with each change of its own and of its λ.
+units that all members last planned or reported. A task's version, as a device is shown it, grows with each change of its own and of its λ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Duals:
         return begins
 
     def now(self, task: TaskId) -> tuple[int, float]:
-        """Version and λ as a device is told them."""
+        """Version and λ as a device is shown them."""
         shared = self.shared.get(self.held_to.get(task, ""))
         dual = self.own[task] if shared is None else shared.dual
         return self.versions[task] + (shared.moves if shared else 0), dual

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any
 
 from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.outcome import Catalogue, Outcome, Tally
+from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import planted
 from tools.simulate.faults.scenario import (
     AGENT_FAULTS,
@@ -28,37 +28,107 @@ from tools.simulate.faults.scenario import (
     draw_scripted,
 )
 from tools.simulate.faults.world import play
+from tools.simulate.reports.quantities import several
 
 AHEAD = 4
-"""Batches of seeds that each process is given before those of lower numbers are told."""
+"""Batches of seeds that each process is given before those of lower numbers are reported."""
 BATCH = 4
+_KILLS = ("kill", "limits", "drain")
 INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A family of worlds: how a seed's world is drawn, and what many of them check, inject and meet."""
+    """A family of worlds: how a seed's world is drawn, and all that they can check, inject and meet."""
 
     name: str
     draw: Callable[[int], Scenario]
-    catalogue: Catalogue
+    invariants: tuple[str, ...]
+    faults: frozenset[str]
+    features: frozenset[str]
 
 
 COORDINATOR = Kind(
-    "coordinator",
-    draw_scripted,
-    Catalogue(INVARIANTS, frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}, FEATURES),
+    "coordinator", draw_scripted, INVARIANTS, frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}, FEATURES
 )
 AGENTS = Kind(
     "agents",
     draw_agents,
-    Catalogue(
-        (*AGENT_INVARIANTS, *INVARIANTS),
-        frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
-        AGENT_FEATURES,
-    ),
+    (*AGENT_INVARIANTS, *INVARIANTS),
+    frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
+    AGENT_FEATURES,
 )
 KINDS = {kind.name: kind for kind in (COORDINATOR, AGENTS)}
+
+
+@dataclass(slots=True)
+class Tally:
+    """The sums over seeds, the first outcome that violates something, and what each violating seed said first. `violated` counts
+    violations of each invariant, `violated_in` the seeds."""
+
+    kind: Kind
+    seeds: int = 0
+    violations: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    interrupted: bool = False
+    checks: Counter[str] = field(default_factory=Counter)
+    met: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    violating: Outcome | None = None
+    found: dict[int, str] = field(default_factory=dict)
+    violated: Counter[str] = field(default_factory=Counter)
+    violated_in: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """Another seed."""
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.virtual_s += outcome.virtual_s
+        self.violations += len(outcome.verdict.violations)
+        self.checks += outcome.verdict.checks
+        self.met += outcome.verdict.met
+        self.injected += outcome.injected
+        if not outcome.ok:
+            self.violating = self.violating or outcome
+            self.found[outcome.seed] = outcome.verdict.violations[0]
+            self.violated.update(line.partition(":")[0] for line in outcome.verdict.violations)
+            self.violated_in.update(outcome.violated)
+
+    @property
+    def kills(self) -> int:
+        """How often the coordinator was killed."""
+        return sum(count for kind, count in self.injected.items() if kind in _KILLS or kind.startswith("killed at "))
+
+    def line(self) -> str:
+        """One line for a summary."""
+        return (
+            f"{several(self.seeds, 'seed')}, {self.virtual_s / 3600:.1f} virtual hours in {self.steps} steps: {self.kills} kills survived, "
+            f"{sum(self.injected.values())} faults injected, {sum(self.checks.values())} invariant checks, "
+            f"{self.violations} violations" + (" (interrupted)" if self.interrupted else "")
+        )
+
+    def by_invariant(self) -> list[str]:
+        """How often each invariant was violated, and in how many seeds, a line each; none where nothing was."""
+        return [
+            f"{name}: {several(self.violated[name], 'violation')} in {several(self.violated_in[name], 'seed')}"
+            for name in self.kind.invariants
+            if self.violated[name]
+        ]
+
+    def table(self) -> list[str]:
+        """What was checked, met and injected how often, a line each; what was never met stands there with 0."""
+        checks = {name: self.checks[name] for name in self.kind.invariants}
+        injected = {**dict.fromkeys(sorted(self.kind.faults), 0), **self.injected}
+        met = {**dict.fromkeys(sorted(self.kind.features), 0), **self.met}
+        parts = (("checks of", checks), ("fault", injected), ("met:", met))
+        return [f"  {what} {name}: {count}" for what, counts in parts for name, count in counts.items()]
+
+    def never_met(self) -> list[str]:
+        """The invariants, faults and features that none of these seeds had to do with."""
+        missing = {f"check of {name}" for name in self.kind.invariants if not self.checks[name]}
+        missing |= {f"fault {name}" for name in self.kind.faults if not self.injected[name]}
+        return sorted(missing | {name for name in self.kind.features if not self.met[name]})
 
 
 def played(scenario: Scenario, plant: str = "") -> Outcome:
@@ -79,7 +149,7 @@ def explore(
 ) -> Tally:
     """Play seeds until the first violation, all of them, or until `time_over`; the tally of the same seeds is the same whatever the number
     of jobs. Ctrl-C gives the tally after the seed in hand, a second one raises KeyboardInterrupt."""
-    tally = Tally(kind.catalogue)
+    tally = Tally(kind)
     in_order = _here(kind, seeds, plant) if jobs == 1 else _in_processes(kind, seeds, jobs, plant)
     with noted_interrupts() as interrupted, closing(in_order) as outcomes:
         for outcome in outcomes:
@@ -114,7 +184,7 @@ def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Ge
 def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
     """What happened is sent along only where something was violated."""
     outcomes = _here(KINDS[kind], seeds, plant)
-    return [replace(outcome, told=()) if outcome.ok else outcome for outcome in outcomes]
+    return [replace(outcome, story=()) if outcome.ok else outcome for outcome in outcomes]
 
 
 def _leave_interrupts_to_the_parent() -> None:

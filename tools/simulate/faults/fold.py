@@ -21,7 +21,7 @@ PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the checker is told of the world: the terms over time, how many milliseconds a hold may outlive its lease, the τ that devices
+    """What the checker knows of the world: the terms over time, how many milliseconds a hold may outlive its lease, the τ that devices
     wish for, and the most input and output tokens of a call where all have the same.
     """
 

@@ -6,15 +6,14 @@ A world has scripted devices, which strain the coordinator, or real agents with 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
-from tools.simulate.faults.shrink import less, without_some
 from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
 from tools.simulate.faults.upstream import ACTS
-from tools.simulate.virtual.clock import EPOCH
+from tools.simulate.virtual.loop import EPOCH
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -475,6 +474,20 @@ def _agent_fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
     return AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3))
 
 
+def without_some(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
+    """A sequence without all, without each half, each quarter, and so on to each single one."""
+    size = len(items)
+    while size:
+        for start in range(0, len(items), size):
+            yield (*items[:start], *items[start + size :])
+        size //= 2
+
+
+def less(number: int, least: int) -> Iterator[int]:
+    """Smaller numbers, the least one first."""
+    yield from dict.fromkeys(each for each in (least, number // 2, number - 1) if least <= each < number)
+
+
 def smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios with less in them: first what takes away most."""
     for faults in without_some(scenario.faults):
@@ -532,13 +545,13 @@ def _with(value: T, name: str, part: object) -> T:
 
 def words(scenario: Scenario) -> list[str]:
     """A scenario for a person: what is in it, a line for each agent, task and fault."""
-    lines = [_said(scenario, "seed", "terms", "agents", "faults"), f"terms: {_said(scenario.terms, 'tasks')}"]
-    lines += [f"agent-{number}: {_said(agent)}" for number, agent in enumerate(scenario.agents)]
-    lines += [f"task {name}: {_said(task)}" for name, task in scenario.terms.tasks.items()]
-    return lines + ([f"fault: {_said(fault, 'terms')}" for fault in scenario.faults] or ["no faults beyond these"])
+    lines = [_set_fields(scenario, "seed", "terms", "agents", "faults"), f"terms: {_set_fields(scenario.terms, 'tasks')}"]
+    lines += [f"agent-{number}: {_set_fields(agent)}" for number, agent in enumerate(scenario.agents)]
+    lines += [f"task {name}: {_set_fields(task)}" for name, task in scenario.terms.tasks.items()]
+    return lines + ([f"fault: {_set_fields(fault, 'terms')}" for fault in scenario.faults] or ["no faults beyond these"])
 
 
-def _said(part: DataclassInstance, *left_out: str) -> str:
+def _set_fields(part: DataclassInstance, *left_out: str) -> str:
     """All that is not nothing."""
     known = {each.name: getattr(part, each.name) for each in fields(part) if each.name not in left_out}
     return ", ".join(

@@ -33,7 +33,8 @@ ACTS = (
 
 @dataclass(frozen=True, slots=True)
 class UpstreamEvent:
-    """One line of the upstream's log. `what` is received, executed or told; `usage` what it used or says it used (None: it did not say)."""
+    """One line of the upstream's log. `what` is received, executed, told (answered) or garbage; `usage` what it used or reports (None: not
+    reported)."""
 
     at: float
     key: str
@@ -123,7 +124,7 @@ class SimulatedUpstream:
         if act == "reject":
             self._later(0.01, _fail, reply, ProviderError("rejected", kind="http_400", executed=False))
         elif key in self._answers:
-            self._tell(key, reply, act)
+            self._reply(key, reply, act)
         else:
             self._later(self._rng.uniform(0.01, self.mood.slow_s), self._execute, request, reply, act)
 
@@ -134,9 +135,9 @@ class SimulatedUpstream:
             text = f"answer {len(self._answers)} to {request.messages[-1].content} for {key.split('|')[0]}"
             self._answers[key] = ProviderResult(text, used, f"up-{len(self._answers)}", "stop")
             self._note(key, "executed", usage=(used.input_tokens, used.output_tokens), text=text)
-        self._tell(key, reply, act)
+        self._reply(key, reply, act)
 
-    def _tell(self, key: str, reply: asyncio.Future[ProviderResult], act: str) -> None:
+    def _reply(self, key: str, reply: asyncio.Future[ProviderResult], act: str) -> None:
         result = self._answers[key]
         assert result.usage is not None
         if act == "lose_reply":
@@ -144,7 +145,7 @@ class SimulatedUpstream:
         if act == "break_after":
             self._later(0.01, _fail, reply, ProviderError("the connection broke", kind="cut", executed=None))
             return
-        told = _told_usage(act, result.usage)
+        told = _reported_usage(act, result.usage)
         self._note(
             key, "garbage" if act == "garbage" else "told", usage=(told.input_tokens, told.output_tokens) if told else None
         )
@@ -160,7 +161,7 @@ class SimulatedUpstream:
         self._loop.call_later(delay_s, do, *args, context=self._outside)
 
 
-def _told_usage(act: str, used: TokenUsage) -> TokenUsage | None:
+def _reported_usage(act: str, used: TokenUsage) -> TokenUsage | None:
     if act == "no_usage":
         return None
     if act == "overstate":

@@ -33,7 +33,7 @@ from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import SimulatedAdministrator
-from tools.simulate.faults.agent_device import LOOK_S, SETTLE_S, AgentMember
+from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Notebook, ScriptedMember, Surroundings, last_questions
 from tools.simulate.faults.fold import Rules
@@ -41,9 +41,8 @@ from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, quiet_finalisers, quiet_logs
+from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, VirtualClock, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
@@ -59,7 +58,7 @@ LIMIT_S = 400.0
 SLOW_SYNC_S = (0.01, 0.1)
 """Of a slow disk, on which batches gather while others are written."""
 HEARTBEAT_S, AGENTS_HEARTBEAT_S = 4.0, 60.0
-LOOK_AT_SCRIPTS_S = 0.5
+SCRIPTS_CHECK_S = 0.5
 OUTAGES = ("full", "locked", "eio")
 OF_DEVICES = frozenset(
     {"cut", "crash", "crash_at", "restart", "device_clock_jump", "dial", "cloud_paused", "learning_paused", "upstream_down"}
@@ -119,7 +118,7 @@ class World:
         self._armed: dict[str, int] = {}
         self._admin_link = self.around.link()
         self._administrator: Host | None = None
-        self._rest_s, self._look_s = (AGENTS_REST_S, LOOK_S) if self.agents else (REST_S, LOOK_AT_SCRIPTS_S)
+        self._rest_s, self._check_every_s = (AGENTS_REST_S, CHECK_S) if self.agents else (REST_S, SCRIPTS_CHECK_S)
 
     def run(self) -> Outcome:
         """Play it through. A world that hangs is a violation too."""
@@ -131,7 +130,7 @@ class World:
                 verdict.check("I11", False, f"it hangs: {error}")
             self._judge(verdict)
         injected = self.around.injected
-        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), injected, self._told())
+        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), injected, self._story())
         for agent in self.agents:
             agent.close()
         with quiet_finalisers():
@@ -151,7 +150,7 @@ class World:
             self._administrator.spawn(self._new_administrator().work(8), "work")
         chaos = self.loop.create_task(self._chaos(), name="chaos")
         lasts_s = self.scenario.lasts_s
-        await self.around.until(lambda: all(member.rests for member in self.members), lasts_s, self._look_s)
+        await self.around.until(lambda: all(member.rests for member in self.members), lasts_s, self._check_every_s)
         await chaos
         await self._heal()
         await self._last_lives()
@@ -167,7 +166,7 @@ class World:
         for fault in self.scenario.faults:
             await asyncio.sleep(max(0.0, fault.at - self.loop.time()))
             self.around.injected[fault.kind] += 1
-            self.around.tell(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
+            self.around.note(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
             undoing.append(self.loop.create_task(self._inject(fault), name=f"fault {fault.kind}"))
         for task in undoing:
             await task
@@ -217,13 +216,13 @@ class World:
         self.terms.append((self.loop.time(), fault.terms))
         if self.site.reload(self._config(fault.terms)):
             self.met["reload of a running coordinator"] += 1
-            self.around.tell("configuration read again")
+            self.around.note("configuration read again")
 
     def _config(self, terms: Terms) -> CoordinatorConfig:
         return coordinator_config(terms, AGENTS_HEARTBEAT_S if self.scenario.agents else HEARTBEAT_S)
 
     async def _kill_for(self, seconds: float) -> None:
-        self.around.tell("coordinator killed")
+        self.around.note("coordinator killed")
         self.site.kill()
         await asyncio.sleep(seconds)
         self._restart()
@@ -243,20 +242,20 @@ class World:
         self._armed[point] = left - 1
         if left == 1 and self.site.host is not None:
             self.around.injected[f"killed at {point}"] += 1
-            self.around.tell(f"coordinator killed at {point}")
+            self.around.note(f"coordinator killed at {point}")
             self.site.kill()
             self.network.later(1.0, self._restart)
 
     def _restart(self) -> None:
         if self.site.host is None:
-            self.around.tell("coordinator started")
+            self.around.note("coordinator started")
             self.site.start()
 
     # the end -------------------------------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
         """No fault any more; everybody comes to the end of what was planned."""
-        self.around.tell("healed")
+        self.around.note("healed")
         self._armed.clear()
         self.disk.condition = "ok"
         self.upstream.mood = UpstreamMood({})
@@ -270,10 +269,10 @@ class World:
             await self._let_in()
             await asyncio.sleep(LATE_WORD_S)
             await self._let_in()
-        await self.around.until(lambda: all(member.up for member in self.members), SETTLE_S, self._look_s)
+        await self.around.until(lambda: all(member.up for member in self.members), SETTLE_S, self._check_every_s)
         for member in self.members:
             await member.resume()
-        await self.around.until(lambda: all(member.done for member in self.members), self._rest_s, self._look_s)
+        await self.around.until(lambda: all(member.done for member in self.members), self._rest_s, self._check_every_s)
         for member in self.members:
             if not member.done:
                 waits = "; ".join(line.strip() for line in self.loop.who_waits().splitlines() if member.name in line)
@@ -291,7 +290,7 @@ class World:
             await agent.stop()
         for agent in self.agents:
             agent.boot(asked=False)
-        await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._look_s)
+        await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._check_every_s)
         for agent in self.agents:
             await agent.stop()
             agent.read()
@@ -358,7 +357,7 @@ class World:
             digest.update(repr(part).encode())
         return digest.hexdigest()
 
-    def _told(self) -> tuple[str, ...]:
+    def _story(self) -> tuple[str, ...]:
         """All that happened, in order, one line each."""
         lines = [(at, f"world     {text}") for at, text in self.around.story]
         lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.told}") for each in self.around.log]

@@ -31,7 +31,7 @@ import yaml
 from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, UsageError
-from tools.simulate.fleet.files import read
+from tools.simulate.fleet.profiles import read_yaml
 
 ROWS = (1, 4, 8)
 ROUNDED_TO = 3
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     path = parser.parse_args(arguments).profile
     try:
-        print(speeds_text(read(AgentConfig, path).config.device), end="")
+        print(speeds_text(read_yaml(AgentConfig, path).config.device), end="")
     except EdgeError as error:
         text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
         print(f"{text}; {error.hint}" if error.hint else text, file=sys.stderr)

@@ -121,7 +121,7 @@ class Machine:
         return bool(self._serving or self._alone or self._batch)
 
     def _advance(self) -> None:
-        """Account for the time since the last look: energy, and what learning got done."""
+        """Account for the time since the last update: energy, and what learning got done."""
         now = self._loop.time()
         elapsed, self._at = now - self._at, now
         if elapsed <= 0.0:

@@ -6,16 +6,17 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from edge.config.agent import resolve_agent_config
 from edge.config.device import DeviceConfig, SourceConfig, SpeedConfig, check_sources
+from edge.config.loader import Resolved, refusal, resolve
 from edge.config.section import NotNegative, Positive, Section
-from edge.core.errors import UsageError
-from tools.simulate.fleet.files import is_known, read
+from edge.core.errors import ConfigError, UsageError
 from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
@@ -87,7 +88,7 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
 def load_link(name_or_path: str) -> LinkModel:
     """A link by the name of a file of devices/links/ or by path. Raises UsageError, ConfigError: one line."""
     path = _found("link", name_or_path, LINKS)
-    link = read(LinkFile, path).config.link
+    link = read_yaml(LinkFile, path).config.link
     off = None
     if link.offline_from_hour is not None and link.offline_until_hour is not None:
         off = link.offline_from_hour, link.offline_until_hour
@@ -129,3 +130,29 @@ def _row(device: DeviceConfig, model: str, path: Path) -> SpeedConfig:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
+
+
+FileT = TypeVar("FileT", bound=BaseModel)
+
+
+def read_yaml(schema: type[FileT], path: Path, sets: Sequence[str] = (), example: str = "") -> Resolved[FileT]:
+    """The file by its schema; `sets` are `key=value` texts that win over it, `example` is one.
+
+    Raises ConfigError with one line: file and line (the file alone for what is not in it), or the option, the key, and what is allowed.
+    """
+    try:
+        return resolve(schema, files=[path], sets=sets, example=example)
+    except ConfigError as error:
+        text = str(error)
+        raise refusal(text if text.startswith((str(path), "--")) else f"{path}: {text}", error.hint) from error
+
+
+def from_folder(name_or_path: str, folder: Path, known: Path) -> str:
+    """What a file in `folder` names: a name as it is, or a path that begins at the folder."""
+    is_path = "/" in name_or_path or bool(Path(name_or_path).suffix) or (folder / name_or_path).is_file()
+    return str(folder.resolve() / name_or_path) if is_path and not is_known(name_or_path, known) else name_or_path
+
+
+def is_known(name_or_path: str, known: Path) -> bool:
+    """Whether it is the name of a YAML file of the folder `known`."""
+    return "/" not in name_or_path and (known / f"{name_or_path}.yaml").is_file()

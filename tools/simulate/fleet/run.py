@@ -27,7 +27,7 @@ from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
 
 SHM = Path("/dev/shm")
-_VIOLATIONS_TOLD = 10
+_VIOLATIONS_SHOWN = 10
 
 
 class Stuck(EdgeError):
@@ -51,15 +51,15 @@ def add_run(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Play, tell and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
+    """Play, report and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
     seed = [] if chosen.seed is None else [f"seed={chosen.seed}"]
     scenario = load_scenario(chosen.scenario, [*chosen.sets, *seed])
     _check_outputs(chosen)
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
-    told = sys.stderr.isatty()
-    result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, told)
+    show_progress = sys.stderr.isatty()
+    result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, show_progress)
     result = judged(result, scenario)
-    _tell(result, violations)
+    _report(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
     counted = f", {events} events" if events else ""
     print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s{counted}", file=sys.stderr)
@@ -88,17 +88,17 @@ def _write(result: SimulationResult, json: Path | None, html: Path | None) -> No
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
     checked = scenario_of({**scenario, "seed": seed})
-    return judged(play(checked, "sweep", told=False)[0], checked)
+    return judged(play(checked, "sweep", show_progress=False)[0], checked)
 
 
-def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, list[str], int]:
-    """The result, what the ledger and the devices disagree on, and how many events there were. `told`: show how far it is.
+def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
+    """The result, what the ledger and the devices disagree on, and how many events there were. `show_progress`: draw a progress line.
 
     Raises Stuck for a world that comes to no end, UsageError for an unknown device or link.
     """
     with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
         world = FleetWorld(scenario, name, Path(folder))
-        with _progress(world, told):
+        with _progress(world, show_progress):
             try:
                 result = world.run()
             except Deadlock as error:
@@ -106,7 +106,7 @@ def play(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, l
         return result, world.found, world.loop.steps
 
 
-def play_vectorised(scenario: Scenario, name: str, told: bool) -> tuple[SimulationResult, list[str], int]:
+def play_vectorised(scenario: Scenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
     """The same by the vectorised fleet, which knows no violations and no events. Raises UsageError for an unknown device or link."""
     from tools.simulate.vectorised.fleet import run_vectorised
 
@@ -118,7 +118,7 @@ def judged(result: SimulationResult, scenario: Scenario) -> SimulationResult:
     return msgspec.structs.replace(result, assertions=evaluate(result, scenario.assertions))
 
 
-def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
+def _report(result: SimulationResult, violations: Sequence[str]) -> None:
     from tools.simulate.reports.tables import group_columns
 
     console = Console()
@@ -130,20 +130,20 @@ def _tell(result: SimulationResult, violations: Sequence[str]) -> None:
     for each in result.assertions:
         mark = "[green]holds[/green]" if each.holds else "[red]fails[/red]"
         console.print(f"{mark}  {escape(each.sentence)}: {escape(each.found)}", soft_wrap=True)
-    for line in violations[:_VIOLATIONS_TOLD]:
+    for line in violations[:_VIOLATIONS_SHOWN]:
         console.print(f"[red]violation[/red]  {escape(line)}", soft_wrap=True)
-    if len(violations) > _VIOLATIONS_TOLD:
-        console.print(f"... and {len(violations) - _VIOLATIONS_TOLD} more")
+    if len(violations) > _VIOLATIONS_SHOWN:
+        console.print(f"... and {len(violations) - _VIOLATIONS_SHOWN} more")
 
 
-def _progress(world: FleetWorld, told: bool) -> Progress:
-    """A line that says how far the world is, drawn by a thread that only looks."""
+def _progress(world: FleetWorld, show_progress: bool) -> Progress:
+    """A line that says how far the world is, drawn by a thread that only reads."""
 
     class HowFar(ProgressColumn):
         def render(self, task: Task) -> Text:
             hours = world.loop.time() / HOUR_S
             return Text(f"{hours:6.2f} of {world.scenario.lasts_h:g} h, {world.loop.steps} events")
 
-    progress = Progress(HowFar(), console=Console(stderr=True), transient=True, refresh_per_second=1, disable=not told)
+    progress = Progress(HowFar(), console=Console(stderr=True), transient=True, refresh_per_second=1, disable=not show_progress)
     progress.add_task("")
     return progress

@@ -25,9 +25,8 @@ from coordinator.config import (
 from edge.config.loader import ValueAt
 from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import UsageError
-from tools.simulate.fleet import files
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
-from tools.simulate.fleet.profiles import DEVICES, LINKS
+from tools.simulate.fleet.profiles import DEVICES, LINKS, from_folder, read_yaml
 from tools.simulate.reports.assertions import EACH, Assertion
 
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -223,7 +222,7 @@ class Scenario(Section):
     assertions: tuple[Assertion, ...] = Field((), description="What must hold at the end.")
 
     @model_validator(mode="after")
-    def _groups_are_told_apart(self) -> Scenario:
+    def _groups_have_own_names(self) -> Scenario:
         if not self.groups:
             raise ValueAt(("groups",), "groups must name at least one group")
         names = [group.name for group in self.groups]
@@ -309,7 +308,7 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
 
     Raises ConfigError with one line: file and line, the key, and what is allowed.
     """
-    found = files.read(Scenario, Path(path), sets, example="lasts_h=24")
+    found = read_yaml(Scenario, Path(path), sets, example="lasts_h=24")
     groups = [_at_home(group, place, found.origins, Path(path).parent) for place, group in enumerate(found.config.groups)]
     return found.config.model_copy(update={"groups": tuple(groups)})
 
@@ -327,5 +326,5 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
 def _at_home(group: GroupPart, place: int, origins: Mapping[str, str], folder: Path) -> GroupPart:
     """The group with paths that the file in `folder` names, and no option, beginning there."""
     of_file = [key for key in HARDWARE if not origins.get(f"groups.{place}.{key}", "--").startswith("--")]
-    paths = {key: files.from_folder(getattr(group, key), folder, HARDWARE[key]) for key in of_file}
+    paths = {key: from_folder(getattr(group, key), folder, HARDWARE[key]) for key in of_file}
     return group.model_copy(update=paths)

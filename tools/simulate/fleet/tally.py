@@ -32,7 +32,7 @@ class Interval:
 
 @dataclass(slots=True)
 class DeviceFigures:
-    """One device's totals. `dual`: λ as it was told last; `asked`: questions put to the agent; calls and spend are the ledger's."""
+    """One device's totals. `dual`: λ as it was last reported; `asked`: questions put to the agent; calls and spend are the ledger's."""
 
     dual: float
     calls: int = 0
@@ -43,7 +43,7 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is looked at at the end of an interval, not counted in it. `online_share`: of the interval, on average over the devices."""
+    """What is read at the end of an interval, not counted in it. `online_share`: of the interval, on average over the devices."""
 
     at_s: float
     dual: float | None
@@ -119,7 +119,7 @@ class GroupTally:
         battery_empty_s: float,
         lost: int,
     ) -> GroupResult:
-        """Everything together. `learns`: whether there is a λ to tell of."""
+        """Everything together. `learns`: whether there is a λ to report."""
         intervals, total, settled = self.intervals(), Interval(), self._settled
         for interval in intervals:
             total = total.plus(interval)
@@ -166,12 +166,12 @@ class GroupTally:
             spend_uusd=[each.spend_uusd for each in intervals],
             online_share=[rounded(sample.online_share) for sample in self.samples],
             energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
-            target_rate=told_rates([sample.target_rate for sample in self.samples], target_rate),
-            training_target_rate=told_rates([sample.training_target_rate for sample in self.samples], training_target_rate),
+            target_rate=changing_rates([sample.target_rate for sample in self.samples], target_rate),
+            training_target_rate=changing_rates([sample.training_target_rate for sample in self.samples], training_target_rate),
         )
 
 
-def told_rates(rates: Sequence[float | None], last: float | None) -> list[float]:
+def changing_rates(rates: Sequence[float | None], last: float | None) -> list[float]:
     """τ by interval as a result has it: nothing where it was the same, or there was none, all the time."""
     known = [rounded(rate) for rate in rates if rate is not None]
     return known if any(rate != rounded(last) for rate in known) else []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 import msgspec
 
 from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
-from coordinator.ledger.accounts import Amount, budget_key
+from coordinator.ledger.accounts import Amount, CallRow, CallState, budget_key
 from coordinator.ledger.budgets import window_label
-from coordinator.ledger.tables import BUDGET, PRICE
+from coordinator.ledger.stores.memory import MemoryRows
+from coordinator.ledger.tables import BUDGET, CALL, PRICE
+from coordinator.ledger.verify import verify
 from edge.core.rng import stream
-from tools.simulate.fleet.account import calls_by_device, charged_to, violations
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, Surroundings
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
@@ -30,23 +32,20 @@ from tools.simulate.fleet.scenario import (
     DAY_S,
     HOUR_S,
     MONDAY_MIDNIGHT,
-    CoordinatorPart,
     EventPart,
     GroupPart,
     Scenario,
 )
 from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
-from tools.simulate.virtual.clock import EPOCH, VirtualClock
 from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import Host, SeededLoop, quiet_logs
-from tools.simulate.virtual.network import ServiceEndpoint
+from tools.simulate.virtual.loop import EPOCH, Host, SeededLoop, VirtualClock, quiet_logs
 from tools.simulate.virtual.site import Site
 
 LEFT_OVER_S = 6 * HOUR_S
 """Virtual time after the end within which everything has to come to rest."""
 SETTLE_S = 1800.0
-LOOK_S = 5.0
+CHECK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -121,7 +120,9 @@ class FleetWorld:
             self.found = violations(self.disk.tables, self.devices, self.cloud.executed)
             calls = calls_by_device(self.disk.tables)
             for device in self.devices:
-                device.figures.calls, device.figures.spend_uusd = charged_to(calls.get(device.name, ()))
+                charged = [row.charged for row in calls[device.name].values()]
+                device.figures.calls = sum(each.calls for each in charged)
+                device.figures.spend_uusd = sum(each.uusd for each in charged)
             return self._result()
         finally:
             self.loop.close()
@@ -145,14 +146,14 @@ class FleetWorld:
             device.end()
         await asyncio.gather(*lives)
         self.loop.create_task(self._stop_site(), name="stop")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: _Group) -> asyncio.Task[None]:
         name = f"{group.part.name}-{len(group.devices):05d}"
         around = Surroundings(self.scenario, self.loop, self.clock, self._folder, group.target_rate, group.dual_init)
         machine = Machine(self.loop, group.speed)
         link = Link(group.link, stream(self.scenario.seed, "link", name), self.scenario.starts_at_h)
-        channel = FleetChannel(self.network, self._endpoint, link)
+        channel = FleetChannel(self.network, lambda: self.site.endpoint, link)
         host = Host(name, self.loop)
         device = self._make_device(index, name, group.part, machine, link, channel, group.tally, around)
         group.devices.append(device)
@@ -189,7 +190,7 @@ class FleetWorld:
         await self._until_served()
         end = self.loop.time() + SETTLE_S
         while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     async def _stop_site(self) -> None:
         if self.site.broker is not None:
@@ -217,13 +218,13 @@ class FleetWorld:
             self._reload(event)
 
     async def _cloud_down(self, seconds: float) -> None:
-        self._tell(f"the cloud is down for {seconds:g} s")
+        self._note(f"the cloud is down for {seconds:g} s")
         self.cloud.down = True
         await asyncio.sleep(seconds)
         self.cloud.down = False
 
     async def _coordinator_down(self, seconds: float) -> None:
-        self._tell(f"the coordinator is killed, and started again after {seconds:g} s")
+        self._note(f"the coordinator is killed, and started again after {seconds:g} s")
         began, place = self.loop.time(), len(self._down)
         self._down.append(Outage(began, math.inf))
         self.site.kill()
@@ -233,7 +234,7 @@ class FleetWorld:
         self._down[place] = Outage(began, self.loop.time())
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
-        self._tell(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
+        self._note(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
         hit = [device for group in self._groups if not groups or group.part.name in groups for device in group.devices]
         for device in hit:
             device.link.force_down(self.loop.time(), seconds)
@@ -243,7 +244,7 @@ class FleetWorld:
                 device.channel.break_streams()
 
     def _reload(self, event: EventPart) -> None:
-        self._tell("the coordinator reads a changed configuration")
+        self._note("the coordinator reads a changed configuration")
         self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
         self.site.reload(self._config())
 
@@ -255,7 +256,7 @@ class FleetWorld:
                 device.machine.recharge()
             midnight += DAY_S
 
-    def _tell(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         self.happened.append((rounded(self.loop.time()), text))
 
     # looking -------------------------------------------------------------------------------------------------------------------
@@ -385,11 +386,12 @@ class FleetWorld:
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting
 
-    def _endpoint(self) -> ServiceEndpoint | None:
-        return self.site.endpoint
-
     def _config(self) -> CoordinatorConfig:
         part, cloud = self._part, self.scenario.cloud
+        tasks = dict(part.tasks) or {ANY_TASK: TaskConfig()}
+        # τ is the coordinator's, unless the scenario says that devices send theirs
+        led = {name: task.model_copy(update={"target_rate_from_device": False}) for name, task in tasks.items()}
+        own = {name: task for name, task in tasks.items() if "target_rate_from_device" in task.model_fields_set}
         upstream = UpstreamConfig(
             deadline_s=cloud.deadline_s,
             price_in_uusd_per_mtok=cloud.price_in_uusd_per_mtok,
@@ -398,23 +400,12 @@ class FleetWorld:
         return CoordinatorConfig(
             state_dir="/nonexistent",
             upstreams={"default": upstream},
-            tasks={name: led_by_the_coordinator(task) for name, task in _all_tasks(part).items()},
+            tasks=led | own,
             budgets=part.budgets,
             fleet=part.fleet,
             rates=part.rates,
             service=part.service,
         )
-
-
-def led_by_the_coordinator(task: TaskConfig) -> TaskConfig:
-    """τ is the coordinator's, unless the scenario says that devices send theirs."""
-    if "target_rate_from_device" in task.model_fields_set:
-        return task
-    return task.model_copy(update={"target_rate_from_device": False})
-
-
-def _all_tasks(part: CoordinatorPart) -> dict[str, TaskConfig]:
-    return dict(part.tasks) or {ANY_TASK: TaskConfig()}
 
 
 @contextmanager
@@ -427,3 +418,36 @@ def _rare_collections() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+def calls_by_device(tables: MemoryRows) -> dict[str, dict[str, CallRow]]:
+    """The ledger's calls of each device, by key."""
+    calls: defaultdict[str, dict[str, CallRow]] = defaultdict(dict)
+    for row in tables.all(CALL):
+        calls[row.device][row.key] = row
+    return calls
+
+
+def violations(tables: MemoryRows, devices: Sequence[FleetDevice], executed: Mapping[str, int]) -> list[str]:
+    """One line each: what the ledger finds wrong with itself, answers without a record, and charges that are missing or doubled."""
+    report = verify(tables)
+    found = [f"the ledger does not verify: {difference}" for difference in report.differences]
+    found += [f"{key} was executed {times} times" for key, times in executed.items() if times > 1]
+    calls = calls_by_device(tables)
+    for device in devices:
+        found += _of_device(device, calls[device.name])
+    return found
+
+
+def _of_device(device: FleetDevice, rows: Mapping[str, CallRow]) -> Iterator[str]:
+    if device.kept != device.figures.asked:
+        yield f"{device.name}: {device.figures.asked} questions, {device.kept} records"
+    for key, row in rows.items():
+        if key not in device.charges:
+            if row.state is not CallState.REFUNDED:
+                yield f"{device.name}: the ledger has {key}, of which the device knows nothing"
+        elif (known := device.charges[key]) is not None and known != row.charged.uusd:
+            yield f"{device.name}: {key} was charged {row.charged.uusd} uUSD, the device knows of {known}"
+    for key, charged in device.charges.items():
+        if charged and key not in rows:
+            yield f"{device.name}: {key} cost {charged} uUSD by its record, the ledger has no such call"

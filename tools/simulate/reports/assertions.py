@@ -52,7 +52,7 @@ class Assertion(BaseModel):
         return data
 
     @model_validator(mode="after")
-    def _can_be_told(self) -> Assertion:
+    def _is_known(self) -> Assertion:
         quantity = metric(self.metric)
         if quantity is None:
             near = get_close_matches(self.metric, METRICS, 3, 0.4)

@@ -1,7 +1,7 @@
 """The figures that people ask of a run, by name: how each is put together from a result, its unit, and how it is written.
 
 A figure of several groups weighs each by what it is a share of: rates and accuracies by answers, training rates by learning steps, λ by
-devices. A figure that cannot be told (nothing was answered, nothing was counted) is None and never 0.
+devices. A figure that is unknown (nothing was answered, nothing was counted) is None and never 0.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _online(asked: Asked) -> float | None:
 
 
 def _energy(asked: Asked) -> float | None:
-    """Nothing takes no energy: then the profiles tell no watts."""
+    """Nothing takes no energy: then the profiles have no watts."""
     return sum(each.energy_wh for each in asked.groups) or None
 
 
@@ -271,7 +271,7 @@ def several(count: int, noun: str) -> str:
 
 
 def written(value: float | None, unit: Unit) -> str:
-    """A figure for people, with its unit; "-" where it cannot be told."""
+    """A figure for people, with its unit; "-" where it is unknown."""
     return "-" if value is None else _WRITTEN[unit](value)
 
 

@@ -69,7 +69,9 @@ def group_columns(result: SimulationResult) -> tuple[list[str], list[tuple[str, 
     asked += [Asked(result, [group]) for group in result.groups]
     measured = [(name, [figure(name).measure(each) for each in asked]) for name in _GROUPED]
     figures = [
-        (WORDS[name], [written(value, figure(name).unit) for value in values]) for name, values in measured if told(name, values)
+        (WORDS[name], [written(value, figure(name).unit) for value in values])
+        for name, values in measured
+        if is_shown(name, values)
     ]
     columns = [_identity(result, each.groups) for each in asked]
     about = [(words, [column[place] for column in columns]) for place, words in enumerate(_ABOUT, 1)]
@@ -84,7 +86,7 @@ def _identity(result: SimulationResult, groups: Sequence[GroupResult]) -> list[s
     return [group.name, f"{group.devices:,}", group.profile, group.link, f"{group.target_rate:.3g}", learning]
 
 
-def told(name: str, values: Sequence[float | None]) -> bool:
+def is_shown(name: str, values: Sequence[float | None]) -> bool:
     """Whether there is anything to tell: a figure that is 0 is known, too, but on mains no battery is ever empty."""
     return any(values) if name == "battery empty" else any(value is not None for value in values)
 
@@ -109,7 +111,7 @@ def differences(first: SimulationResult, second: SimulationResult) -> list[Diffe
 def _difference(name: str, group: str, first: Asked, second: Asked) -> Difference | None:
     quantity = figure(name)
     one, other = quantity.measure(first), quantity.measure(second)
-    if not told(name, [one, other]):
+    if not is_shown(name, [one, other]):
         return None
     said = "" if one is None or other is None else _signed(other - one, one, quantity.unit)
     words = f"{group}: {WORDS[name]}" if group else WORDS[name]

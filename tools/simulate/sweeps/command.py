@@ -57,7 +57,7 @@ def add_sweep(commands: Any) -> None:
 
 
 def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
-    """Play all combinations, tell and write what they found; 0 where every run gave a result and does what the scenario states, else 1.
+    """Play all combinations, report and write what they found; 0 where every run gave a result and does what the scenario states, else 1.
 
     Raises UsageError, ConfigError for what cannot be played, before anything is.
     """
@@ -71,7 +71,7 @@ def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
         replace(job, ingredients=ingredients_of(scenario_of(job.scenario))) for job in jobs_of(scenario, variations, chosen.seeds)
     ]
     ends = _played(jobs, chosen, run)
-    _tell(ends, variations, chosen.out, chosen.scenario.stem)
+    _report(ends, variations, chosen.out, chosen.scenario.stem)
     return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
 
 
@@ -106,7 +106,7 @@ async def _play(
         return await play_all(jobs, chosen.out, engine, chosen.jobs or engine.at_once, ended)
 
 
-def _tell(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path, name: str) -> None:
+def _report(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path, name: str) -> None:
     runs, console = [end for end in ends if isinstance(end, Finished)], Console()
     if not runs:
         raise EdgeError(f"no run gave a result; the first: {next(end.why for end in ends if isinstance(end, Failed))}")

@@ -1,4 +1,8 @@
-"""Plays a sweep's runs, in processes of this machine or on Ray, and keeps what is finished."""
+"""Plays a sweep's runs, in processes of this machine or on Ray, and keeps what is finished.
+
+As a program it is one such process: it reads {"run": "module:function", "scenario": {...}, "seed": 1, "out": path} from stdin and writes
+the result to its place in one move, so that a process which was stopped leaves none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +24,14 @@ from edge.core.formatting import exit_name
 from edge.core.install import install_extra
 from tools.simulate.reports.places import put
 from tools.simulate.reports.result import FORMAT, SimulationResult
-from tools.simulate.sweeps.child import played
 from tools.simulate.sweeps.plan import Job
 
 ENGINES = ("processes", "ray")
 _ROOT = Path(__file__).resolve().parents[3]
 _STOP_S = 5.0
+
+
+RunScenario = Callable[[Mapping[str, Any], int], SimulationResult]
 
 
 class RunFailed(EdgeError):
@@ -53,7 +59,7 @@ class Processes:
         """One process from its beginning to its end."""
         asked = json.dumps({"run": self._run, "scenario": job.scenario, "seed": job.seed, "out": str(out)}, default=str)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tools.simulate.sweeps.child"),
+            *(sys.executable, "-m", "tools.simulate.sweeps.engines"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -153,7 +159,7 @@ def kept(folder: Path, job: Job) -> Finished | None:
 async def play_all(
     jobs: Sequence[Job], folder: Path, engine: SweepEngine, at_once: int, ended: Callable[[Finished | Failed], None]
 ) -> list[Finished | Failed]:
-    """Play what has no result in the folder yet; `ended` is told of each as it ends.
+    """Play what has no result in the folder yet; `ended` is called with each as it ends.
 
     Cancelled, it stops what runs and keeps what is done.
     """
@@ -179,3 +185,27 @@ async def _end_of(job: Job, folder: Path, engine: SweepEngine) -> Finished | Fai
     except RunFailed as error:
         return Failed(job, str(error))
     return kept(folder, job) or Failed(job, "it wrote no result that can be read")
+
+
+def played(run: str, scenario: Mapping[str, Any], seed: int) -> bytes:
+    """The JSON of a run's result. Raises what the run raises."""
+    module, _, name = run.partition(":")
+    play: RunScenario = getattr(importlib.import_module(module), name)
+    return play(scenario, seed).to_json()
+
+
+def main() -> int:
+    """Play the run that is described on stdin."""
+    asked = json.load(sys.stdin)
+    try:
+        put(played(asked["run"], asked["scenario"], asked["seed"]), Path(asked["out"]))
+    except EdgeError as error:
+        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

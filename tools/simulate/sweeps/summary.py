@@ -12,7 +12,7 @@ from typing import Any
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of
 from tools.simulate.reports.quantities import Asked, Unit, figure, written
-from tools.simulate.reports.tables import WORDS, told
+from tools.simulate.reports.tables import WORDS, is_shown
 from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, short_names
 
@@ -63,7 +63,7 @@ def _known(name: str, runs: Sequence[Finished]) -> list[float]:
 
 def shown_figures(rows: Sequence[Row]) -> list[str]:
     """Those that any row can tell."""
-    return [name for name in FIGURES if told(name, [value for row in rows for value in row.figures[name]])]
+    return [name for name in FIGURES if is_shown(name, [value for row in rows for value in row.figures[name]])]
 
 
 def table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
@@ -119,7 +119,7 @@ def _chart(name: str, rows: Sequence[Row], variations: Sequence[Variation]) -> C
         for place, other in enumerate(others)
         if (own := [row for row in rows if repr(row.values[1:]) == other and row.figures[name]])
     ]
-    said = "; ".join(" ".join(filter(None, (label, _said(name, own)))) for _, label, own in lines)
+    said = "; ".join(" ".join(filter(None, (label, _means(name, own)))) for _, label, own in lines)
     over = short_names([each.path for each in variations])[0]
     return Chart(
         title=WORDS[name],
@@ -135,7 +135,7 @@ def _label(row: Row, variations: Sequence[Variation]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, row.values[1:], strict=True))
 
 
-def _said(name: str, rows: Sequence[Row]) -> str:
+def _means(name: str, rows: Sequence[Row]) -> str:
     return ", ".join(f"{row.values[0]}: {written(row.mean(name), figure(name).unit)}" for row in rows)
 
 

@@ -33,12 +33,11 @@ from edge.core.machine import usable_cores
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.places import check_folder, put_json, read_json
-from tools.simulate.validation.drawing import draw
+from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Run, Taken
-from tools.simulate.validation.verdict import GOAL, Row, compare, dual_distance, goal_is_met, table
 
 FORMAT = 1
 _MOST_PROMPTS = 256
@@ -48,7 +47,7 @@ _SOCKET = {"name": "socket on the same machine", "rtt_ms": 0, "up_mbit_per_s": 1
 """The calibrated calls have its time in them."""
 _OWN_LOAD = 1.5
 """Load that the run itself leaves behind."""
-Tell = Callable[[str], None]
+ReportStage = Callable[[str], None]
 
 
 def add_validate(commands: Any) -> None:
@@ -94,7 +93,7 @@ def validate(chosen: argparse.Namespace) -> int:
     check_folder(chosen.out)
     archive = read_archive(chosen.again) if chosen.again is not None else _measured(chosen)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    replayed = simulate(archive, chosen.out, _say)
+    replayed = simulate(archive, chosen.out, _print_stage)
     real = archive.measured.run
     rows, distance = compare(real, replayed.run), dual_distance(real.steps, replayed.run.steps)
     draw(chosen.out / "validation.png", real, replayed.run, archive.lessons.terms["target_rate"])
@@ -111,7 +110,7 @@ def _measured(chosen: argparse.Namespace) -> Archive:
     load = _load()
     with tempfile.TemporaryDirectory(prefix="validate-") as state:
         config = config_for(Path(state), [f"learning.seed={chosen.seed}", *chosen.sets])
-        device, known, measured = _measure_all(config, plan, _say)
+        device, known, measured = _measure_all(config, plan, _print_stage)
     return archive_of(device, known, measured, plan, config, (load, _load()))
 
 
@@ -152,12 +151,14 @@ def config_for(state: Path, sets: Sequence[str] = ()) -> AgentConfig:
 # -- measuring --------------------------------------------------------------------------------------------------------------------------
 
 
-def _measure_all(config: AgentConfig, plan: Plan, say: Tell) -> tuple[DeviceConfig, Known, Measured]:
+def _measure_all(config: AgentConfig, plan: Plan, report_stage: ReportStage) -> tuple[DeviceConfig, Known, Measured]:
     """The device before and after the run, of both the faster: what else a machine does makes a measurement slower, never faster."""
-    before = measure(config, lambda stage: say(f"measuring {stage}"))
-    known = asyncio.run(known_of(config, plan, _MOST_PROMPTS, say))
-    measured = asyncio.run(measured_run(config, plan, say))
-    after = asyncio.run(engine_rates(config, model_file(config.model.path), lambda stage: say(f"again: {stage}"), SystemClock()))
+    before = measure(config, lambda stage: report_stage(f"measuring {stage}"))
+    known = asyncio.run(known_of(config, plan, _MOST_PROMPTS, report_stage))
+    measured = asyncio.run(measured_run(config, plan, report_stage))
+    after = asyncio.run(
+        engine_rates(config, model_file(config.model.path), lambda stage: report_stage(f"again: {stage}"), SystemClock())
+    )
     return faster(before, after), known, measured
 
 
@@ -187,24 +188,24 @@ class Simulated:
     mind: dict[str, Any] | None
 
 
-def simulate(archive: Archive, out: Path, say: Tell) -> Simulated:
+def simulate(archive: Archive, out: Path, report_stage: ReportStage) -> Simulated:
     """Write profile and link to `out`, and play stream and steps with them."""
     device, measured, lessons = DeviceConfig.model_validate(archive.device), archive.measured, archive.lessons
     profile, link = out / "profile.yaml", out / "link.yaml"
     link.write_text(yaml.safe_dump({"link": _SOCKET}, sort_keys=False), encoding="utf-8")
     write_profile(profile, profile_text(device, {}))
     local, cloud = local_pace(load_device(str(profile)), measured.local), cloud_pace(measured.cloud)
-    write_profile(profile, profile_text(_with_overheads(device, local), {}, _doubt(archive.load[0])))
+    write_profile(profile, profile_text(_with_overheads(device, local), {}, _busy_note(archive.load[0])))
     usual = round(median(timed.tokens for timed in measured.cloud))
     facts = with_cloud_tokens(archive.known.facts, measured.cloud_tokens, usual)
     replay = Replay(archive.arrivals_s, facts, local, cloud, lessons.seed)
-    say("simulating the stream")
+    report_stage("simulating the stream")
     with tempfile.TemporaryDirectory(prefix="validate-") as folder:
         answers = replayed_stream(replay, profile, link, archive.dial, Path(folder))
     steps: tuple[Taken, ...] = ()
     mind = None
     if lessons.steps:
-        say("simulating the learning steps")
+        report_stage("simulating the learning steps")
         fitted = fit_mind(archive.known.prompts)
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             steps = replayed_steps(lessons, fitted, cloud, profile, link, Path(folder))
@@ -250,7 +251,7 @@ def _remarks(rows: Sequence[Row], distance: float | None, archive: Archive) -> l
             f"{differing} of {len(archive.known.facts)} questions had another length or log-odds in the run than before it"
         )
     before, after = archive.load
-    if _doubt(max(before, after - _OWN_LOAD)):
+    if _busy_note(max(before, after - _OWN_LOAD)):
         lines.append(f"the machine was busy (load {before:.1f} before and {after:.1f} after): measure again when it is quiet")
     return lines
 
@@ -281,7 +282,7 @@ def _result(rows: Sequence[Row], distance: float | None, archive: Archive, repla
     }
 
 
-def _doubt(load: float) -> str:
+def _busy_note(load: float) -> str:
     """Why what is measured at such a load of others may be wrong, or ""."""
     return f"measured while the machine was busy (load {load:.1f})" if load > usable_cores() / 2 else ""
 
@@ -295,5 +296,5 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _say(line: str) -> None:
+def _print_stage(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

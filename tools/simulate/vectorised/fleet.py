@@ -6,6 +6,8 @@ Time goes on in stretches of a minute, cut where an hour, an interval of the rep
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from coordinator.config import ANY_TASK, TaskConfig
+from edge.budget.dial import BIAS_BOUND, DIAL_LR, STEADINESS, WINDOW
 from edge.core.errors import UsageError
 from tools.simulate.fleet.cloud import TURN_TOKENS, most_tokens
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
@@ -21,12 +24,21 @@ from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
-from tools.simulate.fleet.tally import jain_index, quantiles, share
-from tools.simulate.reports.result import FORMAT, SOURCES, CloudResult, GroupResult, SimulationResult, rounded
+from tools.simulate.fleet.tally import changing_rates, jain_index, quantiles, share
+from tools.simulate.reports.result import (
+    FORMAT,
+    GROWTH,
+    LEAST_S,
+    SOURCES,
+    CloudResult,
+    GroupResult,
+    LatencyHistogram,
+    Series,
+    SimulationResult,
+    rounded,
+)
 from tools.simulate.vectorised.cloud import ANSWERED, REFUSED, Calls, Cloud, Replies
-from tools.simulate.vectorised.dials import FleetDials
 from tools.simulate.vectorised.draws import Bools, Draws, Floats, Ints
-from tools.simulate.vectorised.tally import Tally
 
 STRETCH_S = 60.0
 LOCAL, CLOUD, FALLBACK = range(len(SOURCES))
@@ -330,3 +342,183 @@ class _Group:
             series=series,
             lost=0,
         )
+
+
+LEAST_SPREAD = 1.0
+"""As the dial's own: nats by which log-odds fall off beyond those that were seen, at the least."""
+FIRST_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What each question is asked with: the bias in nats, and the rate it was made for."""
+
+    bias: Floats
+    rate: Floats
+
+
+class FleetDials:
+    """One dial for each device, all with one τ. The log-odds seen are kept in a ring for each device, +inf where nothing was seen or
+    an answer reached no decision; it grows as far as the busiest device needs it."""
+
+    def __init__(self, devices: int, target_rate: float) -> None:
+        self.target_rate = target_rate
+        self._correction = np.zeros(devices, np.float32)
+        self._owed = np.zeros(devices, np.float32)
+        self._count = np.zeros(devices, np.int32)
+        self._seen = np.full((devices, FIRST_COLUMNS), np.inf, np.float32)
+
+    def settings(self, who: Ints) -> Settings:
+        """What these devices (each once) ask their next question with."""
+        rate = self._wanted(who)
+        ordered, seen = self._ordered(who)
+        known = np.isfinite(ordered).sum(axis=1)
+        rate = np.where(known > 0, np.minimum(1.0, rate * seen / np.maximum(known, 1)), rate).astype(np.float32)
+        inner = (rate > 0.0) & (rate < 1.0)
+        ordered[known == 0, 0] = 0.0
+        ask = np.where(rate >= 1.0, BIAS_BOUND, -BIAS_BOUND)
+        level = np.where(known > 0, thresholds(ordered, known, np.where(inner, rate, 0.5)), 0.0)
+        bias = np.where(inner, np.clip(self._correction[who] - level, -BIAS_BOUND, BIAS_BOUND), ask)
+        return Settings(bias.astype(np.float32), rate)
+
+    def answered(self, who: Ints, settings: Settings, asked: Bools, log_odds: Floats) -> None:
+        """Learn from one question each; log-odds of +inf: no decision was reached."""
+        decided = np.isfinite(log_odds) | asked
+        inner = decided & (settings.rate > 0.0) & (settings.rate < 1.0)
+        moved = self._correction[who] - DIAL_LR * (asked - settings.rate)
+        self._correction[who] = np.where(inner, np.clip(moved, -BIAS_BOUND, BIAS_BOUND), self._correction[who])
+        self._see(who, log_odds)
+        if 0.0 < self.target_rate < 1.0:
+            most, least = STEADINESS / self.target_rate, -STEADINESS / (1.0 - self.target_rate)
+            self._owed[who] = np.clip(self._owed[who] + self.target_rate - asked, least, most)
+
+    def _wanted(self, who: Ints) -> Floats:
+        rate = self.target_rate
+        return np.asarray(np.clip(rate + self._owed[who] * np.float32(rate * (1.0 - rate) / STEADINESS), 0.0, 1.0))
+
+    def _see(self, who: Ints, log_odds: Floats) -> None:
+        columns = self._seen.shape[1]
+        count = self._count[who]
+        if columns < WINDOW and count.size and int(count.max()) >= columns:
+            more = min(WINDOW, 2 * columns) - columns
+            self._seen = np.hstack([self._seen, np.full((len(self._seen), more), np.inf, np.float32)])
+            columns += more
+        self._seen[who, count % columns] = log_odds
+        self._count[who] = count + 1
+
+    def _ordered(self, who: Ints) -> tuple[Floats, Floats]:
+        """The log-odds to go by in ascending order, what is unknown as +inf behind them, and how many answers they are of."""
+        seen = np.minimum(self._count[who], WINDOW)
+        width = max(1, int(seen.max(initial=0)))
+        rows = self._seen[who, :width] if width < self._seen.shape[1] else self._seen[who]
+        rows.sort(axis=1)
+        return rows, seen.astype(np.float32)
+
+
+def thresholds(ordered: Floats, known: Ints, rate: Floats) -> Floats:
+    """`edge.budget.dial.threshold` for each row: of its first `known` (at least one) ascending log-odds, for its rate in (0, 1)."""
+    rows, count = np.arange(len(ordered)), np.maximum(known, 1)
+    position = (1.0 - rate.astype(np.float64)) * (count + 1) - 1.0
+    lowest, highest = ordered[:, 0], ordered[rows, count - 1]
+    spread = np.maximum(LEAST_SPREAD, (highest - lowest) / 4.0)
+    below = np.clip(position.astype(np.int64), 0, count - 1)
+    above = np.minimum(below + 1, count - 1)
+    at_below = ordered[rows, below]
+    between = at_below + (position - below) * (ordered[rows, above] - at_below)
+    beyond = highest - spread * np.log(rate * (count + 1))
+    before = lowest + spread * np.log((1.0 - rate) * (count + 1))
+    return np.asarray(np.where(position > count - 1, beyond, np.where(position < 0.0, before, between)))
+
+
+BINS = 3200
+"""Enough for 1 % bins from LEAST_S to beyond a year of seconds."""
+
+
+class Latencies:
+    """Histograms of latencies by source."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros((len(SOURCES), BINS), np.int64)
+        self._sums = np.zeros(len(SOURCES))
+
+    def add(self, source: Ints, seconds: Floats) -> None:
+        """Latencies of answers with these sources (places in SOURCES)."""
+        scale = np.float64(1.0 / math.log(GROWTH))
+        bins = np.floor(np.log(np.maximum(seconds, LEAST_S) / LEAST_S) * scale).astype(np.int64)
+        flat = source * BINS + np.clip(bins, 0, BINS - 1)
+        self._counts += np.bincount(flat, minlength=self._counts.size).reshape(self._counts.shape)
+        self._sums += np.bincount(source, weights=seconds, minlength=len(SOURCES))
+
+    def histograms(self) -> dict[str, LatencyHistogram]:
+        """Those of the sources that answered."""
+        found = {}
+        for place, source in enumerate(SOURCES):
+            kept = np.flatnonzero(self._counts[place])
+            if kept.size:
+                counts = {int(one): int(self._counts[place, one]) for one in kept}
+                found[source] = LatencyHistogram(counts, round(float(self._sums[place]), 6))
+        return found
+
+
+class Tally:
+    """What one group did. `counts` by interval of the report: answers, those of the cloud, right ones, local ones, right local ones.
+    `settled`: answers of the cloud and all answers after the warm-up."""
+
+    def __init__(self, devices: int, intervals: int, every_s: float, warm_up_s: float) -> None:
+        self.first, self.total = Latencies(), Latencies()
+        self.counts = np.zeros((5, intervals), np.int64)
+        self.settled = (0, 0)
+        self.target_rates: list[float] = []
+        self.calls_by_device = np.zeros(devices, np.int32)
+        self.spend_by_device = np.zeros(devices, np.int64)
+        self.refused: Counter[str] = Counter()
+        self._calls, self._spend_uusd = np.zeros((2, intervals), np.int64)
+        self._busy_s = np.zeros(intervals)
+        self._intervals, self._every_s, self._warm_up_s = intervals, every_s, warm_up_s
+
+    def answered(self, at: Floats, source: Ints, first_s: Floats, total_s: Floats, right: Bools, worked_s: Floats) -> None:
+        """Questions were answered at these times."""
+        self.first.add(source, first_s)
+        self.total.add(source, total_s)
+        place, cloud = self._interval(at), source == SOURCES.index("cloud")
+        for curve, mine in zip(self.counts, (slice(None), cloud, right, ~cloud, ~cloud & right), strict=True):
+            curve += np.bincount(place[mine], minlength=self._intervals)
+        settled = at >= self._warm_up_s
+        self.settled = (self.settled[0] + int((settled & cloud).sum()), self.settled[1] + int(settled.sum()))
+        self._busy_s += np.bincount(self._interval(at - total_s), weights=worked_s, minlength=self._intervals)
+
+    def called(self, at: Floats, who: Ints, spend_uusd: Ints) -> None:
+        """Calls of these devices were charged."""
+        place = self._interval(at)
+        self._calls += np.bincount(place, minlength=self._intervals)
+        self._spend_uusd += np.bincount(place, weights=spend_uusd, minlength=self._intervals).astype(np.int64)
+        np.add.at(self.calls_by_device, who, 1)
+        np.add.at(self.spend_by_device, who, spend_uusd)
+
+    def _interval(self, at: Floats) -> Ints:
+        return np.clip((at / self._every_s).astype(np.int64), 0, self._intervals - 1)
+
+    def series(self, ends_at: Sequence[float], idle_w: float, busy_w: float) -> Series:
+        """The curves, with energy from the time that devices were busy."""
+        answers, asked, right, local, local_right = self.counts
+        whole_s = self.calls_by_device.size * np.diff([0.0, *ends_at])
+        energy_wh = (self._busy_s * busy_w + np.maximum(0.0, whole_s - self._busy_s) * idle_w) / 3600.0
+        nothing: list[float | None] = [None] * len(ends_at)
+        return Series(
+            at_s=[rounded(at) for at in ends_at],
+            assist_rate=_shares(asked, answers),
+            training_assist_rate=nothing,
+            dual=nothing,
+            joint_accuracy=_shares(right, answers),
+            local_accuracy=_shares(local_right, local),
+            answers=answers.tolist(),
+            cloud_calls=self._calls.tolist(),
+            spend_uusd=self._spend_uusd.tolist(),
+            online_share=[1.0] * len(ends_at),
+            target_rate=changing_rates(self.target_rates, self.target_rates[-1]),
+            energy_wh=[round(float(value), 6) for value in energy_wh],
+        )
+
+
+def _shares(part: Ints, whole: Ints) -> list[float | None]:
+    return [share(one, of) for one, of in zip(part.tolist(), whole.tolist(), strict=True)]

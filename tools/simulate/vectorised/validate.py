@@ -28,7 +28,7 @@ NEAR = 0.05
 CHANCE = 3.0
 """Standard deviations that chance alone is granted."""
 FEWEST_ANSWERS = 1000
-"""Quantiles of fewer answers are not told: their own chance is beyond what is looked for."""
+"""Quantiles of fewer answers are not shown: their own chance is beyond what is looked for."""
 WIDTH = 110
 
 
@@ -70,7 +70,7 @@ def add_validate(commands: Any) -> None:
 
 
 def validate(chosen: argparse.Namespace) -> int:
-    """Play both and tell; 0 when all figures are near, or as near as chance lets them be. Raises EdgeError for what cannot be played."""
+    """Play both and report; 0 when all figures are near, or as near as chance lets them be. Raises EdgeError for what cannot be played."""
     if chosen.exact is not None and not chosen.exact.is_file():
         check_files(chosen.exact)
     scenario, name = load_scenario(chosen.scenario, chosen.sets), chosen.scenario.stem
@@ -130,7 +130,7 @@ def figures(group: GroupResult) -> Iterator[tuple[str, float]]:
 def _exact(scenario: Scenario, name: str, file: Path | None) -> SimulationResult:
     if file is not None and file.exists():
         return read_result(file)
-    result, _, _ = play(scenario, name, told=False)
+    result, _, _ = play(scenario, name, show_progress=False)
     if file is not None:
         put(result.to_json(), file)
     return result

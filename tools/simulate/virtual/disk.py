@@ -48,11 +48,11 @@ class Disk:
     def sync(self, batch: Batch, done: Done) -> None:
         """Make a batch durable, and tell its writer, which dies with its host."""
         if is_alive():
-            task = self._loop.create_task(self._sync_and_tell(batch, done), name="ledger writer")
+            task = self._loop.create_task(self._sync_and_report(batch, done), name="ledger writer")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _sync_and_tell(self, batch: Batch, done: Done) -> None:
+    async def _sync_and_report(self, batch: Batch, done: Done) -> None:
         error: DiskError | None = None
         try:
             await self._sync(batch)

@@ -82,7 +82,7 @@ class Network:
     """Carries messages under the faults of their link."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, keepalive_s: float | None = KEEPALIVE_S) -> None:
-        """`keepalive_s`: how often both ends look whether the other one is still there; None: never, where no message is lost without
+        """`keepalive_s`: how often both ends check that the other one is still there; None: never, where no message is lost without
         a word."""
         self.loop = loop
         self.rng = rng
@@ -148,7 +148,7 @@ class Network:
         """Do something outside of all hosts."""
         self.loop.call_later(delay_s, deliver, context=self._outside)
 
-    def look_again(self, look: Callable[[], None]) -> None:
+    def check_again(self, look: Callable[[], None]) -> None:
         """Do so when the next keep-alive is due, if there are any."""
         if self.keepalive_s is not None:
             self.later(self.keepalive_s, look)
@@ -247,14 +247,14 @@ class ServiceEndpoint:
         self._faults[exchange] = faults
         task = self.host.spawn(self._serve(exchange, faults), exchange.path.rpartition("/")[2])
         self._running.setdefault(exchange, []).append(task)
-        self._network.look_again(lambda: self._keep_alive(exchange))
+        self._network.check_again(lambda: self._keep_alive(exchange))
 
     def _keep_alive(self, exchange: Exchange) -> None:
         """A client that is gone without a word is noticed in the end."""
         if exchange.abandoned:
             self.cancel(exchange)
         elif exchange in self._running:
-            self._network.look_again(lambda: self._keep_alive(exchange))
+            self._network.check_again(lambda: self._keep_alive(exchange))
 
     def serves(self, exchange: Exchange) -> bool:
         """Whether a handler works on it."""
@@ -407,7 +407,7 @@ class SimulatedChannel:
         size = len(exchange.request)
         self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset, size=size, up=True)
         if exchange.streams:
-            self._network.look_again(lambda: self._keep_alive(exchange))
+            self._network.check_again(lambda: self._keep_alive(exchange))
 
     def _keep_alive(self, exchange: Exchange) -> None:
         """A server that is gone without a word is noticed in the end."""
@@ -417,7 +417,7 @@ class SimulatedChannel:
         if self._faults.cut or endpoint is None or not endpoint.serves(exchange):
             exchange.reset()
         else:
-            self._network.look_again(lambda: self._keep_alive(exchange))
+            self._network.check_again(lambda: self._keep_alive(exchange))
 
     def sender(self, exchange: Exchange) -> _Ordered:
         """Sends what follows the first request, in order."""
@@ -475,10 +475,10 @@ class SimulatedChannel:
             endpoint.accept(exchange, self._faults)
 
     def give_up(self, exchange: Exchange) -> None:
-        """Tell the server that nobody waits any more."""
-        self._network.carry(self._faults, lambda: self._tell_given_up(exchange), up=True)
+        """Let the server know that nobody waits any more."""
+        self._network.carry(self._faults, lambda: self._cancel_at_server(exchange), up=True)
 
-    def _tell_given_up(self, exchange: Exchange) -> None:
+    def _cancel_at_server(self, exchange: Exchange) -> None:
         if (endpoint := self._find()) is not None:
             endpoint.cancel(exchange)
 
@@ -536,7 +536,7 @@ class SimulatedStream:
         self._sender.send(None)
 
     def cancel(self) -> None:
-        """End it; the server is told."""
+        """End it, at the server too."""
         if not self._exchange.over:
             self._exchange.answer("error", rpc_error(grpc.StatusCode.CANCELLED, "cancelled"))
             self._channel.give_up(self._exchange)
@@ -565,5 +565,5 @@ def rpc_error(code: grpc.StatusCode, details: str, trailing: Metadata = ()) -> g
 
 
 def unavailable(details: str) -> grpc.aio.AioRpcError:
-    """A broken connection, as gRPC tells it."""
+    """A broken connection, as gRPC reports it."""
     return rpc_error(grpc.StatusCode.UNAVAILABLE, details)

@@ -33,9 +33,8 @@ from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, d
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from edge.rpc.v1 import device_pb2
-from tools.simulate.virtual.clock import VirtualClock
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
-from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.loop import Host, SeededLoop, VirtualClock
 from tools.simulate.virtual.network import Network, ServiceEndpoint
 
 MAX_OUTPUT_TOKENS = 64

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.simulate.validation.drawing import draw
+from tools.simulate.validation.comparison import Row, compare, draw, goal_is_met
 from tools.simulate.validation.seen import Answered, Run, Taken
-from tools.simulate.validation.verdict import Row, compare, goal_is_met
 
 LOCAL = Answered(0, 1.0, 1.0, 0.01, 0.05, "local", False, 60, 40, 0, -2.0)
 CLOUD = replace(LOCAL, source="cloud", asked=True, total_s=0.2, cloud_tokens=50)
@@ -36,7 +35,7 @@ def test_the_goal_is_met_within_fifteen_percent_on_either_side(by: float, met: b
     assert not goal_is_met([]), "nothing was judged"
 
 
-def test_a_source_that_only_one_of_both_had_is_no_row_and_the_rate_tells_of_it() -> None:
+def test_a_source_of_only_one_run_has_no_row_and_shows_in_the_rate() -> None:
     rows = compare(run(LOCAL, CLOUD), run(LOCAL, LOCAL))
     assert not [row for row in rows if row.name.startswith("cloud")]
     assert (named(rows, "realised rate").real, named(rows, "realised rate").simulated) == (0.5, 0.0)
