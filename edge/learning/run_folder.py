@@ -280,7 +280,11 @@ def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
     for step in steps:
         row = {name: value for name, value in step.flat().items() if name not in _WHERE_MEASURED or value is not None}
         row |= {f"{name}_s": seconds for name, seconds in row.pop("seconds_by_part").items()}
-        for column, key, prefix in (("families", "family", "{}"), ("prices", "price", "price_{:g}"), ("bands", "band", "band_{}")):
+        for column, key, prefix in (
+            ("families", "family", "{}"),
+            ("prices", "price", "price_{:g}"),
+            ("bands", "band", "band_{}"),
+        ):
             for part in row.pop(column):
                 row |= {f"{prefix.format(part[key])}.{name}": value for name, value in part.items() if name != key}
         rows.append(row)
