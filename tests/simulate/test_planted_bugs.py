@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.explore import INVARIANTS, KINDS, played
+from tools.simulate.faults.checker import INVARIANTS
+from tools.simulate.faults.explore import KINDS, played
 from tools.simulate.faults.planted import BUGS, Bug
 
 MOST_SEEDS = {"coordinator": 600, "agents": 60}

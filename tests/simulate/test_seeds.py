@@ -10,7 +10,8 @@ import pytest
 
 from tests.simulate.seeds import explored, of_today
 from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.explore import AGENTS, COORDINATOR, INVARIANTS, Kind, played
+from tools.simulate.faults.checker import INVARIANTS
+from tools.simulate.faults.explore import AGENTS, COORDINATOR, Kind, played
 
 KINDS = pytest.mark.parametrize("kind", [COORDINATOR, AGENTS], ids=lambda kind: kind.name)
 EVERY_RUN = 300

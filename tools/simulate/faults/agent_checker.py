@@ -1,16 +1,4 @@
-"""The invariants of an agent: what its state folder says against the coordinator's journal and the people it answered.
-
-A1  every question that was answered has its record, as it was told; one that was cut has one at most, and there are no others
-A2  an answer of the cloud has exactly one call, completed; what a call for people cost stands in a record
-A3  what records say that calls cost is what the journal charged
-A4  every committed step was reported exactly once, in order, with its rate; λ went the way that the journal says
-A5  the outbox is empty at the end, and no call is in doubt
-A6  learning's purse is the journal's share of learning, call by call, and no day has more calls than its limit
-A7  the dial has counted the answers whose records say so
-A8  nothing is left over: no task, no failure
-A9  position, cursor and committed steps agree, and all that was planned was done
-A10 λ and the next step that the agent holds are the journal's
-"""
+"""The invariants of an agent: its state folder against the coordinator's journal and the people it answered."""
 
 from __future__ import annotations
 
@@ -26,7 +14,18 @@ from tools.simulate.faults.fold import Call, Fold
 from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.scenario import AgentPlan
 
-INVARIANTS = tuple(f"A{number}" for number in range(1, 11))
+INVARIANTS = {
+    "A1": "every answered question has its record, as it was shown; a question that was cut has one at most; there are no others",
+    "A2": "an answer of the cloud has exactly one call, completed; what a call for people cost stands in a record",
+    "A3": "the cost of calls in the records is what the journal charged",
+    "A4": "every committed step was reported exactly once, in order, with its rate; λ is the journal's after each",
+    "A5": "at the end no report waits to be sent, and no call is unconfirmed",
+    "A6": "learning's daily budget is the journal's share of learning, call by call; no day has more calls than its limit",
+    "A7": "the dial has counted the answers whose records say so",
+    "A8": "nothing is left over: no task, no failure",
+    "A9": "position, cursor and committed steps agree; all that was planned was done",
+    "A10": "λ and the next step in the agent's folder are the journal's",
+}
 
 
 def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) -> None:

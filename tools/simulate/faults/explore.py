@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
+from tools.simulate.faults.checker import INVARIANTS
 from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import planted
 from tools.simulate.faults.scenario import (
@@ -34,16 +35,15 @@ AHEAD = 4
 """Batches of seeds that each process is given before those of lower numbers are reported."""
 BATCH = 4
 _KILLS = ("kill", "limits", "drain")
-INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A family of worlds: how a seed's world is drawn, and all that they can check, inject and meet."""
+    """A family of worlds: how a seed's world is drawn, and all that they can check (in words, by code), inject and meet."""
 
     name: str
     draw: Callable[[int], Scenario]
-    invariants: tuple[str, ...]
+    invariants: Mapping[str, str]
     faults: frozenset[str]
     features: frozenset[str]
 
@@ -54,7 +54,7 @@ COORDINATOR = Kind(
 AGENTS = Kind(
     "agents",
     draw_agents,
-    (*AGENT_INVARIANTS, *INVARIANTS),
+    AGENT_INVARIANTS | INVARIANTS,
     frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
     AGENT_FEATURES,
 )
