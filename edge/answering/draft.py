@@ -114,8 +114,8 @@ class Draft:
         return self.responses[-1].overridden if self.responses else ""
 
 
-_UNREADABLE = "no answer can be read from the response; ask again, or ask the cloud"
-_CUT_OFF = "cut off before an answer; allow more tokens, or ask the cloud"
+_UNREADABLE = "no answer can be read from the response; ask again"
+_CUT_OFF = "cut off before an answer; allow more tokens"
 _FINISHES = frozenset({"stop", "length", "tool_calls", "content_filter"})
 
 
@@ -179,9 +179,11 @@ class AnswerRecorder:
         openai_json = draft.completion.openai_json if draft.completion and draft.source == "cloud" else draft.calls_json
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
         ended = last.finish if last is not None and draft.source != "cloud" else None
+        finish = finish_of(openai_json) or ("length" if ended is FinishReason.LENGTH else "stop")
         final, reason = draft.content or readable_answer(shown), draft.reason
-        if not final and not openai_json and ended is not FinishReason.STOP:
-            reason += f"; {_CUT_OFF if ended is FinishReason.LENGTH else _UNREADABLE}"
+        if not final and finish != "tool_calls" and ended is not FinishReason.STOP:
+            reason += f"; {_CUT_OFF if finish == 'length' else _UNREADABLE}"
+            reason += "" if draft.source == "cloud" else ", or ask the cloud"
         return AnswerRecord(
             id=draft.id,
             source=draft.source,
@@ -202,7 +204,7 @@ class AnswerRecorder:
             cloud_tokens=usage.input_tokens + usage.output_tokens if usage else 0,
             charged_uusd=draft.completion.charged_uusd if draft.completion and not draft.completion.cached else 0,
             created_at=draft.began_at,
-            finish=finish_of(openai_json) or ("length" if ended is FinishReason.LENGTH else "stop"),
+            finish=finish,
             prompt_tokens=draft.prompt_tokens,
             completion_tokens=sum(len(response.token_ids) for response in draft.responses),
             mode=draft.mode,

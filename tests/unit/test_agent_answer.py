@@ -20,6 +20,7 @@ from edge.inference.channels import AnswerReader
 from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, QUESTION, World, local_answer
 
 GUESS = local_answer(99)
@@ -59,6 +60,14 @@ async def test_a_response_without_an_answer_says_so_and_stays_as_it_is(tmp_path:
     record, _ = await world.ask()
     assert (record.final, record.text, record.local_text) == ("", text, text)
     assert "ask the cloud" in record.reason
+
+
+async def test_an_empty_answer_of_the_cloud_is_not_answered_with_asking_the_cloud(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    world.client = ScriptedCoordinatorClient(lambda call: "", terms=world.terms)
+    record, _ = await world.ask(mode="cloud-only")
+    assert (record.source, record.final) == ("cloud", "")
+    assert "ask again" in record.reason and "ask the cloud" not in record.reason
 
 
 async def test_what_the_cloud_says_behind_an_unusable_local_answer_is_shown(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ import msgspec
 from rich.console import Console
 
 from edge.core.clock import Clock, SystemClock
-from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.checker import INVARIANTS
-from tools.simulate.faults.explore import COORDINATOR, KINDS, Kind, explore, played
+from tools.simulate.faults.explore import AGENTS, COORDINATOR, KINDS, Kind, explore, played
 from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import find_bug
 from tools.simulate.faults.scenario import Scenario, smaller, words
@@ -138,7 +136,7 @@ def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     violations = outcome.verdict.violations
     broken = sorted(outcome.violated)
     print(f"seed {outcome.seed} violates {', '.join(broken)}:")
-    print("\n".join(f"  {code}: {(INVARIANTS | AGENT_INVARIANTS)[code]}" for code in broken))
+    print("\n".join(f"  {code}: {AGENTS.invariants[code]}" for code in broken))
     print("found:")
     print("\n".join(f"  {line}" for line in violations[:_VIOLATIONS_SHOWN]))
     if len(violations) > _VIOLATIONS_SHOWN:
