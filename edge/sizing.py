@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
-    """The adapter's shape and the learner's settings as configured."""
+    """The adapter's shape and the learner's settings as configured. Raises UsageError for a training device that is not there."""
+    from edge.training.device import logits_at_once
+
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
         learning_rate=learning.learning_rate,
@@ -34,6 +36,7 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
         max_grad_norm=learning.max_grad_norm,
         importance_cap=learning.importance_cap,
         tokens_per_slice=learning.micro_batch_tokens,
+        vocab_chunk_elements=logits_at_once(training_device(config)),
         gradient_checkpointing=learning.gradient_checkpointing == "on",
         threads=learning.torch_threads,
         rule=update_rule(learning),

@@ -204,7 +204,8 @@ class Vocabulary:
 
 
 def llama_offloads() -> bool:
-    """Whether llama.cpp was built for a graphics processor (CUDA, Metal, Vulkan ...)."""
+    """Whether llama.cpp was built for a graphics processor (CUDA, Metal, Vulkan ...), and sees one."""
+    ENGINE_LOG.install()  # else it prints what it finds
     return bool(llama_cpp.llama_supports_gpu_offload())
 
 

@@ -17,7 +17,10 @@ single precision, float16 ones in half precision with a conversion at each addit
 for 64 rows of the bundled model, mean |Δ log p| between sampler and trainer the same). With float weights the rounding would be seen.
 
 Measured on x86: exact for Q8_0, F16, BF16 and F32 weights; for Q4_0 and K-quants the kernels change at 4 or 8 rows, which moves logits
-by about 5e-6. All methods must be called on one thread at a time.
+by about 5e-6. On CUDA (H200) it does not hold: one row and 16 rows take other kernels, which moves the log-probability of the token that
+moves most by 0.2 (nano-edge) to 0.5 nats (0.5B, Q8_0), so equal seeds give equal responses only in equal company.
+
+All methods must be called on one thread at a time.
 """
 
 from __future__ import annotations

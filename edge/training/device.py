@@ -21,7 +21,7 @@ from torch import Tensor
 from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.machine import cpu_flags
-from edge.training.learner import Precision
+from edge.training.learner import LOGITS_AT_ONCE, Precision
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "mps"]
 _CPU = torch.device("cpu")
@@ -53,6 +53,14 @@ def graphics_name() -> str | None:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"Metal on {platform.machine()}" if device.type == "mps" else None
+
+
+def logits_at_once(device: torch.device) -> int:
+    """The largest slab of logits in an update, in numbers; a GPU needs larger ones, since it waits for each.
+
+    Measured on an H200 at the shape of Qwen2.5 0.5B: an update of 3,000 response tokens 0.26 s with 2^26, 1.0 s with 2^21.
+    """
+    return 1 << 26 if device.type == "cuda" else LOGITS_AT_ONCE
 
 
 BF16_FROM_PARAMETERS = 100_000_000

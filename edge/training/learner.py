@@ -50,6 +50,10 @@ class LoraSpec:
     targets: tuple[str, ...] = LORA_TARGETS
 
 
+LOGITS_AT_ONCE = 1 << 21
+"""The largest slab of logits in an update that stays near a processor's caches."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
     """How an update is made.
@@ -69,7 +73,7 @@ class LearnerSettings:
     importance_cap: float = 2.0
     max_mismatch_nats: float = 0.5
     tokens_per_slice: int = 1024
-    vocab_chunk_elements: int = 1 << 21
+    vocab_chunk_elements: int = LOGITS_AT_ONCE
     precision: Precision = "auto"
     prefix_sharing: PrefixSharing = "auto"
     gradient_checkpointing: bool = False

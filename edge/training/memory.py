@@ -14,7 +14,7 @@ from typing import Literal
 
 from edge.core.errors import EdgeError
 from edge.core.types import TrainingGroup, TrainingSample
-from edge.training.learner import Probing
+from edge.training.learner import LOGITS_AT_ONCE, Probing
 
 PLAIN_SCORES = 512 * 512
 """Largest T x S for which attention keeps its weights [H, T, S] (edge.models.decoder.MAX_PLAIN_SCORES)."""
@@ -116,7 +116,7 @@ class TrainingSetting:
     targets: tuple[str, ...]
     weights: Literal["resident", "streamed"] = "resident"
     value_bytes: int = 4
-    vocab_chunk_elements: int = 1 << 21
+    vocab_chunk_elements: int = LOGITS_AT_ONCE
     checkpointing: bool = False
     rows: int = 0
     context_tokens: int = 0

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edge.core.clock import Clock
 from edge.core.types import TrainingGroup
@@ -173,10 +174,13 @@ class TorchLearner(LoraLearner):
         before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         if self._threads and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        _set_determinism(True, fill=False)
         device = self._decoder.lm_head.weight.device
+        _set_determinism(True, fill=False, warn_only=device.type != "cuda")
         try:
-            with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
+            with (
+                torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32),
+                sdpa_kernel(_ATTENTION_KERNELS),
+            ):
                 yield
         finally:
             _set_determinism(before[0], fill=before[1])
@@ -247,9 +251,13 @@ def projection_of(head: nn.Linear) -> Projection:
     return stored if head.weight.device.type == "cpu" else CopiedProjection(stored, head.weight.device)
 
 
-def _set_determinism(deterministic: bool, fill: bool) -> None:
-    """`fill` would write NaN into every fresh buffer: some 5 % of an update."""
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+_ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which makes a plan for every new shape of a micro-batch."""
+
+
+def _set_determinism(deterministic: bool, fill: bool, warn_only: bool = True) -> None:
+    """`fill` would write NaN into every fresh buffer: some 5 % of an update. With `warn_only` CUDA's attention is not deterministic."""
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 

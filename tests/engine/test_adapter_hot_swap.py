@@ -35,7 +35,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> TinyModel:
 
 @pytest.fixture
 async def backend(tiny: TinyModel, worker: EngineWorker) -> AsyncIterator[LlamaCppBackend]:
-    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4)
+    # on the processor: on a GPU the order of additions follows the number of rows
+    backend = LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=256, max_rows=4, gpu_layers=0)
     yield backend
     await backend.aclose()
 

@@ -30,7 +30,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @asynccontextmanager
 async def opened(model: TinyModel, **options: int) -> AsyncIterator[LlamaCppBackend]:
     worker = EngineWorker()
-    backend = LlamaCppBackend(model.path, worker, **{"n_threads": 1, "n_ctx": 384, "max_rows": 8, **options})
+    # on the processor: on a GPU the order of additions follows the number of rows
+    backend = LlamaCppBackend(model.path, worker, **{"n_threads": 1, "n_ctx": 384, "max_rows": 8, "gpu_layers": 0, **options})
     try:
         yield backend
     finally:

@@ -41,11 +41,13 @@ def stub_converter(_peft_folder: Path, target: Path) -> None:
     target.write_bytes(b"stub")
 
 
-def tiny_learner(worker: EngineWorker, *, seed: int = 3, rank: int = 4, convert=stub_converter, **settings) -> TorchLearner:
+def tiny_learner(
+    worker: EngineWorker, *, seed: int = 3, rank: int = 4, convert=stub_converter, device: str = "cpu", **settings
+) -> TorchLearner:
     """A learner with small micro-batches, so that every update takes several slices."""
     chosen = {"learning_rate": 1e-2, "tokens_per_slice": 48, "max_mismatch_nats": 10.0, "threads": 1, **settings}
     return TorchLearner(
-        tiny_decoder(),
+        tiny_decoder().to(device),
         worker,
         convert,
         seed=seed,
