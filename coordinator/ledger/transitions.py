@@ -498,6 +498,7 @@ class Ledger:
             dual_before=before.dual,
             round_units=round_units,
             own_rate=request.own_rate,
+            uncalled_units=request.uncalled_units,
         )
         self._tables.steps.put(closed)
         if price:
@@ -802,7 +803,8 @@ def check_close(request: CloseStepRequest) -> None:
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    if (row.total_units, row.help_units, row.own_rate) == (request.total_units, request.help_units, request.own_rate):
+    same_units = (row.total_units, row.help_units, row.own_rate) == (request.total_units, request.help_units, request.own_rate)
+    if same_units and row.uncalled_units in (None, request.uncalled_units):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 
@@ -906,4 +908,6 @@ def _close_data(row: StepRow) -> dict[str, Any]:
     reals = {name: getattr(row, name).hex() for name in ("dual_after", "assist_rate")}
     shared = {"dual_before": row.dual_before.hex(), "round_units": row.round_units} if row.price else {}
     own = {} if row.own_rate is None else {"own_rate": row.own_rate.hex()}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **own, "discrepancies": list(row.discrepancies)}
+    uncalled = {"uncalled_units": row.uncalled_units} if row.uncalled_units else {}
+    fields = {name: getattr(row, name) for name in names}
+    return {**fields, **reals, **shared, **own, **uncalled, "discrepancies": list(row.discrepancies)}

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits
+from coordinator.ledger.accounts import Amount, CallRow, Limits, StepRow
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -117,7 +117,7 @@ def verify(rows: LedgerRows) -> VerifyReport:
     _compare(BUDGET, replay.budgets, rows.all(BUDGET), findings)
     _compare(CALL, replay.calls, _checked_results(rows.all(CALL), findings), findings)
     _compare(ATTEMPT, replay.attempts, rows.all(ATTEMPT), findings)
-    _compare(STEP, replay.steps, rows.all(STEP), findings)
+    _compare(STEP, replay.steps, map(_plain_step, rows.all(STEP)), findings)
     _compare(TASK, replay.tasks, rows.all(TASK), findings)
     _compare(PRICE, replay.prices, rows.all(PRICE), findings)
     _compare(PRICE_MEMBER, replay.price_members, rows.all(PRICE_MEMBER), findings)
@@ -368,7 +368,7 @@ class Replay:
         self._require(not (fleet and "dual_proportional" in data), "a fleet's λ has a proportional part")
         task.update(dual=data["dual"], recent=[] if fleet else so_far["recent"], target_rate=data["target_rate"], price=price)
         fields = {name: value for name, value in data.items() if name != "version"}
-        units = {"closed": False, "total_units": 0, "help_units": 0, "round_units": 0}
+        units = {"closed": False, "total_units": 0, "help_units": 0, "uncalled_units": 0, "round_units": 0}
         reals = {"dual_after": ZERO, "assist_rate": ZERO, "dual_before": ZERO}
         rule = {"dual_proportional": ZERO, "dual_window": 1, "dual_ceiling": NO_CEILING}
         self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "price": price}
@@ -488,6 +488,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value.hex()
     return list(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _plain_step(row: StepRow) -> Row:
+    """Versions before 8 kept no uncalled units, and where there are none the journal has none."""
+    return {**_plain(row), "uncalled_units": row.uncalled_units or 0}
 
 
 def _new_budget(key: str) -> Row:

@@ -323,8 +323,9 @@ async def test_closing_a_step_moves_the_dual_exactly_once(store: LedgerStore) ->
     closed = await store.close_step(close_request())
     assert closed.dual_after == dual_step(0.5, 0.25, 0.3, 0.02)
     assert await store.close_step(close_request(now=NOW + 99.0)) == closed
-    with pytest.raises(KeyReused):
-        await store.close_step(close_request(help_units=33))
+    for other in ({"help_units": 33}, {"uncalled_units": 1}, {"own_rate": 0.5}):
+        with pytest.raises(KeyReused):
+            await store.close_step(close_request(**other))
     task = await store.get_task("d1", "math")
     assert task is not None
     assert (task.dual, task.next_step) == (closed.dual_after, 1)

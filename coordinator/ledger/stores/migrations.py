@@ -156,6 +156,8 @@ ALTER TABLE price ADD COLUMN recent TEXT NOT NULL DEFAULT '';
 """),
     # The rate that a step's policy would have had without a help bias, which λ acts on where there was one.
     Version("ALTER TABLE step ADD COLUMN own_rate TEXT NOT NULL DEFAULT '';"),
+    # What a report said besides, by which it is known when it comes again.
+    Version("ALTER TABLE step ADD COLUMN uncalled_units INTEGER;"),
 )
 _IN_POSTGRES = (
     (r"\bINTEGER\b", "BIGINT"),
