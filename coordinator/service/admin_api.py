@@ -9,18 +9,19 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
+from msgspec.structs import asdict
 
 from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits, PriceRow, TaskRow
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
 from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_of, rows_held_to_next, settings_set
-from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
@@ -170,7 +171,7 @@ class AdminApi:
             last_look = not self._broker.admitting and self._broker.in_flight == 0
             while entries := await self._store.read_journal(after, JOURNAL_PAGE):
                 for entry in entries:
-                    yield _entry(entry)
+                    yield record_of(admin_pb2.ReadJournalResponse, entry)
                 after = entries[-1].seq
             if not request.follow:
                 return
@@ -259,43 +260,30 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
     return change.value
 
 
-def _amount(amount: Amount) -> admin_pb2.AmountUsed:
-    return admin_pb2.AmountUsed(calls=amount.calls, tokens=amount.tokens, uusd=amount.uusd)
+def record_of(kind: type[Record], row: Any, **other: Any) -> Record:
+    """A record with the fields that `row` has under the same names, and `other` in place of those it has not."""
+    fields = {field.name: getattr(row, field.name) for field in kind.DESCRIPTOR.fields if field.name not in other} | other
+    return kind(**{name: asdict(value) if isinstance(value, Amount | Limits) else value for name, value in fields.items()})
 
 
-def _limits(limits: Limits) -> admin_pb2.UnitLimits:
-    return admin_pb2.UnitLimits(calls=limits.calls, tokens=limits.tokens, uusd=limits.uusd)
+def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
+    """A budget for the wire."""
+    return record_of(admin_pb2.BudgetRecord, row, limits=row.asked)
+
+
+def device_record(row: DeviceRow) -> admin_pb2.DeviceRecord:
+    """A device for the wire."""
+    return record_of(admin_pb2.DeviceRecord, row, agent_version=row.agent_version[:MAX_VERSION_CHARS])
+
+
+task_record = partial(record_of, admin_pb2.TaskRecord)
+shared_price_record = partial(record_of, admin_pb2.SharedPriceRecord)
 
 
 def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     limit: LimitConfig = getattr(book.limits, scope)
     names = settings_set(book.rows).get(scope, ())
-    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits_of(limit)), set=names)
-
-
-def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
-    """A budget for the wire."""
-    return admin_pb2.BudgetRecord(
-        key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
-    )
-
-
-def task_record(row: TaskRow) -> admin_pb2.TaskRecord:
-    """A task for the wire."""
-    return admin_pb2.TaskRecord(
-        device=row.device,
-        task=row.task,
-        dual=row.dual,
-        target_rate=row.target_rate,
-        next_step=row.next_step,
-        version=row.version,
-        charged=_amount(row.charged),
-    )
-
-
-def shared_price_record(row: PriceRow) -> admin_pb2.SharedPriceRecord:
-    """A shared λ for the wire."""
-    return admin_pb2.SharedPriceRecord(key=row.key, dual=row.dual, updates=row.updates)
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=asdict(limits_of(limit)), set=names)
 
 
 def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
@@ -308,53 +296,23 @@ def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
 
 
 def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
-    return admin_pb2.UpstreamRecord(
-        alias=upstream.alias,
-        model=upstream.model,
+    return record_of(
+        admin_pb2.UpstreamRecord,
+        upstream,
         provider=upstream.provider.name,
-        deadline_s=upstream.deadline_s,
-        max_output_tokens=upstream.max_output_tokens,
         waiting=upstream.gate.waiting,
         breaker=upstream.breaker.state(now_s),
     )
 
 
-def device_record(device: DeviceRow) -> admin_pb2.DeviceRecord:
-    """A device for the wire."""
-    return admin_pb2.DeviceRecord(
-        device=device.device,
-        agent_version=device.agent_version[:MAX_VERSION_CHARS],
-        tasks=device.tasks,
-        first_seen_ms=device.first_seen_ms,
-        last_seen_ms=device.last_seen_ms,
-        disabled=device.disabled,
-    )
-
-
 def _call(row: CallRow) -> admin_pb2.CallRecord:
-    return admin_pb2.CallRecord(
-        device=row.device,
+    return record_of(
+        admin_pb2.CallRecord,
+        row,
         call_key=row.key,
-        task=row.task,
         step=None if row.step < 0 else row.step,
-        prompt_id=row.prompt_id,
-        model=row.model,
-        help_units=row.help_units,
         state=codec.encode_progress(progress_of(row.state)),
-        attempts=row.attempts,
-        charged=_amount(row.charged),
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
         finish=row.finish[:MAX_WORD_CHARS],
-        reason=row.reason,
-        cached=row.cached,
-        updated_ms=row.updated_ms,
-    )
-
-
-def _entry(entry: JournalEntry) -> admin_pb2.ReadJournalResponse:
-    return admin_pb2.ReadJournalResponse(
-        seq=entry.seq, at_ms=entry.at_ms, kind=entry.kind, body=entry.body, previous=entry.previous, hash=entry.hash
     )
 
 
