@@ -88,7 +88,8 @@ class Rows(Generic[Row]):
         self._seen: dict[tuple[Any, ...], Row | None] = {}
         self.tried: dict[tuple[Any, ...], Row | None] = {}
         """What the rows that the running operation has put were before."""
-        self._waiting: dict[tuple[Any, ...], Row] = {}
+        self.waiting: dict[tuple[Any, ...], Row] = {}
+        """Kept rows that wait for the next commit."""
         self._under_way: dict[tuple[Any, ...], Row] = {}
 
     def get(self, *key: Any) -> Row | None:
@@ -110,16 +111,11 @@ class Rows(Generic[Row]):
         if self._heed is not None:
             self._heed(None if before is _NOT_KNOWN else before, row)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a kept row waits for the next commit."""
-        return bool(self._waiting)
-
     def over(self, found: Iterable[Row], wanted: Callable[..., bool], *parameters: Any) -> list[Row]:
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
         rows = {self._key_of(row): row for row in found}
         tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self.tried}
-        for newer in (self._under_way, self._waiting, tried):
+        for newer in (self._under_way, self.waiting, tried):
             for key, row in newer.items():
                 if wanted(row, *parameters):
                     rows[key] = row
@@ -130,7 +126,7 @@ class Rows(Generic[Row]):
     def keep(self) -> None:
         """What was tried waits for the next commit."""
         for key in self.tried:
-            self._waiting[key] = self._seen[key]  # type: ignore[assignment]
+            self.waiting[key] = self._seen[key]  # type: ignore[assignment]
         self.tried.clear()
 
     def roll_back(self) -> None:
@@ -144,17 +140,17 @@ class Rows(Generic[Row]):
 
     def take(self) -> Collection[Row]:
         """The rows of the next commit, which is under way from here on."""
-        self._under_way, self._waiting = self._waiting, {}
+        self._under_way, self.waiting = self.waiting, {}
         return self._under_way.values()
 
     def committed(self) -> None:
         """The source has what was under way."""
         for key, row in self._under_way.items():
-            if key not in self._waiting and key not in self.tried and not self._keep(row):
+            if key not in self.waiting and key not in self.tried and not self._keep(row):
                 self._seen.pop(key, None)
         self._under_way = {}
         if len(self._seen) > MOST_KNOWN:
-            self._seen = {key: self._seen[key] for key in (*self._waiting, *self.tried)}
+            self._seen = {key: self._seen[key] for key in (*self.waiting, *self.tried)}
 
 
 def _always(row: object, *parameters: object) -> bool:
@@ -262,13 +258,13 @@ class BufferedTables:
 
     def take(self) -> Batch:
         """The next commit, which is under way from here on until `committed`."""
-        rows = {table: rows.take() for table, rows in self._tables.items()}
-        self._changed.update((row.device, row.task) for row in rows[TASK])
-        for row in rows[BUDGET]:
+        taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
+        self._changed.update((row.device, row.task) for row in taken.get(TASK, ()))
+        for row in taken.get(BUDGET, ()):
             self._changed.update(told_to_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         changed, self._changed = self._changed, set()
-        return Batch({table: some for table, some in rows.items() if some}, self._entries_under_way, changed)
+        return Batch(taken, self._entries_under_way, changed)
 
     def committed(self) -> None:
         """The source has what was under way."""
