@@ -234,7 +234,7 @@ class Coordinator:
         self._resources.push_async_callback(_cancelled, ticking)
         verify = partial(verify_store, opened, config)
         admin_api = AdminApi(
-            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, drain=self.begin_drain
+            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, begin_drain=self.begin_drain
         )
         admin = None
         if config.admin_addresses:
