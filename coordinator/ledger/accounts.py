@@ -19,8 +19,8 @@ SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
 
-class Amount(Struct, frozen=True, gc=False):
-    """Calls, tokens and micro-USD, none negative."""
+class Amount(Struct, frozen=True, gc=False, array_like=True):
+    """Calls, tokens and micro-USD, none negative; [calls, tokens, uusd] in the journal."""
 
     calls: int = 0
     tokens: int = 0
@@ -67,25 +67,27 @@ def amount_text(unit: str, count: int) -> str:
     return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
 
 
-class Limits(Struct, frozen=True, gc=False):
+class Limits(Struct, frozen=True, gc=False, array_like=True):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
     tokens: int | None = None
     uusd: int | None = None
 
+    @property
+    def units(self) -> tuple[int | None, int | None, int | None]:
+        """Those of calls, tokens, micro-USD."""
+        return self.calls, self.tokens, self.uusd
+
     def units_exceeded(self, used: Amount) -> tuple[str, ...]:
         """Names of the units in which `used` is above the limit, in the order calls, tokens, uusd."""
-        pairs = (("calls", self.calls, used.calls), ("tokens", self.tokens, used.tokens), ("uusd", self.uusd, used.uusd))
-        return tuple(name for name, limit, value in pairs if limit is not None and value > limit)
+        triples = zip(UNITS, self.units, used.units, strict=True)
+        return tuple(name for name, limit, value in triples if limit is not None and value > limit)
 
     def at_least(self, used: Amount) -> Limits:
         """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
-        return Limits(_floor(self.calls, used.calls), _floor(self.tokens, used.tokens), _floor(self.uusd, used.uusd))
-
-
-def _floor(limit: int | None, used: int) -> int | None:
-    return None if limit is None else max(limit, used)
+        pairs = zip(self.units, used.units, strict=True)
+        return Limits(*(None if limit is None else max(limit, value) for limit, value in pairs))
 
 
 class BudgetTerms(Struct, frozen=True, gc=False):
@@ -241,16 +243,16 @@ class CallRow(Struct, frozen=True, gc=False):
     state: CallState
     attempts: int
     charged: Amount
-    input_tokens: int
-    output_tokens: int
-    result: str | None
-    result_sha256: str
-    finish: str
-    upstream_id: str
-    reason: str
-    source_key: str
     cache_key: str
     updated_ms: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    result: str | None = None
+    result_sha256: str = ""
+    finish: str = ""
+    upstream_id: str = ""
+    reason: str = ""
+    source_key: str = ""
     beyond_text: str = ""
 
     @property

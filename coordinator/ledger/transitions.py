@@ -55,6 +55,7 @@ from coordinator.ledger.accounts import (
     share_prefix,
     step_budget_key,
 )
+from coordinator.ledger.entries import answer_data, attempt_data, call_data, close_data, limits_data, open_data, task_data
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
 from coordinator.ledger.journal import JournalEntry, next_entry
 from coordinator.ledger.stores.buffered import BufferedTables
@@ -163,7 +164,7 @@ class Ledger:
         )
         self._tables.calls.put(row)
         task = self._meet_task(request)
-        self._journal(request.now, "copy", {**_call_data(row), "source": row.source_key, "version": task.version})
+        self._journal(request.now, "copy", {**call_data(row), "source": row.source_key, "version": task.version})
         return Replay(row)
 
     def _dispatch(self, request: ReserveRequest, known: CallRow | None) -> Reserved:
@@ -184,7 +185,7 @@ class Ledger:
         self._tables.calls.put(call)
         self._tables.attempts.put(attempt)
         task = self._meet_task(request)
-        self._journal(request.now, "reserve", {**_call_data(call), **_attempt_data(attempt), "version": task.version})
+        self._journal(request.now, "reserve", {**call_data(call), **attempt_data(attempt), "version": task.version})
         return Reserved(number, attempt.billing_key)
 
     def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
@@ -228,7 +229,7 @@ class Ledger:
         if changed != row:
             changed = self._with_floor(changed)
             self._tables.budgets.put(changed)
-            self._journal(now, "limits", {**_limits_data(changed), **({"joined": device} if joins else {})})
+            self._journal(now, "limits", {**limits_data(changed), **({"joined": device} if joins else {})})
         return (terms.key, share) if terms.floor_ppm > 0 else (terms.key,)
 
     def _with_floor(self, row: BudgetRow) -> BudgetRow:
@@ -237,8 +238,7 @@ class Ledger:
             return replace(row, floor=Amount(), set_aside=Amount())
         used_by_member = [share.used.units for share in self._shares(row.key)]
         floors, aside = [], []
-        limits = _limits(row.limits)
-        for limit, used, members_used in zip(limits, row.used.units, zip(*used_by_member, strict=True), strict=True):
+        for limit, used, members_used in zip(row.limits.units, row.used.units, zip(*used_by_member, strict=True), strict=True):
             target = floor_target(limit, row.floor_ppm, row.members)
             floor = highest_floor(target, members_used, 0 if limit is None else limit - used)
             floors.append(floor)
@@ -310,9 +310,9 @@ class Ledger:
             finish=settlement.finish,
             upstream_id=settlement.upstream_id,
         )
-        extra = {**_answer_data(answered), "upstream_id": answered.upstream_id}
+        extra = {**answer_data(answered), "upstream_id": answered.upstream_id}
         if charge != settlement.charge:
-            extra["overrun"] = _amount(settlement.charge)
+            extra["overrun"] = settlement.charge
         return self._resolve(attempt, answered, CallState.COMPLETED, charge, "", settlement.now, extra)
 
     def refund(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
@@ -363,7 +363,7 @@ class Ledger:
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.calls.put(resolved)
         task = self._touch_task(call.device, call.task, now, charge=charge)
-        data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
+        data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": charge, "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
         return Resolution(True, resolved, ended)
 
@@ -427,7 +427,7 @@ class Ledger:
             self._enter_price(row, opening, row.planned_prompts * row.group_size, request.now)
         limits = Limits(calls=row.call_credit)
         self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
-        self._journal(request.now, "open_step", {**_open_data(row), "version": task.version})
+        self._journal(request.now, "open_step", {**open_data(row), "version": task.version})
         return row
 
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
@@ -506,7 +506,7 @@ class Ledger:
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
-        self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
+        self._journal(request.now, "close_step", {**close_data(closed), "version": task.version})
         return closed
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
@@ -612,7 +612,7 @@ class Ledger:
         if row.changes == known:
             return rows
         self._tables.limits.put(row)
-        self._journal(now, "set_limits", {"scope": scope, "changes": list(map(list, row.changes)), "version": row.version})
+        self._journal(now, "set_limits", {"scope": scope, "changes": row.changes, "version": row.version})
         return tuple(self._tables.set_limits())
 
     def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
@@ -671,7 +671,7 @@ class Ledger:
             row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
             self._tables.tasks.put(row)
             begins = {"begins": True} if self._begin_price(row) else {}
-            self._journal(request.now, "task", {**_task_data(row), **begins})
+            self._journal(request.now, "task", {**task_data(row), **begins})
         return self._touch_task(request.device, request.task, request.now)
 
     def _begin_price(self, task: TaskRow) -> bool:
@@ -828,86 +828,7 @@ def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:
         help_units=request.help_units,
         state=CallState.DISPATCHED,
         attempts=0 if known is None else known.attempts,
-        charged=Amount() if known is None else known.charged,
-        input_tokens=0,
-        output_tokens=0,
-        result=None,
-        result_sha256="",
-        finish="",
-        upstream_id="",
-        reason="",
-        source_key="",
+        charged=NO_AMOUNT if known is None else known.charged,
         cache_key=request.cache_key,
         updated_ms=milliseconds(request.now),
     )
-
-
-def _amount(amount: Amount) -> list[int]:
-    return [amount.calls, amount.tokens, amount.uusd]
-
-
-def _limits(limits: Limits) -> list[int | None]:
-    return [limits.calls, limits.tokens, limits.uusd]
-
-
-def _task_data(row: TaskRow) -> dict[str, Any]:
-    shared = {"price": row.price} if row.price else {}
-    return {"device": row.device, "task": row.task, "dual": row.dual.hex(), "target_rate": row.target_rate.hex(), **shared}
-
-
-def _limits_data(row: BudgetRow) -> dict[str, Any]:
-    data = {"budget": row.key, "asked": _limits(row.asked), "limits": _limits(row.limits)}
-    if row.floor_ppm == 0 and row.members == 0:
-        return data
-    fair = {"floor_ppm": row.floor_ppm, "members": row.members, "floor": _amount(row.floor), "set_aside": _amount(row.set_aside)}
-    return {**data, **fair}
-
-
-def _answer_data(call: CallRow) -> dict[str, Any]:
-    tokens = {"input_tokens": call.input_tokens, "output_tokens": call.output_tokens}
-    return {**tokens, "result_sha256": call.result_sha256, "finish": call.finish}
-
-
-def _call_data(call: CallRow) -> dict[str, Any]:
-    data = {
-        "device": call.device,
-        "key": call.key,
-        "fingerprint": call.fingerprint,
-        "task": call.task,
-        "step": call.step,
-        "prompt_id": call.prompt_id,
-        "model": call.model,
-        "help_units": call.help_units,
-        "cache_key": call.cache_key,
-    }
-    return {**data, **_answer_data(call)} if call.state is CallState.COMPLETED else data
-
-
-def _attempt_data(attempt: AttemptRow) -> dict[str, Any]:
-    hold = {"attempt": attempt.number, "hold": _amount(attempt.hold), "budgets": list(attempt.budgets)}
-    return {**hold, "epoch": attempt.epoch, "lease_ms": attempt.lease_ms}
-
-
-def _open_data(row: StepRow) -> dict[str, Any]:
-    names = ("device", "task", "step", "planned_prompts", "group_size", "call_credit")
-    reals = {name: getattr(row, name).hex() for name in ("dual", "target_rate", "dual_lr")}
-    shared = {"price": row.price} if row.price else {}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **_rule_data(row)}
-
-
-def _rule_data(row: StepRow) -> dict[str, Any]:
-    """What the rule of λ has besides η; nothing of the integral rule."""
-    proportional = {"dual_proportional": row.dual_proportional.hex()} if row.dual_proportional else {}
-    window = {"dual_window": row.dual_window} if row.dual_window != 1 else {}
-    ceiling = {"dual_ceiling": row.dual_ceiling.hex()} if row.dual_ceiling != math.inf else {}
-    return {**proportional, **window, **ceiling}
-
-
-def _close_data(row: StepRow) -> dict[str, Any]:
-    names = ("device", "task", "step", "total_units", "help_units")
-    reals = {name: getattr(row, name).hex() for name in ("dual_after", "assist_rate")}
-    shared = {"dual_before": row.dual_before.hex(), "round_units": row.round_units} if row.price else {}
-    own = {} if row.own_rate is None else {"own_rate": row.own_rate.hex()}
-    uncalled = {"uncalled_units": row.uncalled_units} if row.uncalled_units else {}
-    fields = {name: getattr(row, name) for name in names}
-    return {**fields, **reals, **shared, **own, **uncalled, "discrepancies": list(row.discrepancies)}
