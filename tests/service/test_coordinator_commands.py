@@ -154,7 +154,7 @@ def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, stat
     for target in (there, tmp_path / "no folder" / "x.jsonl"):
         code, _, err = outcome(capsys, "ledger", "export", "--state", state, "--output", target)
         assert code == 1 and err.count("\n") == 1
-    assert there.read_text() == "mine" and not list(tmp_path.rglob("*.part"))
+    assert there.read_text() == "mine" and not list(tmp_path.rglob("*.draft"))
 
 
 def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
