@@ -59,6 +59,7 @@ from coordinator.ledger.entries import answer_data, attempt_data, call_data, clo
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
 from coordinator.ledger.journal import JournalEntry, next_entry
 from coordinator.ledger.stores.buffered import BufferedTables
+from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.tables import (
     BUDGET,
     BUDGETS_AFTER,
@@ -162,7 +163,7 @@ class Ledger:
             finish=source.finish,
             source_key=f"{source.device}|{source.key}",
         )
-        self._tables.calls.put(row)
+        self._tables.put_new_call(row)
         task = self._meet_task(request)
         self._journal(request.now, "copy", {**call_data(row), "source": row.source_key, "version": task.version})
         return Replay(row)
@@ -182,7 +183,7 @@ class Ledger:
             epoch=self._epoch,
             lease_ms=milliseconds(request.lease_until),
         )
-        self._tables.calls.put(call)
+        self._tables.put_new_call(call)
         self._tables.attempts.put(attempt)
         task = self._meet_task(request)
         self._journal(request.now, "reserve", {**call_data(call), **attempt_data(attempt), "version": task.version})
@@ -503,6 +504,7 @@ class Ledger:
         self._tables.steps.put(closed)
         if price:
             self._tables.prices.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
+            self._tables.note_change(EVERYTHING)  # tasks that are not written have another λ
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
@@ -611,7 +613,7 @@ class Ledger:
         row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
         if row.changes == known:
             return rows
-        self._tables.limits.put(row)
+        self._tables.put_limits(row)
         self._journal(now, "set_limits", {"scope": scope, "changes": row.changes, "version": row.version})
         return tuple(self._tables.set_limits())
 
@@ -647,6 +649,7 @@ class Ledger:
         row = replace(known or DeviceRow(device, "", (), NEVER_SEEN_MS, NEVER_SEEN_MS), disabled=disabled)
         if row != known:
             self._tables.devices.put(row)
+            self._tables.note_change((device, ""))
             self._journal(now, "device", {"device": device, "disabled": disabled})
         return row
 

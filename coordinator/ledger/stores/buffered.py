@@ -13,9 +13,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, DeviceRow, PriceRow, SetLimits
+from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, SetLimits
 from coordinator.ledger.journal import JournalEntry
-from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, moves_others, shuts_or_lets_in, told_to_others
+from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, told_to_others
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,
@@ -76,15 +76,12 @@ class Rows(Generic[Row]):
         table: Table[Row],
         read: Callable[..., Any],
         keep: Callable[[Row | None], bool],
-        heed: Callable[[Row | None, Row], None] | None = None,
     ) -> None:
-        """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` gets each row that is put, with the
-        one before."""
+        """`read` asks the source by the parts of a key; `keep` says which rows stay known."""
         self.table = table
         self._key_of = table.key_of
         self._read = read
         self._keep = keep
-        self._heed = heed
         self._seen: dict[tuple[Any, ...], Row | None] = {}
         self.tried: dict[tuple[Any, ...], Row | None] = {}
         """What the rows that the running operation has put were before."""
@@ -108,8 +105,6 @@ class Rows(Generic[Row]):
         if key not in self.tried:
             self.tried[key] = before
         self._seen[key] = row
-        if self._heed is not None:
-            self._heed(None if before is _NOT_KNOWN else before, row)
 
     def over(self, found: Iterable[Row], wanted: Callable[..., bool], *parameters: Any) -> list[Row]:
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
@@ -210,14 +205,14 @@ class BufferedTables:
         self.source = source
         self._keys = keys
         self.budgets = Rows(BUDGET, partial(source.get, BUDGET), _always)
-        self.calls = Rows(CALL, self._stored_call, _while_open, self._heed_call)
+        self.calls = Rows(CALL, self._stored_call, _while_open)
         self.attempts = Rows(ATTEMPT, partial(source.get, ATTEMPT), _while_open)
         self.steps = Rows(STEP, partial(source.get, STEP), _always)
         self.tasks = Rows(TASK, partial(source.get, TASK), _always)
-        self.prices = Rows(PRICE, partial(source.get, PRICE), _always, self._heed_price)
+        self.prices = Rows(PRICE, partial(source.get, PRICE), _always)
         self.price_members = Rows(PRICE_MEMBER, partial(source.get, PRICE_MEMBER), _always)
-        self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always, self._heed_device)
-        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always, self._heed_limits)
+        self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always)
+        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always)
         of_calls: tuple[Rows[Any], ...] = (self.budgets, self.calls, self.attempts)
         of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
         self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
@@ -329,21 +324,21 @@ class BufferedTables:
         except ValueError as error:
             raise _inconsistent() from error
 
-    def _heed_call(self, before: CallRow | None, row: CallRow) -> None:
-        if self._keys is not None and before is None:
+    def put_new_call(self, row: CallRow) -> None:
+        """Put a call that runs or is answered from now on, so that it is found by all that it is asked for."""
+        if self._keys is not None:
             self._keys.add_call(row.device, row.key, row.task, row.step, row.prompt_id, row.cache_key)
+        self.calls.put(row)
 
-    def _heed_price(self, before: PriceRow | None, row: PriceRow) -> None:
-        if moves_others(before, row):
-            self._tried_changes.add(EVERYTHING)
-
-    def _heed_device(self, before: DeviceRow | None, row: DeviceRow) -> None:
-        if shuts_or_lets_in(before, row):
-            self._tried_changes.add((row.device, ""))
-
-    def _heed_limits(self, before: SetLimits | None, row: SetLimits) -> None:
-        self._tried_changes.add(EVERYTHING)
+    def put_limits(self, row: SetLimits) -> None:
+        """Set limits of a scope, which concerns everybody."""
+        self.limits.put(row)
         self._stored_limits = None
+        self.note_change(EVERYTHING)
+
+    def note_change(self, changed: DeviceTask) -> None:
+        """Report that budgets have another version, besides those whose task is written (see `LedgerStore.changes`)."""
+        self._tried_changes.add(changed)
 
     # the journal ---------------------------------------------------------------------------------------------------------------
 
