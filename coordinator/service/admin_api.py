@@ -22,7 +22,7 @@ from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
-from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_of, rows_held_to_next, settings_set
+from coordinator.ledger.budgets import SCOPES, SETTINGS, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
@@ -227,8 +227,7 @@ def _fitting(records: Iterable[Record]) -> list[Record]:
 
 
 def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
-    wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
-    changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
+    changes = {name: _limit(getattr(request, unit)) for unit, name in SETTINGS.items() if request.HasField(unit)}
     if request.window:
         if request.window not in (*PERIODS, AS_CONFIGURED):
             raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(PERIODS)}")
