@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -61,7 +62,6 @@ from coordinator.ledger.journal import JournalEntry, next_entry
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.tables import (
-    BUDGET,
     BUDGETS_AFTER,
     BUDGETS_UNDER,
     CALLS_AFTER,
@@ -199,7 +199,7 @@ class Ledger:
                 keys.add(terms.key)
             else:
                 outdated.append(terms)
-        for terms in sorted(outdated, key=_key_of_terms):
+        for terms in sorted(outdated, key=attrgetter("key")):
             keys.update(self._apply_terms(terms, request.device, request.now))
         shared = any(terms.floor_ppm > 0 for terms in outdated)
         if request.step != SERVING_STEP:
@@ -565,10 +565,6 @@ class Ledger:
         """All devices, sorted by id."""
         return tuple(self._tables.all(DEVICE))
 
-    def list_budgets(self) -> tuple[BudgetRow, ...]:
-        """All budgets, sorted by key."""
-        return tuple(self._tables.all(BUDGET))
-
     def list_budgets_after(self, key: str, limit: int, *, with_steps: bool = False) -> tuple[BudgetRow, ...]:
         """A page of budgets: at most `limit` above this key, sorted by it; the call credits of steps only when asked for."""
         return tuple(self._tables.ask(BUDGETS_AFTER, key, with_steps, limit)[:limit])
@@ -710,10 +706,6 @@ def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
     left = max(0, (getattr(row.limits, unit) or 0) - getattr(row.used, unit) - getattr(others, unit))
     rest = f"{amount_text(unit, left)} is" if unit == "uusd" else "1 is" if left == 1 else f"{left} are"
     return f"{amount_text(unit, getattr(hold, unit))}, {rest if left else 'none is'} left"
-
-
-def _key_of_terms(terms: BudgetTerms) -> str:
-    return terms.key
 
 
 def _already_applied(row: BudgetRow, terms: BudgetTerms) -> bool:
