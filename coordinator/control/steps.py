@@ -17,7 +17,7 @@ from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import check_close, check_open
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest, NotFound
-from edge.rpc.client import StepClosed, StepOpened, TaskTerms
+from edge.rpc.client import StepClosed, StepOpened, StepUnits, TaskTerms
 
 _REFUSED_STEPS_KEPT = 16
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
@@ -96,22 +96,11 @@ class StepController:
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
 
-    async def close_step(
-        self,
-        device: str,
-        task: str,
-        step: int,
-        total_units: int,
-        help_units: int,
-        uncalled_units: int = 0,
-        own_rate: float | None = None,
-    ) -> StepClosed:
+    async def close_step(self, device: str, task: str, step: int, units: StepUnits) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
         refused = step in self._refused_steps.get((device, task), ())
-        request = CloseStepRequest(
-            device, task, step, total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
-        )
+        request = CloseStepRequest(device, task, step, units, self._clock.now(), refused)
         check_close(request)
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)

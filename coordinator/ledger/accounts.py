@@ -13,6 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from edge.core.formatting import money
+from edge.rpc.client import StepUnits
 
 UNITS = ("calls", "tokens", "uusd")
 SERVING_STEP = -1
@@ -479,20 +480,14 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):
-    """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
-    not called for. `refused`: a budget refused calls of this step. `own_rate`: the share that would have asked without the device's help
-    bias, which moves λ in place of help_units / total_units (None: there was none).
-    """
+    """T4, closing: what a step's responses came to. `refused`: a budget refused calls of this step."""
 
     device: str
     task: str
     step: int
-    total_units: int
-    help_units: int
+    units: StepUnits
     now: float
     refused: bool = False
-    uncalled_units: int = 0
-    own_rate: float | None = None
 
 
 class BudgetView(Struct, frozen=True, gc=False):

@@ -78,6 +78,7 @@ from coordinator.ledger.tables import (
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
 from edge.core.formatting import counted
 from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
+from edge.rpc.client import StepUnits
 
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
@@ -478,28 +479,29 @@ class Ledger:
         return self._close_open_step(row, request)
 
     def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
-        rate = request.help_units / request.total_units
+        units = request.units
+        rate = units.help / units.total
         task = self._tables.tasks.get(row.device, row.task)
         before = DualState(row.dual, task.recent if task else ())
-        price = self._enter_price(row, before, request.total_units, request.now) if row.price else None
+        price = self._enter_price(row, before, units.total, request.now) if row.price else None
         before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
-        own_units = min(request.total_units, MOST_ROUND_UNITS)
+        own_units = min(units.total, MOST_ROUND_UNITS)
         lr = shared_lr(row.dual_lr, own_units, round_units) if round_units else row.dual_lr
         rule = ProportionalIntegral(lr, row.dual_proportional, row.dual_window, row.dual_ceiling)
-        acts_on = rate if request.own_rate is None else request.own_rate
+        acts_on = rate if units.own_rate is None else units.own_rate
         after = proportional_integral_step(before, acts_on, row.target_rate, rule)
         closed = replace(
             row,
             closed=True,
-            total_units=request.total_units,
-            help_units=request.help_units,
+            total_units=units.total,
+            help_units=units.help,
             assist_rate=rate,
             dual_after=after.dual,
             discrepancies=self._discrepancies(row, request),
             dual_before=before.dual,
             round_units=round_units,
-            own_rate=request.own_rate,
-            uncalled_units=request.uncalled_units,
+            own_rate=units.own_rate,
+            uncalled_units=units.uncalled,
         )
         self._tables.steps.put(closed)
         if price:
@@ -521,12 +523,12 @@ class Ledger:
         planned = row.planned_prompts * row.group_size
         running = sum(call.state is CallState.DISPATCHED for call in calls)
         answered = sum(declared.values())
-        expected = request.help_units - request.uncalled_units
+        expected = request.units.help - request.units.uncalled
         silent = expected > 0 and not calls and not request.refused
         findings = (
             (silent, f"{counted(expected, 'help unit')} reported, but no cloud call was made"),
             (answered > expected, f"calls answered for {counted(answered, 'help unit')}, {expected} reported"),
-            (request.total_units > planned, f"{counted(request.total_units, 'unit')} reported, {planned} planned"),
+            (request.units.total > planned, f"{counted(request.units.total, 'unit')} reported, {planned} planned"),
             (running > 0, f"{counted(running, 'call')} still running"),
         )
         return tuple(text for found, text in findings if found)
@@ -785,21 +787,19 @@ def _check_rule(request: OpenStepRequest) -> None:
 
 def check_close(request: CloseStepRequest) -> None:
     """Raises InvalidRequest for a report that no step can have."""
-    if (
-        not 0 <= request.step < MOST_UNITS
-        or not 1 <= request.total_units <= MOST_UNITS
-        or not 0 <= request.uncalled_units <= request.help_units <= request.total_units
-    ):
+    units = request.units
+    counts_fit = 0 <= units.uncalled <= units.help <= units.total and 1 <= units.total <= MOST_UNITS
+    if not (counts_fit and 0 <= request.step < MOST_UNITS):
         raise InvalidRequest(
             f"a step is closed with 0 <= uncalled_units <= help_units <= total_units and 1 <= total_units <= {MOST_UNITS}"
         )
-    if request.own_rate is not None and not 0.0 <= request.own_rate <= 1.0:
-        raise InvalidRequest(f"own_rate must lie in [0, 1], not {request.own_rate}")
+    if units.own_rate is not None and not 0.0 <= units.own_rate <= 1.0:
+        raise InvalidRequest(f"own_rate must lie in [0, 1], not {units.own_rate}")
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    same_units = (row.total_units, row.help_units, row.own_rate) == (request.total_units, request.help_units, request.own_rate)
-    if same_units and row.uncalled_units in (None, request.uncalled_units):
+    uncalled = request.units.uncalled if row.uncalled_units is None else row.uncalled_units
+    if request.units == StepUnits(row.total_units, row.help_units, uncalled, row.own_rate):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 

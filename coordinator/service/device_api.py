@@ -22,7 +22,7 @@ from coordinator.service.budget_watch import BudgetNotifier, versions
 from coordinator.service.metrics import ItemMeter
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
 from edge.rpc import codec
-from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration
+from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration, StepUnits
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
 log = logging.getLogger(__name__)
@@ -179,15 +179,9 @@ class DeviceApi:
     async def close_step(self, request: step_pb2.CloseStepRequest, caller: Caller) -> step_pb2.CloseStepResponse:
         """Report a step and move λ exactly once."""
         self.fleet.admit(caller.device)
-        closed = await self.controller.close_step(
-            caller.device,
-            request.task,
-            request.step,
-            request.total_units,
-            request.help_units,
-            request.uncalled_units,
-            request.own_rate if request.HasField("own_rate") else None,
-        )
+        own_rate = request.own_rate if request.HasField("own_rate") else None
+        units = StepUnits(request.total_units, request.help_units, request.uncalled_units, own_rate)
+        closed = await self.controller.close_step(caller.device, request.task, request.step, units)
         return codec.to_message(step_pb2.CloseStepResponse, closed)
 
     async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: Caller) -> budget_pb2.GetBudgetResponse:

@@ -17,6 +17,7 @@ from coordinator.ledger.accounts import (
     Settlement,
     budget_key,
 )
+from edge.rpc.client import StepUnits
 
 NOW = 1_700_000_000.0
 HOLD = Amount(1, 300, 900)
@@ -68,6 +69,14 @@ def open_request(step: int = 0, **changes: object) -> OpenStepRequest:
     return replace(request, **changes)  # type: ignore[arg-type]
 
 
-def close_request(step: int = 0, help_units: int = 32, total_units: int = 128, **changes: object) -> CloseStepRequest:
+def close_request(
+    step: int = 0,
+    help_units: int = 32,
+    total_units: int = 128,
+    uncalled_units: int = 0,
+    own_rate: float | None = None,
+    **changes: object,
+) -> CloseStepRequest:
     """A quarter of the responses asked."""
-    return replace(CloseStepRequest("d1", "math", step, total_units, help_units, NOW + 2.0), **changes)  # type: ignore[arg-type]
+    units = StepUnits(total_units, help_units, uncalled_units, own_rate)
+    return replace(CloseStepRequest("d1", "math", step, units, NOW + 2.0), **changes)  # type: ignore[arg-type]
