@@ -75,7 +75,6 @@ class StepController:
     ) -> StepOpened:
         """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
         terms, now = self.terms_of(task), self._clock.now()
-        rule = terms.dual_rule
         request = OpenStepRequest(
             device=device,
             task=task,
@@ -83,14 +82,11 @@ class StepController:
             planned_prompts=planned_prompts,
             group_size=group_size,
             target_rate=terms.rate_at(step, now, target_rate),
-            dual_lr=rule.lr,
+            rule=terms.dual_rule,
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
             now=now,
             price=self.price_key_of(device, task),
-            dual_proportional=rule.proportional,
-            dual_window=rule.window,
-            dual_ceiling=rule.ceiling,
         )
         check_open(request)  # before a store that is asked for a step that no database can keep
         row = await self._store.open_step(request)

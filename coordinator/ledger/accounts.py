@@ -13,6 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from edge.core.formatting import money
+from edge.dagrpo.dual import ProportionalIntegral
 from edge.rpc.client import StepUnits
 
 UNITS = ("calls", "tokens", "uusd")
@@ -313,6 +314,11 @@ class StepRow(Struct, frozen=True, gc=False):
     own_rate: float | None = None
     uncalled_units: int | None = None
 
+    @property
+    def rule(self) -> ProportionalIntegral:
+        """How it moves λ."""
+        return ProportionalIntegral(self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
+
 
 class TaskRow(Struct, frozen=True, gc=False):
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
@@ -458,9 +464,8 @@ class Resolution(Struct, frozen=True, gc=False):
 class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
-    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ (`dual_lr`, `dual_proportional`, `dual_window`,
-    `dual_ceiling`: see ProportionalIntegral) of the first opening of a step stay its own. `price` is the key of the λ to open it with and
-    to move: see `price_key`.
+    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ of the first opening of a step stay its own.
+    `price` is the key of the λ to open it with and to move: see `price_key`.
     """
 
     device: str
@@ -469,14 +474,11 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     planned_prompts: int
     group_size: int
     target_rate: float
-    dual_lr: float
+    rule: ProportionalIntegral
     initial_dual: float
     credit_factor: float | None
     now: float
     price: str = ""
-    dual_proportional: float = 0.0
-    dual_window: int = 1
-    dual_ceiling: float = math.inf
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ Every change of a row is written to the journal in the same transaction, complet
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -77,7 +78,7 @@ from coordinator.ledger.tables import (
 )
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
 from edge.core.formatting import counted
-from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
+from edge.dagrpo.dual import MOST_WINDOW, DualState, proportional_integral_step, shared_lr
 from edge.rpc.client import StepUnits
 
 MOST_UNITS = 2**53
@@ -413,12 +414,12 @@ class Ledger:
             group_size=request.group_size,
             dual=opening.dual,
             target_rate=request.target_rate,
-            dual_lr=request.dual_lr,
+            dual_lr=request.rule.lr,
             call_credit=step_credit(request.credit_factor, request.target_rate, request.planned_prompts),
             price=request.price,
-            dual_proportional=request.dual_proportional,
-            dual_window=request.dual_window,
-            dual_ceiling=request.dual_ceiling,
+            dual_proportional=request.rule.proportional,
+            dual_window=request.rule.window,
+            dual_ceiling=request.rule.ceiling,
         )
         self._tables.steps.put(row)
         left = self._tables.prices.get(task.price) if task.price != request.price else None
@@ -485,9 +486,9 @@ class Ledger:
         before = DualState(row.dual, task.recent if task else ())
         price = self._enter_price(row, before, units.total, request.now) if row.price else None
         before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
-        own_units = min(units.total, MOST_ROUND_UNITS)
-        lr = shared_lr(row.dual_lr, own_units, round_units) if round_units else row.dual_lr
-        rule = ProportionalIntegral(lr, row.dual_proportional, row.dual_window, row.dual_ceiling)
+        rule = row.rule
+        if round_units:
+            rule = dataclasses.replace(rule, lr=shared_lr(rule.lr, min(units.total, MOST_ROUND_UNITS), round_units))
         acts_on = rate if units.own_rate is None else units.own_rate
         after = proportional_integral_step(before, acts_on, row.target_rate, rule)
         closed = replace(
@@ -765,7 +766,7 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
 
 def check_open(request: OpenStepRequest) -> None:
     """Raises InvalidRequest for a step that cannot be opened, whatever the ledger holds."""
-    rates = (request.target_rate, request.dual_lr, request.initial_dual, request.credit_factor or 0.0)
+    rates = (request.target_rate, request.rule.lr, request.initial_dual, request.credit_factor or 0.0)
     if not all(math.isfinite(value) and value >= 0.0 for value in rates) or request.target_rate > 1.0:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
     if not (request.device and request.task):
@@ -778,8 +779,8 @@ def check_open(request: OpenStepRequest) -> None:
 
 def _check_rule(request: OpenStepRequest) -> None:
     """A rule of λ that can be kept. Many devices' reports come one by one: what one of them added is not what the fleet's rate misses."""
-    gain, ceiling = request.dual_proportional, request.dual_ceiling
-    if not (math.isfinite(gain) and gain >= 0.0 and ceiling >= 0.0 and 1 <= request.dual_window <= MOST_WINDOW):
+    gain, rule = request.rule.proportional, request.rule
+    if not (math.isfinite(gain) and gain >= 0.0 and rule.ceiling >= 0.0 and 1 <= rule.window <= MOST_WINDOW):
         raise InvalidRequest(f"k_p must be finite and not negative, its window 1 to {MOST_WINDOW}, a ceiling of λ not negative")
     if gain > 0.0 and is_fleet_price(request.price):
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
