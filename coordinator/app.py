@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -205,8 +205,7 @@ class Coordinator:
         self._resources.push_async_callback(opened.aclose)
         store = telemetry.store(opened)
         fleet = Fleet(store, self._clock)
-        notifying = asyncio.create_task(notify_changes(notifier, store.changes(), fleet.heard), name="budget-notifier")
-        self._resources.push_async_callback(_cancelled, notifying)
+        self._in_background(notify_changes(notifier, store.changes(), fleet.heard), "budget-notifier")
         await fleet.refresh()
         upstreams = telemetry.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
         table = UpstreamTable(upstreams, config.aliases)
@@ -230,11 +229,10 @@ class Coordinator:
         )
         upkeep = Upkeep(store, book, config, self._clock, fleet)
         self._changeable = Changeable(book, controller, limiter, table, upkeep, notifier)
-        ticking = asyncio.create_task(upkeep.run(), name="upkeep")
-        self._resources.push_async_callback(_cancelled, ticking)
+        self._in_background(upkeep.run(), "upkeep")
         verify = partial(verify_store, opened, config)
         admin_api = AdminApi(
-            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, drain=self.begin_drain
+            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, begin_drain=self.begin_drain
         )
         admin = None
         if config.admin_addresses:
@@ -249,13 +247,15 @@ class Coordinator:
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
         return self.serving
 
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it until everything is closed."""
+        self._resources.push_async_callback(_cancelled, asyncio.create_task(work, name=name))
+
     async def _start_sides(self, sources: Sources, security: Security) -> tuple[str, str]:
         """Measure, and listen on the side ports; where metrics and console are, "" for nowhere."""
-        measuring = asyncio.create_task(self._telemetry.run(sources.store, self._manager.alive), name="telemetry")
-        self._resources.push_async_callback(_cancelled, measuring)
+        self._in_background(self._telemetry.run(sources.store, self._manager.alive), "telemetry")
         if sources.handshakes is not None:
-            logging_failures = asyncio.create_task(sources.handshakes.run(), name="tls-handshakes")
-            self._resources.push_async_callback(_cancelled, logging_failures)
+            self._in_background(sources.handshakes.run(), "tls-handshakes")
         urls: dict[str, str] = {}
         for listen, port in self._telemetry.side_ports(sources, security).items():
             urls[listen] = await port.start()

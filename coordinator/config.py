@@ -184,13 +184,9 @@ class UpstreamConfig(Section):
     @property
     def constant_price(self) -> tuple[int, int] | None:
         """Micro-USD per million input and output tokens where one price always holds; None when not both are known."""
-        bundled = self.provider == "bundled"
-        price_in = (
-            self.price_in_uusd_per_mtok if self.price_in_uusd_per_mtok is not None else BUNDLED_PRICE_IN if bundled else None
-        )
-        price_out = (
-            self.price_out_uusd_per_mtok if self.price_out_uusd_per_mtok is not None else BUNDLED_PRICE_OUT if bundled else None
-        )
+        priced = (self.price_in_uusd_per_mtok, self.price_out_uusd_per_mtok)
+        practice = (BUNDLED_PRICE_IN, BUNDLED_PRICE_OUT) if self.provider == "bundled" else (None, None)
+        price_in, price_out = (known if given is None else given for given, known in zip(priced, practice, strict=True))
         return None if price_in is None or price_out is None else (price_in, price_out)
 
 

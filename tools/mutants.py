@@ -65,7 +65,7 @@ MUTANTS = [
     (LEDGER, "max(declared.get(call.prompt_id, 0), call.help_units)", "call.help_units"),
     (LEDGER, "charged = attempt.hold if charge is None else", "charged = Amount() if charge is None else"),
     (ACCOUNTS, "self.reserved.minus(hold), self.set_aside", "self.reserved, self.set_aside"),
-    (ACCOUNTS, "None if limit is None else max(limit, used)", "limit"),
+    (ACCOUNTS, "None if limit is None else max(limit, value)", "limit"),
     (BUDGETS, "base[row.scope] = {**base[row.scope], **dict(row.changes)}", "base[row.scope] = base[row.scope]"),
     (BUDGETS, "if tightest is None or left < tightest[0]:", "if tightest is None:"),
     (FAIRNESS, "if sum(target - own for own in below) <= free:", "if True:"),

@@ -113,31 +113,15 @@ class Turnstile:
 
     def __init__(self, what: str, most: int) -> None:
         """`what` is counted, for the refusal's message."""
-        self._what = what
-        self._most = most
+        self.what = what
+        self.most = most
         self.inside = 0
-        self._of: dict[str, int] = {}
+        self.of: dict[str, int] = {}
 
     def passage(self, who: str) -> _Passage:
         """Be inside, within a `with`. Raises CoordinatorUnavailable (OVERLOADED, with a delay) when it is full, or has too many of
         `who` inside."""
         return _Passage(self, who)
-
-    def enter(self, who: str) -> None:
-        """The same, until `leave`."""
-        free, mine = self._most - self.inside, self._of.get(who, 0)
-        if free <= 0 or mine > free:
-            message = f"{self.inside} {self._what} already" + (f", {mine} of this caller" if free > 0 else "")
-            raise CoordinatorUnavailable(message, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
-        self.inside += 1
-        self._of[who] = mine + 1
-
-    def leave(self, who: str) -> None:
-        """Give the place back."""
-        self.inside -= 1
-        self._of[who] -= 1
-        if not self._of[who]:
-            del self._of[who]
 
 
 class _Passage:
@@ -148,7 +132,17 @@ class _Passage:
         self._who = who
 
     def __enter__(self) -> None:
-        self._turnstile.enter(self._who)
+        it = self._turnstile
+        free, mine = it.most - it.inside, it.of.get(self._who, 0)
+        if free <= 0 or mine > free:
+            message = f"{it.inside} {it.what} already" + (f", {mine} of this caller" if free > 0 else "")
+            raise CoordinatorUnavailable(message, reason="OVERLOADED", retry_after_s=RETRY_AFTER_S)
+        it.inside += 1
+        it.of[self._who] = mine + 1
 
     def __exit__(self, *exc_info: object) -> None:
-        self._turnstile.leave(self._who)
+        it = self._turnstile
+        it.inside -= 1
+        it.of[self._who] -= 1
+        if not it.of[self._who]:
+            del it.of[self._who]

@@ -6,22 +6,25 @@ import ipaddress
 from collections.abc import Iterator
 
 from coordinator.config import CoordinatorConfig
+from coordinator.service.sideport import side_address
+from coordinator.service.tls import require_encrypted
 from edge.core.errors import ConfigError, EdgeError
 from edge.rpc.address import Address, parse_address
+
+SIDE_PORTS = ("metrics_listen", "console_listen")
 
 
 def check_listening(config: CoordinatorConfig) -> None:
     """Raises ConfigError that begins with the setting's dotted key for what `serve` would refuse, whatever else runs on the machine."""
     taken: list[tuple[str, Address]] = []
     for key, text, encrypted in _listeners(config):
-        address = _readable(key, text)
-        if not (address.is_local or encrypted):
-            raise ConfigError(
-                f"{key}: refusing to listen unencrypted on {address}",
-                hint="set tls (`edge-coordinator pki init` makes certificates), or listen on loopback or a Unix socket",
-            )
+        try:
+            address = side_address(text, encrypted) if key in SIDE_PORTS else parse_address(text)
+            require_encrypted(address, encrypted)
+        except EdgeError as error:
+            raise ConfigError(f"{key}: {error}", hint=error.hint) from error
         for other, known in taken:
-            if _clash(address, known) and {key, other} != {"metrics_listen", "console_listen"}:
+            if _clash(address, known) and {key, other} != set(SIDE_PORTS):
                 raise ConfigError(f"{key}: {address} is taken by {other} already", hint="give each a port of its own")
         taken.append((key, address))
 
@@ -29,23 +32,9 @@ def check_listening(config: CoordinatorConfig) -> None:
 def _listeners(config: CoordinatorConfig) -> Iterator[tuple[str, str, bool]]:
     """Each setting, an address of it, and whether other machines may connect there."""
     tls = config.tls is not None
-    for text in config.listen:
-        yield "listen", text, tls or config.service.allow_insecure
-    for text in config.admin_addresses:
-        yield "admin_listen", text, tls
-    for key in ("metrics_listen", "console_listen"):
-        if text := getattr(config, key):
-            yield key, text, tls
-
-
-def _readable(key: str, text: str) -> Address:
-    try:
-        address = parse_address(text)
-    except EdgeError as error:
-        raise ConfigError(f"{key}: {error}", hint=error.hint) from error
-    if address.path and key in ("metrics_listen", "console_listen"):
-        raise ConfigError(f"{key}: a browser or scraper cannot connect to {text}", hint="give HOST:PORT")
-    return address
+    yield from (("listen", text, tls or config.service.allow_insecure) for text in config.listen)
+    yield from (("admin_listen", text, tls) for text in config.admin_addresses)
+    yield from ((key, text, tls) for key in SIDE_PORTS if (text := getattr(config, key)))
 
 
 def _clash(one: Address, other: Address) -> bool:

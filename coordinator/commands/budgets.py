@@ -9,7 +9,15 @@ from typing import Any
 from coordinator.commands.admin_client import AdminClient, running_coordinator
 from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
 from coordinator.ledger.accounts import AS_CONFIGURED, UNITS, amount_text, scope_of
-from coordinator.ledger.budgets import SCOPES, limits_in_ledger, overlaid, rows_held_to_next, rows_with_set, settings_set
+from coordinator.ledger.budgets import (
+    SCOPES,
+    SETTINGS,
+    limits_in_ledger,
+    overlaid,
+    rows_held_to_next,
+    rows_with_set,
+    settings_set,
+)
 from coordinator.ledger.opening import in_ledger, open_rows
 from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
 from coordinator.ledger.transitions import task_as_seen
@@ -19,8 +27,6 @@ from edge.core.errors import UsageError
 from edge.core.formatting import counted
 from edge.core.periods import PERIODS
 from edge.rpc.v1 import admin_pb2
-
-_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ def set_limits(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -
     """Change limits of a scope, by a running coordinator or in the ledger where none runs; returns those that hold now."""
     with running_coordinator(config) as client:
         if client is not None:
-            units = {unit: _limit_change(changes[name]) for unit, name in _LIMITS.items() if name in changes}
+            units = {unit: _limit_change(changes[name]) for unit, name in SETTINGS.items() if name in changes}
             client.ask("SetBudget", admin_pb2.SetBudgetRequest(scope=scope, window=changes.get("window", ""), **units))
             return _reported(client).limits
     return overlaid(config.budgets, in_ledger(config, lambda store: store.set_limits(scope, changes, SystemClock().now())))
@@ -100,9 +106,8 @@ def changes_given(scope: str, amounts: Mapping[str, str | None], window: str | N
     """The settings of a scope that a person asks for: amounts by unit, each a number, `none` or `config`. Raises UsageError."""
     if scope not in SCOPES:
         raise UsageError(f"unknown scope {scope!r}; known: {', '.join(SCOPES)}")
-    changes: dict[str, Any] = {
-        _LIMITS[unit]: _amount_given(_LIMITS[unit], text) for unit, text in amounts.items() if text is not None
-    }
+    given = {SETTINGS[unit]: text for unit, text in amounts.items() if text is not None}
+    changes: dict[str, Any] = {name: _amount_given(name, text) for name, text in given.items()}
     if window is not None:
         if window not in (*PERIODS, "config"):
             raise UsageError(f"unknown window {window!r}; known: {', '.join(PERIODS)}, config")
@@ -122,7 +127,7 @@ def _amount_given(name: str, text: str) -> int | str | None:
 
 def limit_text(limits: LimitConfig, none: str = "no limit", was_set: Sequence[str] = ()) -> str:
     """The limits of a scope in a line; `was_set`: the settings among them that were set at run time."""
-    given = [(unit, getattr(limits, name)) for unit, name in _LIMITS.items()]
+    given = [(unit, getattr(limits, name)) for unit, name in SETTINGS.items()]
     amounts = [amount_text(unit, value) for unit, value in given if value is not None]
     names = [name.removesuffix("_limit").removesuffix("_limit_uusd") for name in was_set]
     text = f"{', '.join(amounts)} ({limits.window})" if amounts else "no limit" if was_set else none
@@ -150,7 +155,7 @@ def _limit_change(value: int | str | None) -> admin_pb2.LimitChange:
 
 
 def _scope_settings(scope: admin_pb2.ScopeLimits) -> dict[str, Any]:
-    return {"window": scope.window, **{name: _limit(scope.limits, unit) for unit, name in _LIMITS.items()}}
+    return {"window": scope.window, **{name: _limit(scope.limits, unit) for unit, name in SETTINGS.items()}}
 
 
 def _limit(limits: admin_pb2.UnitLimits, unit: str) -> int | None:

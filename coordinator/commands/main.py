@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -12,9 +16,11 @@ from typer import Argument, Context, Exit, Option, Typer
 
 from coordinator.commands.options import Json, Settings, print_json, print_result, takes
 from coordinator.commands.security import pki_app, token_app
+from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
 from edge.core.files import replacing
 from edge.core.formatting import counted
+from edge.rpc.address import shown
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
@@ -79,8 +85,6 @@ def serve(
     It does not verify the ledger by itself, which takes as long as the journal is: `--verify`, or `ledger verify` now and then and after a
     crash, a restored copy or a full disk.
     """
-    import os
-
     parent_pid = os.getppid() if exit_with_parent else None
     from coordinator import failpoints
     from coordinator.app import serve as run
@@ -147,8 +151,6 @@ def _require_verified(config: CoordinatorConfig) -> None:
 
 def _announce(serving: Serving, json_lines: bool) -> None:
     """A line once the service answers, for which whoever started this process waits; for people also where everything else is."""
-    from edge.rpc.address import shown
-
     value = {
         "kind": "serving",
         "addresses": serving.addresses,
@@ -276,8 +278,6 @@ def calls(
 
 
 def _print_list(settings: Settings, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> None:
-    import sys
-
     from coordinator.commands.status import listed
 
     none = True
@@ -307,7 +307,6 @@ def status(settings: Settings, json_lines: Json = False) -> None:
     """How a running coordinator is doing: open calls, what was spent today (UTC), devices seen, upstreams."""
     from coordinator.commands.admin_client import required_coordinator
     from coordinator.commands.status import status_of
-    from edge.core.clock import SystemClock
 
     with required_coordinator(settings.config()) as client:
         found = status_of(client, SystemClock().now())
@@ -369,7 +368,6 @@ def healthcheck(
     would not help.
     """
     from coordinator.commands.status import require_serving
-    from edge.rpc.address import shown
 
     print(f"SERVING on {shown(require_serving(settings.config(), address, timeout_s))}")
 
@@ -435,9 +433,6 @@ def ledger_export(
 @contextmanager
 def _export_stream(output: Path | None) -> Iterator[TextIO]:
     """Stdout, or a file that is there whole or not at all. Raises StateError when it is there already or cannot be written."""
-    import gzip
-    import sys
-
     if output is None:
         yield sys.stdout
         return
@@ -490,14 +485,11 @@ def config_check(
     json_lines: Json = False,
 ) -> None:
     """Check a configuration file; exit code 1 with file and line when something is wrong, 2 for a wrong option."""
-    from dataclasses import replace
-
     from coordinator.app import build_upstreams, check_security, notes_on
     from coordinator.commands.addresses import check_listening
     from coordinator.redact import redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
-    from edge.core.clock import SystemClock
 
     if file and settings.config_file:
         raise UsageError("two files to check", hint="give FILE or --config FILE")

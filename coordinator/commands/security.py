@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.commands.options import Json, Settings, folder_named, print_result, takes
+from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
+from edge.core.formatting import counted
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
@@ -38,7 +40,6 @@ RoleName = Annotated[str, typer.Option("--role", help="device, admin, console or
 def pki_init(folder: Folder, names: Names = None, days: int = 90, force: Force = False) -> None:
     """Make an authority and the server's certificate. Keep ca.key away from the server; ca.crt goes to every device."""
     from coordinator.service.pki import Authority
-    from edge.core.clock import SystemClock
 
     now, authority = SystemClock().now(), Authority(folder)
     made = authority.create(now, force=force)
@@ -51,75 +52,50 @@ def pki_init(folder: Folder, names: Names = None, days: int = 90, force: Force =
 def pki_server(folder: Folder, names: Names = None, days: int = 90, force: Force = False) -> None:
     """Make the server's certificate anew; a running coordinator takes it at its next connection."""
     from coordinator.service.pki import Authority
-    from edge.core.clock import SystemClock
 
     _print_written(Authority(folder).issue_server(names or [], SystemClock().now(), days=days, force=force))
 
 
-@pki_app.command("device")
-@takes("config_file state")
-def pki_device(
-    name: Holder,
-    folder: AuthorityFolder,
-    days: int = 7,
-    epoch: Epoch = None,
-    *,
-    settings: Settings,
-    force: Force = False,
-    json_lines: Json = False,
-) -> None:
-    """Make a certificate for a device: 7 days unless --days says otherwise."""
-    _issue_client("device", name, folder, days, epoch, settings, force, json_lines)
+def _client_command(role: str, holder: str, default_days: int) -> None:
+    """`pki device` and `pki admin`."""
+
+    @pki_app.command(role, help=f"Make a certificate for {holder}: {counted(default_days, 'day')} unless --days says otherwise.")
+    @takes("config_file state")
+    def issue_client(
+        name: Holder,
+        folder: AuthorityFolder,
+        days: int = default_days,
+        epoch: Epoch = None,
+        *,
+        settings: Settings,
+        force: Force = False,
+        json_lines: Json = False,
+    ) -> None:
+        from coordinator.service.holders import Holder
+        from coordinator.service.pki import Authority
+
+        _require_name(name)
+        guessed_without: Path | None = None
+        if epoch is None:
+            _, store = _tokens(settings.config())
+            epoch, guessed_without = store.epoch_of(role, name), None if store.folder.is_dir() else store.folder
+        written = Authority(folder).issue_client(Holder(role, name, epoch), SystemClock().now(), days=days, force=force)
+        value = {
+            "certificate": str(written.certificate),
+            "key": str(written.key),
+            "role": role,
+            "name": name,
+            "epoch": epoch,
+            "epoch_is_a_guess": guessed_without is not None,
+        }
+        print_result(value, f"wrote {written.certificate} and {written.key} for epoch {epoch}", as_json=json_lines)
+        if guessed_without is not None:
+            where = "give --epoch, --state or --config of the coordinator"
+            typer.echo(f"note: epoch {epoch} is a guess: no revocations found in {guessed_without}; {where}", err=True)
 
 
-@pki_app.command("admin")
-@takes("config_file state")
-def pki_admin(
-    name: Holder,
-    folder: AuthorityFolder,
-    days: int = 1,
-    epoch: Epoch = None,
-    *,
-    settings: Settings,
-    force: Force = False,
-    json_lines: Json = False,
-) -> None:
-    """Make a certificate for a person who administers: 1 day unless --days says otherwise."""
-    _issue_client("admin", name, folder, days, epoch, settings, force, json_lines)
-
-
-def _issue_client(
-    role: str,
-    name: str,
-    folder: Path,
-    days: int,
-    epoch: int | None,
-    settings: Settings,
-    force: bool,
-    json_lines: bool,
-) -> None:
-    from coordinator.service.holders import Holder
-    from coordinator.service.pki import Authority
-    from edge.core.clock import SystemClock
-
-    _require_name(name)
-    guessed_without: Path | None = None
-    if epoch is None:
-        _, store = _tokens(settings.config())
-        epoch, guessed_without = store.epoch_of(role, name), None if store.folder.is_dir() else store.folder
-    written = Authority(folder).issue_client(Holder(role, name, epoch), SystemClock().now(), days=days, force=force)
-    value = {
-        "certificate": str(written.certificate),
-        "key": str(written.key),
-        "role": role,
-        "name": name,
-        "epoch": epoch,
-        "epoch_is_a_guess": guessed_without is not None,
-    }
-    print_result(value, f"wrote {written.certificate} and {written.key} for epoch {epoch}", as_json=json_lines)
-    if guessed_without is not None:
-        where = "give --epoch, --state or --config of the coordinator"
-        typer.echo(f"note: epoch {epoch} is a guess: no revocations found in {guessed_without}; {where}", err=True)
+_client_command("device", "a device", 7)
+_client_command("admin", "a person who administers", 1)
 
 
 @token_app.command("issue")
@@ -246,7 +222,6 @@ def _require_device_role(role: str, done: str) -> None:
 def _tokens(config: CoordinatorConfig) -> tuple[Tokens, TokenStore]:
     from coordinator.service.security import token_store
     from coordinator.service.tokens import Tokens
-    from edge.core.clock import SystemClock
 
     store = token_store(config, config.state_folder)
     return Tokens(store, config.auth, SystemClock()), store

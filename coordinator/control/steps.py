@@ -17,7 +17,7 @@ from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import check_close, check_open
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest, NotFound
-from edge.rpc.client import StepClosed, StepOpened, TaskTerms
+from edge.rpc.client import StepClosed, StepOpened, StepUnits, TaskTerms
 
 _REFUSED_STEPS_KEPT = 16
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
@@ -75,7 +75,6 @@ class StepController:
     ) -> StepOpened:
         """Open a step. `target_rate` is the device's wish, taken where the task's terms allow. Raises StepMismatch, InvalidRequest."""
         terms, now = self.terms_of(task), self._clock.now()
-        rule = terms.dual_rule
         request = OpenStepRequest(
             device=device,
             task=task,
@@ -83,35 +82,21 @@ class StepController:
             planned_prompts=planned_prompts,
             group_size=group_size,
             target_rate=terms.rate_at(step, now, target_rate),
-            dual_lr=rule.lr,
+            rule=terms.dual_rule,
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
             now=now,
             price=self.price_key_of(device, task),
-            dual_proportional=rule.proportional,
-            dual_window=rule.window,
-            dual_ceiling=rule.ceiling,
         )
         check_open(request)  # before a store that is asked for a step that no database can keep
         row = await self._store.open_step(request)
         return StepOpened(task, step, row.dual, row.target_rate, row.call_credit)
 
-    async def close_step(
-        self,
-        device: str,
-        task: str,
-        step: int,
-        total_units: int,
-        help_units: int,
-        uncalled_units: int = 0,
-        own_rate: float | None = None,
-    ) -> StepClosed:
+    async def close_step(self, device: str, task: str, step: int, units: StepUnits) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
         refused = step in self._refused_steps.get((device, task), ())
-        request = CloseStepRequest(
-            device, task, step, total_units, help_units, self._clock.now(), refused, uncalled_units, own_rate
-        )
+        request = CloseStepRequest(device, task, step, units, self._clock.now(), refused)
         check_close(request)
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)

@@ -13,14 +13,16 @@ from enum import StrEnum
 from msgspec import Struct
 
 from edge.core.formatting import money
+from edge.dagrpo.dual import ProportionalIntegral
+from edge.rpc.client import StepUnits
 
 UNITS = ("calls", "tokens", "uusd")
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
 
-class Amount(Struct, frozen=True, gc=False):
-    """Calls, tokens and micro-USD, none negative."""
+class Amount(Struct, frozen=True, gc=False, array_like=True):
+    """Calls, tokens and micro-USD, none negative; [calls, tokens, uusd] in the journal."""
 
     calls: int = 0
     tokens: int = 0
@@ -67,25 +69,27 @@ def amount_text(unit: str, count: int) -> str:
     return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
 
 
-class Limits(Struct, frozen=True, gc=False):
+class Limits(Struct, frozen=True, gc=False, array_like=True):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
     tokens: int | None = None
     uusd: int | None = None
 
+    @property
+    def units(self) -> tuple[int | None, int | None, int | None]:
+        """Those of calls, tokens, micro-USD."""
+        return self.calls, self.tokens, self.uusd
+
     def units_exceeded(self, used: Amount) -> tuple[str, ...]:
         """Names of the units in which `used` is above the limit, in the order calls, tokens, uusd."""
-        pairs = (("calls", self.calls, used.calls), ("tokens", self.tokens, used.tokens), ("uusd", self.uusd, used.uusd))
-        return tuple(name for name, limit, value in pairs if limit is not None and value > limit)
+        triples = zip(UNITS, self.units, used.units, strict=True)
+        return tuple(name for name, limit, value in triples if limit is not None and value > limit)
 
     def at_least(self, used: Amount) -> Limits:
         """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
-        return Limits(_floor(self.calls, used.calls), _floor(self.tokens, used.tokens), _floor(self.uusd, used.uusd))
-
-
-def _floor(limit: int | None, used: int) -> int | None:
-    return None if limit is None else max(limit, used)
+        pairs = zip(self.units, used.units, strict=True)
+        return Limits(*(None if limit is None else max(limit, value) for limit, value in pairs))
 
 
 class BudgetTerms(Struct, frozen=True, gc=False):
@@ -241,16 +245,16 @@ class CallRow(Struct, frozen=True, gc=False):
     state: CallState
     attempts: int
     charged: Amount
-    input_tokens: int
-    output_tokens: int
-    result: str | None
-    result_sha256: str
-    finish: str
-    upstream_id: str
-    reason: str
-    source_key: str
     cache_key: str
     updated_ms: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    result: str | None = None
+    result_sha256: str = ""
+    finish: str = ""
+    upstream_id: str = ""
+    reason: str = ""
+    source_key: str = ""
     beyond_text: str = ""
 
     @property
@@ -283,6 +287,7 @@ class StepRow(Struct, frozen=True, gc=False):
 
     `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
     started. `round_units`: the units of all members of a fleet's price at that moment; 0 where the step moved λ with its whole weight.
+    `uncalled_units` is None while it is open, and of one that an earlier version closed.
     """
 
     device: str
@@ -307,6 +312,12 @@ class StepRow(Struct, frozen=True, gc=False):
     dual_window: int = 1
     dual_ceiling: float = math.inf
     own_rate: float | None = None
+    uncalled_units: int | None = None
+
+    @property
+    def rule(self) -> ProportionalIntegral:
+        """How it moves λ."""
+        return ProportionalIntegral(self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
 
 class TaskRow(Struct, frozen=True, gc=False):
@@ -453,9 +464,8 @@ class Resolution(Struct, frozen=True, gc=False):
 class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
-    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ (`dual_lr`, `dual_proportional`, `dual_window`,
-    `dual_ceiling`: see ProportionalIntegral) of the first opening of a step stay its own. `price` is the key of the λ to open it with and
-    to move: see `price_key`.
+    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ of the first opening of a step stay its own.
+    `price` is the key of the λ to open it with and to move: see `price_key`.
     """
 
     device: str
@@ -464,31 +474,22 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     planned_prompts: int
     group_size: int
     target_rate: float
-    dual_lr: float
+    rule: ProportionalIntegral
     initial_dual: float
     credit_factor: float | None
     now: float
     price: str = ""
-    dual_proportional: float = 0.0
-    dual_window: int = 1
-    dual_ceiling: float = math.inf
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):
-    """T4, closing: of `total_units` responses `help_units` asked for help, `uncalled_units` of them in groups that all asked and were
-    not called for. `refused`: a budget refused calls of this step. `own_rate`: the share that would have asked without the device's help
-    bias, which moves λ in place of help_units / total_units (None: there was none).
-    """
+    """T4, closing: what a step's responses came to. `refused`: a budget refused calls of this step."""
 
     device: str
     task: str
     step: int
-    total_units: int
-    help_units: int
+    units: StepUnits
     now: float
     refused: bool = False
-    uncalled_units: int = 0
-    own_rate: float | None = None
 
 
 class BudgetView(Struct, frozen=True, gc=False):

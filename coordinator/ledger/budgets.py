@@ -30,6 +30,8 @@ from edge.rpc.client import BudgetSnapshot
 log = logging.getLogger(__name__)
 LIMITS_FILE = "limits.json"
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
+SETTINGS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
+"""What the limit of a unit is called in the configuration."""
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 MOST_KNOWN_TERMS = 10_000
 """Pairs of device and task whose budgets stay known within an hour; no window is shorter."""
@@ -104,7 +106,7 @@ def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task
 
 def limits_of(limit: LimitConfig) -> Limits:
     """A scope's limits as the ledger has them."""
-    return Limits(limit.calls_limit, limit.tokens_limit, limit.spend_limit_uusd)
+    return Limits(*(getattr(limit, name) for name in SETTINGS.values()))
 
 
 def snapshot(
@@ -130,7 +132,7 @@ def snapshot(
     )
 
 
-_OF_UNIT: dict[str, Callable[[Any], Any]] = {unit: attrgetter(unit) for unit in ("calls", "tokens", "uusd")}
+_OF_UNIT: dict[str, Callable[[Any], Any]] = {unit: attrgetter(unit) for unit in SETTINGS}
 
 
 def _tightest(unit: str, budgets: Sequence[BudgetRow], asked: Sequence[BudgetTerms]) -> tuple[int, int | None, str]:
@@ -168,9 +170,7 @@ def _window_of(key: str) -> str:
 
 def _asked(row: BudgetRow) -> dict[str, Any]:
     """A row's limits as configuration; the length of its window's label gives the window."""
-    window = _period_of(row.key)
-    amounts = {"calls_limit": row.asked.calls, "tokens_limit": row.asked.tokens, "spend_limit_uusd": row.asked.uusd}
-    return {"window": window, **amounts}
+    return {"window": _period_of(row.key), **{name: getattr(row.asked, unit) for unit, name in SETTINGS.items()}}
 
 
 def overlaid(configured: BudgetsConfig, rows: Sequence[SetLimits]) -> BudgetsConfig:

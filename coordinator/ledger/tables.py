@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -126,36 +127,28 @@ TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, PRICE, PRIC
 """All but the journal, whose entries are never changed."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Bucket(Generic[Row]):
     """Where rows in dictionaries are looked for: those whose `of` is a question's first `size` arguments. None: no question finds it."""
 
-    def __init__(self, size: int, of: Callable[[Row], tuple[Any, ...] | None]) -> None:
-        self.size = size
-        self.of = of
+    size: int
+    of: Callable[[Row], tuple[Any, ...] | None]
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Question(Generic[Row]):
     """Some rows of a table, by parameters whose SQL types are given: all that SQL `where` finds and `wanted` agrees to.
 
-    `where` may end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place.
+    `where` may end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place. `index`: the
+    one that SQLite has to read, where it would not choose it by itself.
     """
 
-    def __init__(
-        self,
-        table: Table[Row],
-        parameters: Mapping[str, str],
-        where: str,
-        wanted: Callable[..., bool],
-        bucket: Bucket[Row] | None = None,
-        index: str = "",
-    ) -> None:
-        """`index`: the one that SQLite has to read, where it would not choose it by itself."""
-        self.table = table
-        self.parameters = parameters
-        self.where = where
-        self.wanted = wanted
-        self.bucket = bucket
-        self.index = index
+    table: Table[Row]
+    parameters: Mapping[str, str]
+    where: str
+    wanted: Callable[..., bool]
+    bucket: Bucket[Row] | None = None
+    index: str = ""
 
     def __repr__(self) -> str:
         return f"{self.table} WHERE {self.where}"

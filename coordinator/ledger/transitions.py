@@ -7,10 +7,12 @@ Every change of a row is written to the journal in the same transaction, complet
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -55,11 +57,12 @@ from coordinator.ledger.accounts import (
     share_prefix,
     step_budget_key,
 )
+from coordinator.ledger.entries import answer_data, attempt_data, call_data, close_data, limits_data, open_data, task_data
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
 from coordinator.ledger.journal import JournalEntry, next_entry
 from coordinator.ledger.stores.buffered import BufferedTables
+from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.tables import (
-    BUDGET,
     BUDGETS_AFTER,
     BUDGETS_UNDER,
     CALLS_AFTER,
@@ -75,7 +78,8 @@ from coordinator.ledger.tables import (
 )
 from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFound, PermissionDenied, StepMismatch
 from edge.core.formatting import counted
-from edge.dagrpo.dual import MOST_WINDOW, DualState, ProportionalIntegral, proportional_integral_step, shared_lr
+from edge.dagrpo.dual import MOST_WINDOW, DualState, proportional_integral_step, shared_lr
+from edge.rpc.client import StepUnits
 
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
@@ -161,9 +165,9 @@ class Ledger:
             finish=source.finish,
             source_key=f"{source.device}|{source.key}",
         )
-        self._tables.calls.put(row)
+        self._tables.put_new_call(row)
         task = self._meet_task(request)
-        self._journal(request.now, "copy", {**_call_data(row), "source": row.source_key, "version": task.version})
+        self._journal(request.now, "copy", {**call_data(row), "source": row.source_key, "version": task.version})
         return Replay(row)
 
     def _dispatch(self, request: ReserveRequest, known: CallRow | None) -> Reserved:
@@ -181,10 +185,10 @@ class Ledger:
             epoch=self._epoch,
             lease_ms=milliseconds(request.lease_until),
         )
-        self._tables.calls.put(call)
+        self._tables.put_new_call(call)
         self._tables.attempts.put(attempt)
         task = self._meet_task(request)
-        self._journal(request.now, "reserve", {**_call_data(call), **_attempt_data(attempt), "version": task.version})
+        self._journal(request.now, "reserve", {**call_data(call), **attempt_data(attempt), "version": task.version})
         return Reserved(number, attempt.billing_key)
 
     def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
@@ -197,7 +201,7 @@ class Ledger:
                 keys.add(terms.key)
             else:
                 outdated.append(terms)
-        for terms in sorted(outdated, key=_key_of_terms):
+        for terms in sorted(outdated, key=attrgetter("key")):
             keys.update(self._apply_terms(terms, request.device, request.now))
         shared = any(terms.floor_ppm > 0 for terms in outdated)
         if request.step != SERVING_STEP:
@@ -228,7 +232,7 @@ class Ledger:
         if changed != row:
             changed = self._with_floor(changed)
             self._tables.budgets.put(changed)
-            self._journal(now, "limits", {**_limits_data(changed), **({"joined": device} if joins else {})})
+            self._journal(now, "limits", {**limits_data(changed), **({"joined": device} if joins else {})})
         return (terms.key, share) if terms.floor_ppm > 0 else (terms.key,)
 
     def _with_floor(self, row: BudgetRow) -> BudgetRow:
@@ -237,8 +241,7 @@ class Ledger:
             return replace(row, floor=Amount(), set_aside=Amount())
         used_by_member = [share.used.units for share in self._shares(row.key)]
         floors, aside = [], []
-        limits = _limits(row.limits)
-        for limit, used, members_used in zip(limits, row.used.units, zip(*used_by_member, strict=True), strict=True):
+        for limit, used, members_used in zip(row.limits.units, row.used.units, zip(*used_by_member, strict=True), strict=True):
             target = floor_target(limit, row.floor_ppm, row.members)
             floor = highest_floor(target, members_used, 0 if limit is None else limit - used)
             floors.append(floor)
@@ -310,9 +313,9 @@ class Ledger:
             finish=settlement.finish,
             upstream_id=settlement.upstream_id,
         )
-        extra = {**_answer_data(answered), "upstream_id": answered.upstream_id}
+        extra = {**answer_data(answered), "upstream_id": answered.upstream_id}
         if charge != settlement.charge:
-            extra["overrun"] = _amount(settlement.charge)
+            extra["overrun"] = settlement.charge
         return self._resolve(attempt, answered, CallState.COMPLETED, charge, "", settlement.now, extra)
 
     def refund(self, device: str, key: str, number: int, reason: str, now: float) -> Resolution:
@@ -363,7 +366,7 @@ class Ledger:
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.calls.put(resolved)
         task = self._touch_task(call.device, call.task, now, charge=charge)
-        data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": _amount(charge), "reason": reason}
+        data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": charge, "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
         return Resolution(True, resolved, ended)
 
@@ -411,12 +414,12 @@ class Ledger:
             group_size=request.group_size,
             dual=opening.dual,
             target_rate=request.target_rate,
-            dual_lr=request.dual_lr,
+            dual_lr=request.rule.lr,
             call_credit=step_credit(request.credit_factor, request.target_rate, request.planned_prompts),
             price=request.price,
-            dual_proportional=request.dual_proportional,
-            dual_window=request.dual_window,
-            dual_ceiling=request.dual_ceiling,
+            dual_proportional=request.rule.proportional,
+            dual_window=request.rule.window,
+            dual_ceiling=request.rule.ceiling,
         )
         self._tables.steps.put(row)
         left = self._tables.prices.get(task.price) if task.price != request.price else None
@@ -427,7 +430,7 @@ class Ledger:
             self._enter_price(row, opening, row.planned_prompts * row.group_size, request.now)
         limits = Limits(calls=row.call_credit)
         self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
-        self._journal(request.now, "open_step", {**_open_data(row), "version": task.version})
+        self._journal(request.now, "open_step", {**open_data(row), "version": task.version})
         return row
 
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
@@ -477,35 +480,38 @@ class Ledger:
         return self._close_open_step(row, request)
 
     def _close_open_step(self, row: StepRow, request: CloseStepRequest) -> StepRow:
-        rate = request.help_units / request.total_units
+        units = request.units
+        rate = units.help / units.total
         task = self._tables.tasks.get(row.device, row.task)
         before = DualState(row.dual, task.recent if task else ())
-        price = self._enter_price(row, before, request.total_units, request.now) if row.price else None
+        price = self._enter_price(row, before, units.total, request.now) if row.price else None
         before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
-        own_units = min(request.total_units, MOST_ROUND_UNITS)
-        lr = shared_lr(row.dual_lr, own_units, round_units) if round_units else row.dual_lr
-        rule = ProportionalIntegral(lr, row.dual_proportional, row.dual_window, row.dual_ceiling)
-        acts_on = rate if request.own_rate is None else request.own_rate
+        rule = row.rule
+        if round_units:
+            rule = dataclasses.replace(rule, lr=shared_lr(rule.lr, min(units.total, MOST_ROUND_UNITS), round_units))
+        acts_on = rate if units.own_rate is None else units.own_rate
         after = proportional_integral_step(before, acts_on, row.target_rate, rule)
         closed = replace(
             row,
             closed=True,
-            total_units=request.total_units,
-            help_units=request.help_units,
+            total_units=units.total,
+            help_units=units.help,
             assist_rate=rate,
             dual_after=after.dual,
             discrepancies=self._discrepancies(row, request),
             dual_before=before.dual,
             round_units=round_units,
-            own_rate=request.own_rate,
+            own_rate=units.own_rate,
+            uncalled_units=units.uncalled,
         )
         self._tables.steps.put(closed)
         if price:
             self._tables.prices.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
+            self._tables.note_change(EVERYTHING)  # tasks that are not written have another λ
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
-        self._journal(request.now, "close_step", {**_close_data(closed), "version": task.version})
+        self._journal(request.now, "close_step", {**close_data(closed), "version": task.version})
         return closed
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
@@ -518,12 +524,12 @@ class Ledger:
         planned = row.planned_prompts * row.group_size
         running = sum(call.state is CallState.DISPATCHED for call in calls)
         answered = sum(declared.values())
-        expected = request.help_units - request.uncalled_units
+        expected = request.units.help - request.units.uncalled
         silent = expected > 0 and not calls and not request.refused
         findings = (
             (silent, f"{counted(expected, 'help unit')} reported, but no cloud call was made"),
             (answered > expected, f"calls answered for {counted(answered, 'help unit')}, {expected} reported"),
-            (request.total_units > planned, f"{counted(request.total_units, 'unit')} reported, {planned} planned"),
+            (request.units.total > planned, f"{counted(request.units.total, 'unit')} reported, {planned} planned"),
             (running > 0, f"{counted(running, 'call')} still running"),
         )
         return tuple(text for found, text in findings if found)
@@ -561,10 +567,6 @@ class Ledger:
     def list_devices(self) -> tuple[DeviceRow, ...]:
         """All devices, sorted by id."""
         return tuple(self._tables.all(DEVICE))
-
-    def list_budgets(self) -> tuple[BudgetRow, ...]:
-        """All budgets, sorted by key."""
-        return tuple(self._tables.all(BUDGET))
 
     def list_budgets_after(self, key: str, limit: int, *, with_steps: bool = False) -> tuple[BudgetRow, ...]:
         """A page of budgets: at most `limit` above this key, sorted by it; the call credits of steps only when asked for."""
@@ -610,8 +612,8 @@ class Ledger:
         row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
         if row.changes == known:
             return rows
-        self._tables.limits.put(row)
-        self._journal(now, "set_limits", {"scope": scope, "changes": list(map(list, row.changes)), "version": row.version})
+        self._tables.put_limits(row)
+        self._journal(now, "set_limits", {"scope": scope, "changes": row.changes, "version": row.version})
         return tuple(self._tables.set_limits())
 
     def register_device(self, device: str, agent_version: str, tasks: Sequence[str], now: float) -> DeviceRow:
@@ -646,6 +648,7 @@ class Ledger:
         row = replace(known or DeviceRow(device, "", (), NEVER_SEEN_MS, NEVER_SEEN_MS), disabled=disabled)
         if row != known:
             self._tables.devices.put(row)
+            self._tables.note_change((device, ""))
             self._journal(now, "device", {"device": device, "disabled": disabled})
         return row
 
@@ -670,7 +673,7 @@ class Ledger:
             row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
             self._tables.tasks.put(row)
             begins = {"begins": True} if self._begin_price(row) else {}
-            self._journal(request.now, "task", {**_task_data(row), **begins})
+            self._journal(request.now, "task", {**task_data(row), **begins})
         return self._touch_task(request.device, request.task, request.now)
 
     def _begin_price(self, task: TaskRow) -> bool:
@@ -706,10 +709,6 @@ def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
     left = max(0, (getattr(row.limits, unit) or 0) - getattr(row.used, unit) - getattr(others, unit))
     rest = f"{amount_text(unit, left)} is" if unit == "uusd" else "1 is" if left == 1 else f"{left} are"
     return f"{amount_text(unit, getattr(hold, unit))}, {rest if left else 'none is'} left"
-
-
-def _key_of_terms(terms: BudgetTerms) -> str:
-    return terms.key
 
 
 def _already_applied(row: BudgetRow, terms: BudgetTerms) -> bool:
@@ -767,7 +766,7 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
 
 def check_open(request: OpenStepRequest) -> None:
     """Raises InvalidRequest for a step that cannot be opened, whatever the ledger holds."""
-    rates = (request.target_rate, request.dual_lr, request.initial_dual, request.credit_factor or 0.0)
+    rates = (request.target_rate, request.rule.lr, request.initial_dual, request.credit_factor or 0.0)
     if not all(math.isfinite(value) and value >= 0.0 for value in rates) or request.target_rate > 1.0:
         raise InvalidRequest("target rate must be in [0, 1]; dual, its step size and the credit factor finite and not negative")
     if not (request.device and request.task):
@@ -780,8 +779,8 @@ def check_open(request: OpenStepRequest) -> None:
 
 def _check_rule(request: OpenStepRequest) -> None:
     """A rule of λ that can be kept. Many devices' reports come one by one: what one of them added is not what the fleet's rate misses."""
-    gain, ceiling = request.dual_proportional, request.dual_ceiling
-    if not (math.isfinite(gain) and gain >= 0.0 and ceiling >= 0.0 and 1 <= request.dual_window <= MOST_WINDOW):
+    gain, rule = request.rule.proportional, request.rule
+    if not (math.isfinite(gain) and gain >= 0.0 and rule.ceiling >= 0.0 and 1 <= rule.window <= MOST_WINDOW):
         raise InvalidRequest(f"k_p must be finite and not negative, its window 1 to {MOST_WINDOW}, a ceiling of λ not negative")
     if gain > 0.0 and is_fleet_price(request.price):
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
@@ -789,20 +788,19 @@ def _check_rule(request: OpenStepRequest) -> None:
 
 def check_close(request: CloseStepRequest) -> None:
     """Raises InvalidRequest for a report that no step can have."""
-    if (
-        not 0 <= request.step < MOST_UNITS
-        or not 1 <= request.total_units <= MOST_UNITS
-        or not 0 <= request.uncalled_units <= request.help_units <= request.total_units
-    ):
+    units = request.units
+    counts_fit = 0 <= units.uncalled <= units.help <= units.total and 1 <= units.total <= MOST_UNITS
+    if not (counts_fit and 0 <= request.step < MOST_UNITS):
         raise InvalidRequest(
             f"a step is closed with 0 <= uncalled_units <= help_units <= total_units and 1 <= total_units <= {MOST_UNITS}"
         )
-    if request.own_rate is not None and not 0.0 <= request.own_rate <= 1.0:
-        raise InvalidRequest(f"own_rate must lie in [0, 1], not {request.own_rate}")
+    if units.own_rate is not None and not 0.0 <= units.own_rate <= 1.0:
+        raise InvalidRequest(f"own_rate must lie in [0, 1], not {units.own_rate}")
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    if (row.total_units, row.help_units, row.own_rate) == (request.total_units, request.help_units, request.own_rate):
+    uncalled = request.units.uncalled if row.uncalled_units is None else row.uncalled_units
+    if request.units == StepUnits(row.total_units, row.help_units, uncalled, row.own_rate):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 
@@ -826,84 +824,7 @@ def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:
         help_units=request.help_units,
         state=CallState.DISPATCHED,
         attempts=0 if known is None else known.attempts,
-        charged=Amount() if known is None else known.charged,
-        input_tokens=0,
-        output_tokens=0,
-        result=None,
-        result_sha256="",
-        finish="",
-        upstream_id="",
-        reason="",
-        source_key="",
+        charged=NO_AMOUNT if known is None else known.charged,
         cache_key=request.cache_key,
         updated_ms=milliseconds(request.now),
     )
-
-
-def _amount(amount: Amount) -> list[int]:
-    return [amount.calls, amount.tokens, amount.uusd]
-
-
-def _limits(limits: Limits) -> list[int | None]:
-    return [limits.calls, limits.tokens, limits.uusd]
-
-
-def _task_data(row: TaskRow) -> dict[str, Any]:
-    shared = {"price": row.price} if row.price else {}
-    return {"device": row.device, "task": row.task, "dual": row.dual.hex(), "target_rate": row.target_rate.hex(), **shared}
-
-
-def _limits_data(row: BudgetRow) -> dict[str, Any]:
-    data = {"budget": row.key, "asked": _limits(row.asked), "limits": _limits(row.limits)}
-    if row.floor_ppm == 0 and row.members == 0:
-        return data
-    fair = {"floor_ppm": row.floor_ppm, "members": row.members, "floor": _amount(row.floor), "set_aside": _amount(row.set_aside)}
-    return {**data, **fair}
-
-
-def _answer_data(call: CallRow) -> dict[str, Any]:
-    tokens = {"input_tokens": call.input_tokens, "output_tokens": call.output_tokens}
-    return {**tokens, "result_sha256": call.result_sha256, "finish": call.finish}
-
-
-def _call_data(call: CallRow) -> dict[str, Any]:
-    data = {
-        "device": call.device,
-        "key": call.key,
-        "fingerprint": call.fingerprint,
-        "task": call.task,
-        "step": call.step,
-        "prompt_id": call.prompt_id,
-        "model": call.model,
-        "help_units": call.help_units,
-        "cache_key": call.cache_key,
-    }
-    return {**data, **_answer_data(call)} if call.state is CallState.COMPLETED else data
-
-
-def _attempt_data(attempt: AttemptRow) -> dict[str, Any]:
-    hold = {"attempt": attempt.number, "hold": _amount(attempt.hold), "budgets": list(attempt.budgets)}
-    return {**hold, "epoch": attempt.epoch, "lease_ms": attempt.lease_ms}
-
-
-def _open_data(row: StepRow) -> dict[str, Any]:
-    names = ("device", "task", "step", "planned_prompts", "group_size", "call_credit")
-    reals = {name: getattr(row, name).hex() for name in ("dual", "target_rate", "dual_lr")}
-    shared = {"price": row.price} if row.price else {}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **_rule_data(row)}
-
-
-def _rule_data(row: StepRow) -> dict[str, Any]:
-    """What the rule of λ has besides η; nothing of the integral rule."""
-    proportional = {"dual_proportional": row.dual_proportional.hex()} if row.dual_proportional else {}
-    window = {"dual_window": row.dual_window} if row.dual_window != 1 else {}
-    ceiling = {"dual_ceiling": row.dual_ceiling.hex()} if row.dual_ceiling != math.inf else {}
-    return {**proportional, **window, **ceiling}
-
-
-def _close_data(row: StepRow) -> dict[str, Any]:
-    names = ("device", "task", "step", "total_units", "help_units")
-    reals = {name: getattr(row, name).hex() for name in ("dual_after", "assist_rate")}
-    shared = {"dual_before": row.dual_before.hex(), "round_units": row.round_units} if row.price else {}
-    own = {} if row.own_rate is None else {"own_rate": row.own_rate.hex()}
-    return {**{name: getattr(row, name) for name in names}, **reals, **shared, **own, "discrepancies": list(row.discrepancies)}

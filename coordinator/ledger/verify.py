@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits
+from coordinator.ledger.accounts import Amount, CallRow, Limits, StepRow
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -27,6 +27,7 @@ from coordinator.ledger.tables import (
     PRICE_MEMBER,
     SET_LIMITS,
     STEP,
+    TABLES,
     TASK,
     Table,
 )
@@ -114,15 +115,8 @@ def verify(rows: LedgerRows) -> VerifyReport:
     findings = Findings()
     replay = Replay(findings)
     entries, head = _replay_all(rows.journal_after(0), replay, findings)
-    _compare(BUDGET, replay.budgets, rows.all(BUDGET), findings)
-    _compare(CALL, replay.calls, _checked_results(rows.all(CALL), findings), findings)
-    _compare(ATTEMPT, replay.attempts, rows.all(ATTEMPT), findings)
-    _compare(STEP, replay.steps, rows.all(STEP), findings)
-    _compare(TASK, replay.tasks, rows.all(TASK), findings)
-    _compare(PRICE, replay.prices, rows.all(PRICE), findings)
-    _compare(PRICE_MEMBER, replay.price_members, rows.all(PRICE_MEMBER), findings)
-    _compare(SET_LIMITS, replay.set_limits, rows.all(SET_LIMITS), findings)
-    _compare(DEVICE, replay.devices, rows.all(DEVICE), findings)
+    for table in TABLES:
+        _compare(table, replay.rows[table], _plain_rows(table, rows.all(table), findings), findings)
     return VerifyReport(
         entries=entries,
         head_hash=head,
@@ -161,15 +155,10 @@ class Replay:
     """The tables as the journal has them, as plain rows. `apply` takes one entry after the other."""
 
     def __init__(self, findings: Findings) -> None:
-        self.budgets: dict[Any, Row] = {}
-        self.calls: dict[Any, Row] = {}
-        self.attempts: dict[Any, Row] = {}
-        self.steps: dict[Any, Row] = {}
-        self.tasks: dict[Any, Row] = {}
-        self.prices: dict[Any, Row] = {}
-        self.price_members: dict[Any, Row] = {}
-        self.devices: dict[Any, Row] = {}
-        self.set_limits: dict[Any, Row] = {}
+        self.rows: dict[Table[Any], dict[Any, Row]] = {table: {} for table in TABLES}
+        self.budgets, self.calls, self.attempts, self.steps = (self.rows[table] for table in (BUDGET, CALL, ATTEMPT, STEP))
+        self.tasks, self.devices, self.set_limits = (self.rows[table] for table in (TASK, DEVICE, SET_LIMITS))
+        self.prices, self.price_members = self.rows[PRICE], self.rows[PRICE_MEMBER]
         self.dual_updates = 0
         self._prices_begin = False
         self._shares: dict[str, list[str]] = {}
@@ -368,7 +357,7 @@ class Replay:
         self._require(not (fleet and "dual_proportional" in data), "a fleet's λ has a proportional part")
         task.update(dual=data["dual"], recent=[] if fleet else so_far["recent"], target_rate=data["target_rate"], price=price)
         fields = {name: value for name, value in data.items() if name != "version"}
-        units = {"closed": False, "total_units": 0, "help_units": 0, "round_units": 0}
+        units = {"closed": False, "total_units": 0, "help_units": 0, "uncalled_units": 0, "round_units": 0}
         reals = {"dual_after": ZERO, "assist_rate": ZERO, "dual_before": ZERO}
         rule = {"dual_proportional": ZERO, "dual_window": 1, "dual_ceiling": NO_CEILING}
         self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "price": price}
@@ -439,11 +428,10 @@ def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findi
     return count, head
 
 
-def _compare(table: Table[Any], expected: dict[Any, Row], rows: Iterable[Any], findings: Findings) -> None:
+def _compare(table: Table[Any], expected: dict[Any, Row], rows: Iterable[Row], findings: Findings) -> None:
     """Table rows against replayed ones, field by field."""
-    kind, names, seen = table.name.removesuffix("_state"), table.key, set()
-    for row in _readable(kind, rows, findings):
-        found = _plain(row) if isinstance(row, Struct) else row
+    kind, names, seen = _kind_of(table), table.key, set()
+    for found in rows:
         key = found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)
         seen.add(key)
         if key not in expected:
@@ -455,26 +443,34 @@ def _compare(table: Table[Any], expected: dict[Any, Row], rows: Iterable[Any], f
         findings.add(f"{kind} {key}: in the journal, not in the table")
 
 
-def _readable(kind: str, rows: Iterable[Any], findings: Findings) -> Iterator[Any]:
-    """The rows, as long as they can be read."""
+def _kind_of(table: Table[Any]) -> str:
+    return table.name.removesuffix("_state")
+
+
+def _plain_rows(table: Table[Any], rows: Iterable[Any], findings: Findings) -> Iterator[Row]:
+    """The rows of a table as plain ones, as long as they can be read: of a call's answer whether there is one."""
     try:
-        yield from rows
+        for row in rows:
+            plain: Row = _plain(row)
+            if isinstance(row, CallRow):
+                _check_result(row, findings)
+                plain["result"] = row.result is not None
+            elif isinstance(row, StepRow):  # None of versions before 8; where there are none the journal has none
+                plain["uncalled_units"] = row.uncalled_units or 0
+            yield plain
     except (ValueError, TypeError) as error:
-        findings.add(f"{kind}: a row cannot be read ({error})")
+        findings.add(f"{_kind_of(table)}: a row cannot be read ({error})")
 
 
-def _checked_results(calls: Iterable[CallRow], findings: Findings) -> Iterator[Row]:
-    """Calls as plain rows, their answer replaced by whether there is one; the text must have the digest it is stored with."""
-    for call in calls:
-        if call.result is not None:
-            whole = json.dumps([call.result, call.beyond_text], separators=(",", ":")) if call.beyond_text else call.result
-            digest = hashlib.sha256(whole.encode()).hexdigest()
-            findings.unless(
-                digest == call.result_sha256, f"call {(call.device, call.key)}: its answer is not the one in the journal"
-            )
-        given = call.result is not None or not call.beyond_text
-        findings.unless(given, f"call {(call.device, call.key)}: it has a part of an answer without an answer")
-        yield {**_plain(call), "result": call.result is not None}
+def _check_result(call: CallRow, findings: Findings) -> None:
+    """The text must have the digest it is stored with."""
+    if call.result is not None:
+        whole = json.dumps([call.result, call.beyond_text], separators=(",", ":")) if call.beyond_text else call.result
+        digest = hashlib.sha256(whole.encode()).hexdigest()
+        line = f"call {(call.device, call.key)}: its answer is not the one in the journal"
+        findings.unless(digest == call.result_sha256, line)
+    given = call.result is not None or not call.beyond_text
+    findings.unless(given, f"call {(call.device, call.key)}: it has a part of an answer without an answer")
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ class AnthropicProvider:
             endpoint_url(config.base_url or DEFAULT_BASE_URL, "/messages", allow_plaintext=config.allow_plaintext),
             key=ApiKey(config.key_name, "x-api-key", "") if config.key_name else None,
             headers={"anthropic-version": API_VERSION},
-            limits=limits,
+            limits=limits or HttpLimits(),
             environ=environ,
             error_word=error_word,
         )

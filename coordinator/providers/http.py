@@ -7,13 +7,12 @@ no proxy from the environment. Keys and bodies reach no log and no error message
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from coordinator.config_secrets import read_secret
 from coordinator.providers.http1 import BadResponse, Connection, Pool, TooLarge, request_head
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
+from edge.rpc.address import is_loopback
 
 _PERHAPS_EXECUTED_4XX = frozenset({408, 499})
 _MOST_ERROR_BYTES = 1 << 16
@@ -64,35 +64,26 @@ class ApiKey:
 ReadError = Callable[[bytes], str]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HttpUpstream:
     """A connection pool for one URL. `error_word` finds the short word for a failure in an error body, or ""."""
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        key: ApiKey | None = None,
-        headers: Mapping[str, str] | None = None,
-        limits: HttpLimits | None = None,
-        environ: Mapping[str, str] | None = None,
-        error_word: ReadError | None = None,
-    ) -> None:
-        self.name = name
-        self._url = url
-        self._key = key
-        self._headers = dict(headers or {})
-        self._limits = limits or HttpLimits()
-        self._environ = os.environ if environ is None else environ
-        self._error_word = error_word
-        self._pool: Pool | None = None
-        self._closed = False
+    name: str
+    url: str
+    key: ApiKey | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    environ: Mapping[str, str] | None = None
+    error_word: ReadError | None = None
+    _head: bytes = b""
+    _pool: Pool | None = None
+    _closed: bool = False
 
     async def start(self) -> None:
         """Open the connection pool. Raises ConfigError when the key's variable is not set. Safe to call twice."""
         if self._pool is None and not self._closed:
-            self._head = request_head(self._url, self._all_headers())
-            self._pool = Pool(self._url, self._limits.connect_timeout_s, self._limits.keep_alive_s)
+            self._head = request_head(self.url, self._all_headers())
+            self._pool = Pool(self.url, self.limits.connect_timeout_s, self.limits.keep_alive_s)
 
     async def aclose(self) -> None:
         """Close the connection pool. Safe to call twice."""
@@ -114,7 +105,7 @@ class HttpUpstream:
         except (OSError, UnicodeError) as error:
             raise _connection_error(error) from error
         try:
-            connection.send(self._request(body, asked), end, self._limits.max_response_bytes)
+            connection.send(self._request(body, asked), end, self.limits.max_response_bytes)
             try:
                 await connection.head()
             except _FAILURES as error:
@@ -133,11 +124,11 @@ class HttpUpstream:
 
     async def _word_of(self, connection: Connection) -> str:
         """The short word of an error body, "" where there is none in time; what is wrong with it does not matter any more."""
-        if self._error_word is None:
+        if self.error_word is None:
             return ""
         try:
             async with asyncio.timeout(_ERROR_BODY_S):
-                return self._error_word((await connection.read())[:_MOST_ERROR_BYTES])
+                return self.error_word((await connection.read())[:_MOST_ERROR_BYTES])
         except (TimeoutError, BadResponse, TooLarge):
             return ""
 
@@ -145,7 +136,7 @@ class HttpUpstream:
         """4xx (and a redirect, which is never followed) was not executed; 5xx perhaps."""
         status = response.status
         refused = 300 <= status < 500 and status not in _PERHAPS_EXECUTED_4XX
-        hint = _key_hint(self._key) if status in (401, 403) else _STATUS_HINTS.get(status, "")
+        hint = _key_hint(self.key) if status in (401, 403) else _STATUS_HINTS.get(status, "")
         if status >= 500:
             hint = "the upstream failed; its own log says why"
         return ProviderError(
@@ -157,9 +148,9 @@ class HttpUpstream:
         )
 
     def _all_headers(self) -> dict[str, str]:
-        key = {} if self._key is None else self._key.headers(self.name, self._environ)
+        key = {} if self.key is None else self.key.headers(self.name, os.environ if self.environ is None else self.environ)
         own = {"User-Agent": "edge-coordinator", "Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
-        return {**own, "Content-Type": "application/json", **self._headers, **key}
+        return {**own, "Content-Type": "application/json", **self.headers, **key}
 
 
 class Reply:
@@ -242,7 +233,7 @@ def endpoint_url(base_url: str, path: str, *, allow_plaintext: bool) -> str:
         raise ConfigError("base_url must look like https://HOST/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("base_url must carry no user, password, query or fragment", hint="put the key into api_key_env")
-    if parts.scheme == "http" and not allow_plaintext and not _is_loopback(host):
+    if parts.scheme == "http" and not allow_plaintext and not (is_loopback(host) or host.endswith(".localhost")):
         raise ConfigError(f"base_url sends prompts to {host} unencrypted", hint="use https, or set allow_plaintext: true")
     return parts._replace(path=parts.path.rstrip("/").removesuffix(path) + path).geturl()
 
@@ -264,15 +255,6 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 def _printable(text: str) -> str:
     """A header value: printable ASCII without surprises."""
     return text if text.isascii() and text.isprintable() else "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 _FAILURES = (TimeoutError, BadResponse, TooLarge)

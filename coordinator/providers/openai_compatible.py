@@ -38,7 +38,7 @@ class OpenAICompatibleProvider:
             name,
             endpoint_url(config.base_url or "", "/chat/completions", allow_plaintext=config.allow_plaintext),
             key=ApiKey(config.key_name) if config.key_name else None,
-            limits=limits,
+            limits=limits or HttpLimits(),
             environ=environ,
         )
 

@@ -9,18 +9,20 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
+from msgspec.structs import asdict
 
 from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits, PriceRow, TaskRow
-from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_of, rows_held_to_next, settings_set
-from coordinator.ledger.journal import JournalEntry
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
+from coordinator.ledger.budgets import SCOPES, SETTINGS, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
@@ -46,105 +48,93 @@ MOST_UNITS = 2**62
 _STATES = {progress: state for state in CallState for progress in [progress_of(state)]}
 
 
+@dataclass(frozen=True, slots=True)
 class AdminApi:
-    """The AdminService without its transport. `verify` the ledger; `drain` within seconds (None: as configured), without waiting for the
-    end."""
+    """The AdminService without its transport. `verify` the ledger; `begin_drain` within seconds (None: as configured), without waiting for
+    the end."""
 
-    def __init__(
-        self,
-        store: LedgerStore,
-        broker: Broker,
-        fleet: Fleet,
-        upstreams: UpstreamTable,
-        book: BudgetBook,
-        tokens: Tokens,
-        clock: Clock,
-        *,
-        verify: Callable[[], Awaitable[VerifyReport]],
-        drain: Callable[[float | None], None],
-    ) -> None:
-        self._store = store
-        self._broker = broker
-        self._fleet = fleet
-        self._upstreams = upstreams
-        self._book = book
-        self._clock = clock
-        self._tokens = tokens
-        self._verify = verify
-        self._drain = drain
+    store: LedgerStore
+    broker: Broker
+    fleet: Fleet
+    upstreams: UpstreamTable
+    book: BudgetBook
+    tokens: Tokens
+    clock: Clock
+    verify: Callable[[], Awaitable[VerifyReport]]
+    begin_drain: Callable[[float | None], None]
 
     async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Identity) -> admin_pb2.ListBudgetsResponse:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
-        rows = await self._store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        self._book.learn(await self._store.list_set_limits())
-        shown = _fitting(map(budget_record, rows_held_to_next(rows, self._book.limits, self._clock.now())))
+        rows = await self.store.list_budgets_after(after[0], size, with_steps=request.include_steps)
+        self.book.learn(await self.store.list_set_limits())
+        shown = _fitting(map(budget_record, rows_held_to_next(rows, self.book.limits, self.clock.now())))
         token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
-        scopes = [_scope(scope, self._book) for scope in SCOPES]
+        scopes = [_scope(scope, self.book) for scope in SCOPES]
         return admin_pb2.ListBudgetsResponse(budgets=shown, next_page_token=token, scopes=scopes)
 
     async def set_budget(self, request: admin_pb2.SetBudgetRequest, caller: Identity) -> admin_pb2.SetBudgetResponse:
         """Change limits of one scope, durably, at once and at every replica."""
         if request.scope not in SCOPES:
             raise InvalidRequest(f"no scope is called {request.scope!r}; known: {', '.join(SCOPES)}")
-        self._book.learn(await self._store.set_limits(request.scope, _changes(request), self._clock.now()))
-        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, self._book))
+        self.book.learn(await self.store.set_limits(request.scope, _changes(request), self.clock.now()))
+        return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, self.book))
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Identity) -> admin_pb2.ListTasksResponse:
         """Each λ that several share, then λ, τ and next step of each device's tasks. While shared λs are left a page ends at one, under
         the empty name, which no device has.
         """
         size, after = _page(request, 2)
-        prices = [] if after[0] else [row for row in await self._store.list_prices() if row.key > after[1]]
+        prices = [] if after[0] else [row for row in await self.store.list_prices() if row.key > after[1]]
         shared = _fitting(map(shared_price_record, sorted(prices, key=lambda row: row.key)))
         if len(shared) < len(prices):
             return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
-        mine = [row for row in await self._store.list_tasks() if request.device in ("", row.device)]
+        mine = [row for row in await self.store.list_tasks() if request.device in ("", row.device)]
         rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
         return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
 
     async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
         """What each upstream costs now."""
-        now = self._clock.now()
-        return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self._upstreams.all()])
+        now = self.clock.now()
+        return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self.upstreams.all()])
 
     async def list_upstreams(self, request: admin_pb2.ListUpstreamsRequest, caller: Identity) -> admin_pb2.ListUpstreamsResponse:
         """The cloud LLMs and how busy they are."""
         now = asyncio.get_running_loop().time()
-        upstreams = [_upstream(upstream, now) for upstream in self._upstreams.all()]
+        upstreams = [_upstream(upstream, now) for upstream in self.upstreams.all()]
         return admin_pb2.ListUpstreamsResponse(
-            upstreams=upstreams, in_flight=self._broker.in_flight, draining=not self._broker.admitting
+            upstreams=upstreams, in_flight=self.broker.in_flight, draining=not self.broker.admitting
         )
 
     async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Identity) -> admin_pb2.ListDevicesResponse:
         """The devices that ever registered."""
         size, after = _page(request, 1)
-        rows, token = _cut(await self._fleet.devices(), lambda row: (row.device,), (after[0],), size, device_record)
+        rows, token = _cut(await self.fleet.devices(), lambda row: (row.device,), (after[0],), size, device_record)
         return admin_pb2.ListDevicesResponse(devices=rows, next_page_token=token)
 
     async def set_device_disabled(
         self, request: admin_pb2.SetDeviceDisabledRequest, caller: Identity
     ) -> admin_pb2.SetDeviceDisabledResponse:
         """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
-        device = await self._fleet.set_disabled(_device_id(request.device), request.disabled)
+        device = await self.fleet.set_disabled(_device_id(request.device), request.disabled)
         return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
     async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Identity) -> admin_pb2.IssueTokenResponse:
         """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
-        device, life_s = _device_id(request.device), self._tokens.life_s
+        device, life_s = _device_id(request.device), self.tokens.life_s
         if request.HasField("lifetime"):
             life_s = request.lifetime.seconds
         if not 1 <= life_s <= MAX_LIFE_S:
             raise InvalidRequest(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
         if len(request.tasks) > MAX_TOKEN_TASKS or any(not 0 < len(task) <= MAX_TASK_CHARS for task in request.tasks):
             raise InvalidRequest(f"a token names at most {MAX_TOKEN_TASKS} tasks of 1 to {MAX_TASK_CHARS} characters")
-        token = await asyncio.to_thread(self._tokens.issue, "device", device, tuple(request.tasks), life_s)
-        return admin_pb2.IssueTokenResponse(token=token, expires_ms=1000 * self._tokens.check(token).expires_at)
+        token = await asyncio.to_thread(self.tokens.issue, "device", device, tuple(request.tasks), life_s)
+        return admin_pb2.IssueTokenResponse(token=token, expires_ms=1000 * self.tokens.check(token).expires_at)
 
     async def revoke_device(self, request: admin_pb2.RevokeDeviceRequest, caller: Identity) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
-        row = await asyncio.to_thread(self._tokens.revoke, "device", _device_id(request.device))
-        known = row.issued_at is not None or any(each.device == row.name for each in await self._fleet.devices())
+        row = await asyncio.to_thread(self.tokens.revoke, "device", _device_id(request.device))
+        known = row.issued_at is not None or any(each.device == row.name for each in await self.fleet.devices())
         return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
     async def list_calls(self, request: admin_pb2.ListCallsRequest, caller: Identity) -> admin_pb2.ListCallsResponse:
@@ -153,7 +143,7 @@ class AdminApi:
         wanted = codec.decode_progress(request.state)
         if wanted is CallProgress.DROPPED:
             raise InvalidRequest("dropped calls leave no trace in the ledger")
-        rows = await self._store.list_calls_after(after[0], after[1], size, device=request.device)
+        rows = await self.store.list_calls_after(after[0], after[1], size, device=request.device)
         page = _fitting(map(_call, rows))
         token = _token(page[-1].device, page[-1].call_key) if len(page) < len(rows) or len(rows) == size else ""
         shown = [call for call, row in zip(page, rows, strict=False) if wanted is None or row.state is _STATES[wanted]]
@@ -167,10 +157,10 @@ class AdminApi:
         if after > MAX_SEQ:
             raise InvalidRequest(f"after is the number of an entry, at most {MAX_SEQ}")
         while True:
-            last_look = not self._broker.admitting and self._broker.in_flight == 0
-            while entries := await self._store.read_journal(after, JOURNAL_PAGE):
+            last_look = not self.broker.admitting and self.broker.in_flight == 0
+            while entries := await self.store.read_journal(after, JOURNAL_PAGE):
                 for entry in entries:
-                    yield _entry(entry)
+                    yield record_of(admin_pb2.ReadJournalResponse, entry)
                 after = entries[-1].seq
             if not request.follow:
                 return
@@ -180,7 +170,7 @@ class AdminApi:
 
     async def verify_ledger(self, request: admin_pb2.VerifyLedgerRequest, caller: Identity) -> admin_pb2.VerifyLedgerResponse:
         """Prove every balance and every λ from the journal."""
-        report = await self._verify()
+        report = await self.verify()
         return admin_pb2.VerifyLedgerResponse(**report.to_json())
 
     async def drain(self, request: admin_pb2.DrainRequest, caller: Identity) -> admin_pb2.DrainResponse:
@@ -188,8 +178,8 @@ class AdminApi:
         grace_s = request.grace.ToNanoseconds() / 1e9 if request.HasField("grace") else None
         if grace_s is not None and not 0.0 <= grace_s <= MAX_GRACE_S:
             raise InvalidRequest("grace cannot be negative or longer than a day")
-        running = self._broker.in_flight
-        self._drain(grace_s)
+        running = self.broker.in_flight
+        self.begin_drain(grace_s)
         return admin_pb2.DrainResponse(in_flight=running)
 
 
@@ -237,8 +227,7 @@ def _fitting(records: Iterable[Record]) -> list[Record]:
 
 
 def _changes(request: admin_pb2.SetBudgetRequest) -> dict[str, Any]:
-    wished = {"calls_limit": "calls", "tokens_limit": "tokens", "spend_limit_uusd": "uusd"}
-    changes = {name: _limit(getattr(request, field)) for name, field in wished.items() if request.HasField(field)}
+    changes = {name: _limit(getattr(request, unit)) for unit, name in SETTINGS.items() if request.HasField(unit)}
     if request.window:
         if request.window not in (*PERIODS, AS_CONFIGURED):
             raise InvalidRequest(f"no window is called {request.window!r}; known: {', '.join(PERIODS)}")
@@ -259,43 +248,30 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
     return change.value
 
 
-def _amount(amount: Amount) -> admin_pb2.AmountUsed:
-    return admin_pb2.AmountUsed(calls=amount.calls, tokens=amount.tokens, uusd=amount.uusd)
+def record_of(kind: type[Record], row: Any, **other: Any) -> Record:
+    """A record with the fields that `row` has under the same names, and `other` in place of those it has not."""
+    fields = {field.name: getattr(row, field.name) for field in kind.DESCRIPTOR.fields if field.name not in other} | other
+    return kind(**{name: asdict(value) if isinstance(value, Amount | Limits) else value for name, value in fields.items()})
 
 
-def _limits(limits: Limits) -> admin_pb2.UnitLimits:
-    return admin_pb2.UnitLimits(calls=limits.calls, tokens=limits.tokens, uusd=limits.uusd)
+def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
+    """A budget for the wire."""
+    return record_of(admin_pb2.BudgetRecord, row, limits=row.asked)
+
+
+def device_record(row: DeviceRow) -> admin_pb2.DeviceRecord:
+    """A device for the wire."""
+    return record_of(admin_pb2.DeviceRecord, row, agent_version=row.agent_version[:MAX_VERSION_CHARS])
+
+
+task_record = partial(record_of, admin_pb2.TaskRecord)
+shared_price_record = partial(record_of, admin_pb2.SharedPriceRecord)
 
 
 def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     limit: LimitConfig = getattr(book.limits, scope)
     names = settings_set(book.rows).get(scope, ())
-    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=_limits(limits_of(limit)), set=names)
-
-
-def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
-    """A budget for the wire."""
-    return admin_pb2.BudgetRecord(
-        key=row.key, committed=_amount(row.committed), reserved=_amount(row.reserved), limits=_limits(row.asked)
-    )
-
-
-def task_record(row: TaskRow) -> admin_pb2.TaskRecord:
-    """A task for the wire."""
-    return admin_pb2.TaskRecord(
-        device=row.device,
-        task=row.task,
-        dual=row.dual,
-        target_rate=row.target_rate,
-        next_step=row.next_step,
-        version=row.version,
-        charged=_amount(row.charged),
-    )
-
-
-def shared_price_record(row: PriceRow) -> admin_pb2.SharedPriceRecord:
-    """A shared λ for the wire."""
-    return admin_pb2.SharedPriceRecord(key=row.key, dual=row.dual, updates=row.updates)
+    return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=asdict(limits_of(limit)), set=names)
 
 
 def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
@@ -308,53 +284,23 @@ def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
 
 
 def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
-    return admin_pb2.UpstreamRecord(
-        alias=upstream.alias,
-        model=upstream.model,
+    return record_of(
+        admin_pb2.UpstreamRecord,
+        upstream,
         provider=upstream.provider.name,
-        deadline_s=upstream.deadline_s,
-        max_output_tokens=upstream.max_output_tokens,
         waiting=upstream.gate.waiting,
         breaker=upstream.breaker.state(now_s),
     )
 
 
-def device_record(device: DeviceRow) -> admin_pb2.DeviceRecord:
-    """A device for the wire."""
-    return admin_pb2.DeviceRecord(
-        device=device.device,
-        agent_version=device.agent_version[:MAX_VERSION_CHARS],
-        tasks=device.tasks,
-        first_seen_ms=device.first_seen_ms,
-        last_seen_ms=device.last_seen_ms,
-        disabled=device.disabled,
-    )
-
-
 def _call(row: CallRow) -> admin_pb2.CallRecord:
-    return admin_pb2.CallRecord(
-        device=row.device,
+    return record_of(
+        admin_pb2.CallRecord,
+        row,
         call_key=row.key,
-        task=row.task,
         step=None if row.step < 0 else row.step,
-        prompt_id=row.prompt_id,
-        model=row.model,
-        help_units=row.help_units,
         state=codec.encode_progress(progress_of(row.state)),
-        attempts=row.attempts,
-        charged=_amount(row.charged),
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
         finish=row.finish[:MAX_WORD_CHARS],
-        reason=row.reason,
-        cached=row.cached,
-        updated_ms=row.updated_ms,
-    )
-
-
-def _entry(entry: JournalEntry) -> admin_pb2.ReadJournalResponse:
-    return admin_pb2.ReadJournalResponse(
-        seq=entry.seq, at_ms=entry.at_ms, kind=entry.kind, body=entry.body, previous=entry.previous, hash=entry.hash
     )
 
 

@@ -112,31 +112,21 @@ class FailureLimiter:
         return max(0.0, level - (self._clock.monotonic() - at) * self._max / 60.0)
 
 
+@dataclass(slots=True, eq=False)
 class Authenticator:
     """Turns the facts of a call into an identity.
 
     `local_role` is what an uncredentialed local caller of this listener is taken for; with `tokens_only` it asks for no certificate.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        grants: Grants,
-        limiter: FailureLimiter,
-        clock: Clock,
-        *,
-        local_role: Literal["device", "admin"] = "device",
-        tokens_only: bool = False,
-        allow_remote: bool = False,
-    ) -> None:
-        self._tokens = tokens
-        self._grants = grants
-        self._limiter = limiter
-        self._clock = clock
-        self._local_role = local_role
-        self._tokens_only = tokens_only
-        self._allow_remote = allow_remote
-        self._identities: OrderedDict[CallFacts, Identity] = OrderedDict()
+    tokens: Tokens
+    grants: Grants
+    limiter: FailureLimiter
+    clock: Clock
+    local_role: Literal["device", "admin"] = "device"
+    tokens_only: bool = False
+    allow_remote: bool = False
+    _identities: OrderedDict[CallFacts, Identity] = field(default_factory=OrderedDict)
 
     def authenticate(self, facts: CallFacts) -> Identity:
         """The caller's identity. Raises Unauthenticated, PermissionDenied, RateLimited, InvalidRequest, CoordinatorUnavailable.
@@ -161,8 +151,8 @@ class Authenticator:
         self._refuse_what_was_shown_to_the_network(facts, token)
         if not token and facts.certificate_pem is None:
             return self._uncredentialed(facts)
-        if token and not self._tokens.is_known(token):
-            self._limiter.require_patience(facts.peer)
+        if token and not self.tokens.is_known(token):
+            self.limiter.require_patience(facts.peer)
         try:
             return self._credentialed(facts, token)
         except Unauthenticated as error:
@@ -170,7 +160,7 @@ class Authenticator:
             raise
 
     def _note_failure(self, facts: CallFacts, error: Unauthenticated) -> None:
-        if self._limiter.note_failure(facts.peer):
+        if self.limiter.note_failure(facts.peer):
             log.warning("refused a credential from %s: %s", facts.peer, error)
 
     def require_current(self, identity: Identity) -> None:
@@ -181,7 +171,7 @@ class Authenticator:
         if identity.certificate is not None:
             self._require_current_certificate(identity.certificate)
         if identity.claims is not None:
-            self._tokens.require_current(identity.claims)
+            self.tokens.require_current(identity.claims)
 
     def renewed_token(self, identity: Identity) -> str:
         """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local."""
@@ -191,8 +181,8 @@ class Authenticator:
                 hint="a first one comes from: edge-coordinator token issue",
             )
         if identity.claims is not None:
-            return self._tokens.renew(identity.role, identity.device, identity.claims.tasks, identity.claims.begun)
-        return self._tokens.renew(identity.role, identity.device)
+            return self.tokens.renew(identity.role, identity.device, identity.claims.tasks, identity.claims.begun)
+        return self.tokens.renew(identity.role, identity.device)
 
     def _refuse_what_was_shown_to_the_network(self, facts: CallFacts, token: str) -> None:
         if token and not facts.encrypted and not facts.peer.startswith(LOCAL_PEERS):
@@ -204,20 +194,20 @@ class Authenticator:
     def _uncredentialed(self, facts: CallFacts) -> Identity:
         if facts.encrypted:
             raise self._nothing_shown()
-        if self._local_role == "admin":
+        if self.local_role == "admin":
             if not facts.peer.startswith("unix:"):
                 raise Unauthenticated("no credential was shown", hint="use the Unix socket, or show an admin token")
             return Identity("admin", "local")
-        return Identity("device", identify(facts.peer, facts.claimed_device, allow_remote=self._allow_remote))
+        return Identity("device", identify(facts.peer, facts.claimed_device, allow_remote=self.allow_remote))
 
     def _nothing_shown(self) -> Unauthenticated:
         """Over TLS: what the caller has to show, and where it is set."""
-        caller, section = ("administrator", "admin") if self._local_role == "admin" else ("device", "coordinator")
-        if not self._tokens_only:
+        caller, section = ("administrator", "admin") if self.local_role == "admin" else ("device", "coordinator")
+        if not self.tokens_only:
             return Unauthenticated("no credential was shown", hint=f"give the {caller} a certificate or a token file")
         return Unauthenticated(
             f"no credential was shown: this coordinator takes only tokens of {caller}s, and no certificates",
-            hint=f"set {section}.token_file (edge-coordinator token issue NAME --role {self._local_role} --out FILE)",
+            hint=f"set {section}.token_file (edge-coordinator token issue NAME --role {self.local_role} --out FILE)",
         )
 
     def _credentialed(self, facts: CallFacts, token: str) -> Identity:
@@ -226,27 +216,27 @@ class Authenticator:
             certificate = shown_certificate(facts.certificate_pem)
             holder = certificate.holder
             self._require_current_certificate(certificate)
-        claims = self._tokens.check(token) if token else None
+        claims = self.tokens.check(token) if token else None
         if holder and claims and (holder.role, holder.name) != (claims.role, claims.name):
             raise Unauthenticated("the token is for another holder than the certificate", metadata={"cause": "OTHER_HOLDER"})
         if claims is not None:
             return replace(self._identity_of_claims(claims), certificate=certificate)
         assert holder is not None
-        tasks = self._grants.tasks_of(holder.name) if holder.role == "device" else None
+        tasks = self.grants.tasks_of(holder.name) if holder.role == "device" else None
         return Identity("device" if holder.role == "device" else "admin", holder.name, tasks, "certificate", None, certificate)
 
     def _identity_of_claims(self, claims: Claims) -> Identity:
         tasks = frozenset(claims.tasks) if claims.tasks else None
         if claims.role == "device":
-            granted = self._grants.tasks_of(claims.name)
+            granted = self.grants.tasks_of(claims.name)
             tasks = granted if tasks is None else tasks if granted is None else tasks & granted
         role: Role = claims.role  # type: ignore[assignment]
         return Identity(role, claims.name, tasks, "token", claims)
 
     def _require_current_certificate(self, shown: ShownCertificate) -> None:
-        if not shown.not_before <= self._clock.now() < shown.not_after:
+        if not shown.not_before <= self.clock.now() < shown.not_after:
             raise Unauthenticated("the certificate has expired", metadata={"cause": "EXPIRED"})
-        self._tokens.require_epoch(shown.holder.role, shown.holder.name, shown.holder.epoch)
+        self.tokens.require_epoch(shown.holder.role, shown.holder.name, shown.holder.epoch)
 
 
 def authorize(identity: Identity, service: str) -> None:

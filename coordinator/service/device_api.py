@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from coordinator.calls.admission import Turnstile, draining
 from coordinator.calls.batch import ManyAtOnce
@@ -21,7 +22,7 @@ from coordinator.service.budget_watch import BudgetNotifier, versions
 from coordinator.service.metrics import ItemMeter
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
 from edge.rpc import codec
-from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration
+from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration, StepUnits
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
 log = logging.getLogger(__name__)
@@ -38,35 +39,24 @@ class Caller:
     tasks: frozenset[str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class DeviceApi:
     """The DeviceService without its transport. `requests` counts what works towards an answer, each item of a batch too."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        controller: StepController,
-        fleet: Fleet,
-        limits: device_pb2.ServiceLimits,
-        *,
-        notifier: BudgetNotifier | None = None,
-        requests: Turnstile | None = None,
-        service: ServiceConfig | None = None,
-        items: ItemMeter | None = None,
-    ) -> None:
-        self._broker = broker
-        self._controller = controller
-        self._fleet = fleet
-        self._limits = limits
-        self._notifier = notifier or BudgetNotifier()
-        self.requests = requests or Turnstile("requests run", 4096)
-        self._service = service or ServiceConfig()
-        self._items = items
-        self._stopping = asyncio.Event()
+    broker: Broker
+    controller: StepController
+    fleet: Fleet
+    limits: device_pb2.ServiceLimits
+    notifier: BudgetNotifier = field(default_factory=BudgetNotifier)
+    requests: Turnstile = field(default_factory=partial(Turnstile, "requests run", 4096))
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    items: ItemMeter | None = None
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop_admitting(self) -> None:
         """Refuse new steps and registrations, end batches and watches (DRAINING); reports, recovery and budgets are still answered."""
         self._stopping.set()
-        self._notifier.stop()
+        self.notifier.stop()
 
     async def register_device(
         self, request: device_pb2.RegisterDeviceRequest, caller: Caller
@@ -82,35 +72,35 @@ class DeviceApi:
             raise InvalidRequest(f"a device registers at most {MAX_TASKS_PER_REGISTRATION} tasks at once")
         if not (len(request.agent_version) <= MAX_VERSION_CHARS and request.agent_version.isprintable()):
             raise InvalidRequest(f"agent_version is at most {MAX_VERSION_CHARS} printable characters")
-        self._fleet.admit(caller.device)
-        terms = tuple([await self._controller.current(caller.device, task) for task in request.tasks])
-        await self._fleet.register(caller.device, request.agent_version, tuple(request.tasks))
+        self.fleet.admit(caller.device)
+        terms = tuple([await self.controller.current(caller.device, task) for task in request.tasks])
+        await self.fleet.register(caller.device, request.agent_version, tuple(request.tasks))
         response = codec.encode_registration(Registration(caller.device, codec.PROTOCOL_VERSION, terms))
-        response.limits.CopyFrom(self._limits)
+        response.limits.CopyFrom(self.limits)
         return response
 
     async def open_step(self, request: step_pb2.OpenStepRequest, caller: Caller) -> step_pb2.OpenStepResponse:
         """Open a step: λ, τ and its call credit."""
         self._require_admitting()
-        self._fleet.admit(caller.device)
+        self.fleet.admit(caller.device)
         wished = request.target_rate if request.HasField("target_rate") else None
-        opened = await self._controller.open_step(
+        opened = await self.controller.open_step(
             caller.device, request.task, request.step, request.planned_prompts, request.group_size, wished
         )
         return codec.to_message(step_pb2.OpenStepResponse, opened)
 
     async def complete(self, request: call_pb2.CompleteRequest, caller: Caller) -> call_pb2.CompleteResponse:
         """Ask the cloud once."""
-        self._fleet.admit(caller.device)
-        return codec.encode_completion(await self._broker.complete(caller.device, codec.decode_call(request), caller.deadline_s))
+        self.fleet.admit(caller.device)
+        return codec.encode_completion(await self.broker.complete(caller.device, codec.decode_call(request), caller.deadline_s))
 
     async def stream_complete(
         self, request: call_pb2.StreamCompleteRequest, caller: Caller
     ) -> AsyncIterator[call_pb2.StreamCompleteResponse]:
         """Ask the cloud once and stream the answer: started, deltas, finished. What the deltas lack is sent before `finished`."""
-        self._fleet.admit(caller.device)
+        self.fleet.admit(caller.device)
         call, progress = codec.decode_call(request.call), Progress()
-        answer = asyncio.create_task(self._broker.complete(caller.device, call, caller.deadline_s, progress))
+        answer = asyncio.create_task(self.broker.complete(caller.device, call, caller.deadline_s, progress))
         answer.add_done_callback(lambda _: progress.over())
         sent = ""
         try:
@@ -142,11 +132,11 @@ class DeviceApi:
             except Exception as error:
                 log.error("an item of a batch failed", exc_info=error)
                 reply = _failed_item(item)
-            if self._items is not None:
-                self._items.ended(caller.device, time() - began, reply)
+            if self.items is not None:
+                self.items.ended(caller.device, time() - began, reply)
             return reply
 
-        async for reply in ManyAtOnce(answer, _failed_item, self._service.batch_items).replies(items, self._stopping):
+        async for reply in ManyAtOnce(answer, _failed_item, self.service.batch_items).replies(items, self._stopping):
             yield reply
         self._require_admitting()
 
@@ -164,46 +154,40 @@ class DeviceApi:
     async def _complete_item(self, item: call_pb2.CompleteBatchRequest, device: str, end: float | None) -> CloudCompletion:
         deadline_s = _item_deadline_s(item, end)
         with self.requests.passage(device):
-            self._fleet.admit(device)
+            self.fleet.admit(device)
             try:
                 if deadline_s is None:
-                    return await self._broker.complete(device, codec.decode_call(item.call), None)
+                    return await self.broker.complete(device, codec.decode_call(item.call), None)
                 async with asyncio.timeout(deadline_s):
-                    return await self._broker.complete(device, codec.decode_call(item.call), deadline_s)
+                    return await self.broker.complete(device, codec.decode_call(item.call), deadline_s)
             except TimeoutError as error:
                 raise CoordinatorUnavailable("the item's deadline is over", reason="DEADLINE_EXCEEDED") from error
 
     async def get_call(self, request: call_pb2.GetCallRequest, caller: Caller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""
-        self._fleet.admit(caller.device)
-        stored = await self._broker.get_call(caller.device, request.call_key, request.fingerprint, caller.tasks)
+        self.fleet.admit(caller.device)
+        stored = await self.broker.get_call(caller.device, request.call_key, request.fingerprint, caller.tasks)
         reply = codec.encode_completion(stored)
         budget = reply.budget if reply.HasField("budget") else None
         return call_pb2.GetCallResponse(completion=reply.completion, budget=budget)
 
     async def cancel_call(self, request: call_pb2.CancelCallRequest, caller: Caller) -> call_pb2.CancelCallResponse:
         """Stop waiting for a call; what it cost stays charged."""
-        self._fleet.admit(caller.device)
-        return codec.encode_cancelled(await self._broker.cancel_call(caller.device, request.call_key, caller.tasks))
+        self.fleet.admit(caller.device)
+        return codec.encode_cancelled(await self.broker.cancel_call(caller.device, request.call_key, caller.tasks))
 
     async def close_step(self, request: step_pb2.CloseStepRequest, caller: Caller) -> step_pb2.CloseStepResponse:
         """Report a step and move λ exactly once."""
-        self._fleet.admit(caller.device)
-        closed = await self._controller.close_step(
-            caller.device,
-            request.task,
-            request.step,
-            request.total_units,
-            request.help_units,
-            request.uncalled_units,
-            request.own_rate if request.HasField("own_rate") else None,
-        )
+        self.fleet.admit(caller.device)
+        own_rate = request.own_rate if request.HasField("own_rate") else None
+        units = StepUnits(request.total_units, request.help_units, request.uncalled_units, own_rate)
+        closed = await self.controller.close_step(caller.device, request.task, request.step, units)
         return codec.to_message(step_pb2.CloseStepResponse, closed)
 
     async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: Caller) -> budget_pb2.GetBudgetResponse:
         """The budget of the caller for one task."""
-        self._fleet.admit(caller.device)
-        budget = await self._broker.budget(caller.device, request.task)
+        self.fleet.admit(caller.device)
+        budget = await self.broker.budget(caller.device, request.task)
         return budget_pb2.GetBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
 
     async def watch_budget(
@@ -213,10 +197,10 @@ class DeviceApi:
         task, version = request.task, 0
 
         async def read() -> BudgetSnapshot:
-            self._fleet.admit(caller.device)
-            return await self._broker.budget(caller.device, task)
+            self.fleet.admit(caller.device)
+            return await self.broker.budget(caller.device, task)
 
-        async for budget in versions(self._notifier, caller.device, task, read, self._service.watch_heartbeat_s):
+        async for budget in versions(self.notifier, caller.device, task, read, self.service.watch_heartbeat_s):
             if budget is None:
                 yield budget_pb2.WatchBudgetResponse(heartbeat=budget_pb2.BudgetHeartbeat(version=version))
             else:

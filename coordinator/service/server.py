@@ -28,6 +28,7 @@ from coordinator.service.device_api import Caller, DeviceApi
 from coordinator.service.instruments import MeasuredRpcs
 from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
+from coordinator.service.tls import require_encrypted
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.address import Address, parse_address
 from edge.rpc.v1 import admin_pb2, credential_pb2, device_pb2
@@ -102,11 +103,7 @@ class Listener:
 
     def _bind(self, address: Address) -> str:
         certificates = None if address.path else self._security.certificates
-        if certificates is None and not (address.is_local or self._allow_remote):
-            raise ConfigError(
-                f"refusing to listen unencrypted on {address}",
-                hint="set tls (`edge-coordinator pki init` makes certificates), or listen on loopback or a Unix socket",
-            )
+        require_encrypted(address, certificates is not None or self._allow_remote)
         if address.path:
             _make_room(Path(address.path))
         else:

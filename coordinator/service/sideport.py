@@ -22,6 +22,7 @@ from aiohttp import web
 
 from coordinator.config import TlsConfig
 from coordinator.service.authentication import Authenticator, CallFacts
+from coordinator.service.tls import require_encrypted
 from edge.core.errors import ConfigError, CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.address import Address, parse_address
 
@@ -62,7 +63,7 @@ class SidePort:
         self._idle_s = idle_s
         self._quiet: set[object] = set()
         self._sweeper: asyncio.Task[None] | None = None
-        self._address = side_address(listen, tls)
+        self._address = side_address(listen, encrypted=tls is not None)
         self._routes = tuple(routes)
         self._authenticator = authenticator
         self._tls = None if self._address.is_local else tls
@@ -134,13 +135,12 @@ class SidePort:
             )
 
 
-def side_address(listen: str, tls: TlsConfig | None) -> Address:
+def side_address(listen: str, encrypted: bool) -> Address:
     """The address of a side port. Raises ConfigError for a Unix socket, and for another interface than loopback without TLS."""
     address = parse_address(listen)
     if address.path:
         raise ConfigError(f"a browser or scraper cannot connect to {listen}", hint="give HOST:PORT")
-    if not address.is_local and tls is None:
-        raise ConfigError(f"refusing to serve {listen} unencrypted", hint="listen on loopback, or set tls")
+    require_encrypted(address, encrypted)
     return address
 
 

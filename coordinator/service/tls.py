@@ -19,11 +19,21 @@ from coordinator.config import TlsConfig
 from coordinator.config_secrets import check_private
 from edge.core.clock import Clock
 from edge.core.errors import ConfigError
+from edge.rpc.address import Address
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 LOG_EVERY_S = 60.0
 Stamp = tuple[tuple[int, int, int], ...]
+
+
+def require_encrypted(address: Address, encrypted: bool) -> None:
+    """Raises ConfigError for an address that other machines can reach, unless what is sent there is encrypted (or need not be)."""
+    if not (address.is_local or encrypted):
+        raise ConfigError(
+            f"refusing to listen unencrypted on {address}",
+            hint="set tls (`edge-coordinator pki init` makes certificates), or listen on loopback or a Unix socket",
+        )
 
 
 class ServerCertificates:

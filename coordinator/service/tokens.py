@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coordinator.config import AuthConfig
 from edge.core.clock import Clock
@@ -82,6 +82,50 @@ class HolderRow:
     issued_at: int | None = None
 
 
+class _JsonFile(Generic[T]):
+    """What a file holds, read again when it has changed; looked at every CHECK_FILES_S at most where there is a clock."""
+
+    def __init__(self, path: Path, decode: Callable[[Any], T], monotonic: Callable[[], float] | None) -> None:
+        self._path = str(path)
+        self._decode = decode
+        self._monotonic = monotonic
+        self._stamp: tuple[int, int, int] | None = None
+        self._content: T | None = None
+        self.fresh_until = 0.0
+
+    def content(self) -> T:
+        """What it holds now; of no file what an empty list stands for. Raises StateError when it is damaged."""
+        now = 0.0 if self._monotonic is None else self._monotonic()
+        if self._content is None or now >= self.fresh_until:
+            self._content = self._read()
+            self.fresh_until = 0.0 if self._monotonic is None else now + CHECK_FILES_S
+        return self._content
+
+    def put(self, rows: list[dict[str, Any]]) -> None:
+        """Replace it whole."""
+        write_atomically(Path(self._path), json.dumps(rows, indent=1).encode(), mode=0o600)
+        self.fresh_until = 0.0
+
+    def _read(self) -> T:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - at every call
+        except FileNotFoundError:
+            self._stamp = None
+            return self._decode([])
+        except OSError as error:
+            raise StateError(f"{self._path} cannot be read: {error.strerror}") from error
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if self._content is not None and stamp == self._stamp:
+            return self._content
+        try:
+            content = self._decode(json.loads(Path(self._path).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            hint = "restore it, or delete the folder and issue all tokens anew"
+            raise StateError(f"{self._path} is damaged", hint=hint) from error
+        self._stamp = stamp
+        return content
+
+
 class TokenStore:
     """Signing keys and epochs in a folder. Reading notices changes by other processes; writing holds a lock."""
 
@@ -94,20 +138,16 @@ class TokenStore:
         """
         self.folder = folder or state_dir / AUTH_FOLDER
         self._writable = writable
-        self._paths = {name: str(self.folder / name) for name in ("signing_keys.json", "holders.json")}
-        self._seen: dict[str, tuple[tuple[int, int, int] | None, Any]] = {}
-        self._monotonic = monotonic
-        self._fresh_until: dict[str, float] = {}
+        self._keys = _JsonFile(self.folder / "signing_keys.json", _signing_keys, monotonic)
+        self._holders = _JsonFile(self.folder / "holders.json", _holders, monotonic)
 
     def signing_keys(self) -> tuple[SigningKey, ...]:
         """Newest first. Raises StateError when the file is damaged."""
-        rows: tuple[SigningKey, ...] = self._cached("signing_keys.json", lambda data: tuple(map(_signing_key, data)))
-        return rows
+        return self._keys.content()
 
     def holders(self) -> dict[tuple[str, str], HolderRow]:
         """By role and name. Raises StateError when the file is damaged."""
-        rows: dict[tuple[str, str], HolderRow] = self._cached("holders.json", _holders)
-        return rows
+        return self._holders.content()
 
     def epoch_of(self, role: str, name: str) -> int:
         """The epoch a holder's credentials must have."""
@@ -116,7 +156,7 @@ class TokenStore:
 
     def read_again(self) -> None:
         """Read the files at the next question, whenever they were read last."""
-        self._fresh_until.clear()
+        self._keys.fresh_until = self._holders.fresh_until = 0.0
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -131,56 +171,27 @@ class TokenStore:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._fresh_until.clear()
+                self.read_again()
                 yield
         except OSError as error:
             raise StateError(f"cannot write into {self.folder}: {error.strerror}") from error
 
     def put_keys(self, keys: Sequence[SigningKey]) -> None:
         """Replace all signing keys; newest first."""
-        self._put("signing_keys.json", [asdict(key) for key in keys])
+        self._keys.put([asdict(key) for key in keys])
 
     def put_holder(self, row: HolderRow) -> None:
         """Write one holder."""
         rows = {**self.holders(), (row.role, row.name): row}
-        self._put("holders.json", [asdict(rows[key]) for key in sorted(rows)])
-
-    def _put(self, name: str, rows: list[dict[str, Any]]) -> None:
-        write_atomically(self.folder / name, json.dumps(rows, indent=1).encode(), mode=0o600)
-        self._fresh_until.clear()
-
-    def _cached(self, name: str, decode: Any) -> Any:
-        if self._monotonic is None:
-            return self._read(name, decode)
-        now = self._monotonic()
-        if now >= self._fresh_until.get(name, 0.0):
-            self._fresh_until.pop(name, None)
-            self._read(name, decode)
-            self._fresh_until[name] = now + CHECK_FILES_S
-        return self._seen[name][1]
-
-    def _read(self, name: str, decode: Any) -> Any:
-        path = self._paths[name]
-        try:
-            found = os.stat(path)  # noqa: PTH116 - at every call
-        except FileNotFoundError:
-            self._seen[name] = (None, decode([]))
-            return self._seen[name][1]
-        except OSError as error:
-            raise StateError(f"{path} cannot be read: {error.strerror}") from error
-        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-        known = self._seen.get(name)
-        if known is None or known[0] != stamp:
-            known = self._seen[name] = (stamp, _decoded(Path(path), decode))
-        return known[1]
+        self._holders.put([asdict(rows[key]) for key in sorted(rows)])
 
 
-def _signing_key(row: dict[str, Any]) -> SigningKey:
+def _signing_keys(data: list[dict[str, Any]]) -> tuple[SigningKey, ...]:
     """Raises ValueError, TypeError for one that could not sign."""
-    key = SigningKey(**row)
-    if len(bytes.fromhex(key.private)) != PRIVATE_BYTES or not _are_whole(key.made_at, key.ends_at or 0):
+    keys = tuple(SigningKey(**row) for row in data)
+    if any(len(bytes.fromhex(key.private)) != PRIVATE_BYTES or not _are_whole(key.made_at, key.ends_at or 0) for key in keys):
         raise ValueError("no signing key")
-    return key
+    return keys
 
 
 def _holders(data: list[dict[str, Any]]) -> dict[tuple[str, str], HolderRow]:
@@ -192,13 +203,6 @@ def _holders(data: list[dict[str, Any]]) -> dict[tuple[str, str], HolderRow]:
 
 def _are_whole(*numbers: Any) -> bool:
     return all(type(number) is int for number in numbers)
-
-
-def _decoded(path: Path, decode: Any) -> Any:
-    try:
-        return decode(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise StateError(f"{path} is damaged", hint="restore it, or delete the folder and issue all tokens anew") from error
 
 
 class Tokens:

@@ -197,7 +197,7 @@ async def spend(store: LedgerStore, device: str, calls: int, terms: BudgetTerms,
 
 
 async def fleet_row(store: LedgerStore, key: str = FLEET) -> BudgetRow:
-    return next(row for row in await store.list_budgets() if row.key == key)
+    return next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == key)
 
 
 async def test_a_greedy_device_cannot_take_the_floor_of_another(store: LedgerStore) -> None:
@@ -283,7 +283,7 @@ async def test_each_budget_window_has_its_own_members(store: LedgerStore) -> Non
         terms = BudgetTerms(f"fleet@{window}", Limits(calls=8), 500_000)
         for device in devices:
             await spend(store, device, 1, terms, window)
-    rows = {row.key: row for row in await store.list_budgets()}
+    rows = {row.key: row for row in await store.list_budgets_after("", 1_000, with_steps=True)}
     assert (rows["fleet@2026-10"].floor.calls, rows["fleet@2026-11"].floor.calls) == (2, 4)
     assert rows[share_key("fleet@2026-11", "d1")].committed == ONE
 
@@ -369,7 +369,7 @@ async def test_setting_limits_is_journalled_and_outdates_watched_versions(store:
     assert limits == (SetLimits("fleet", (("calls_limit", 1), ("window", "total")), 1),)
     assert await store.reserve(reserve_request("late")) == Outdated(limits)
     assert (await store.get_budget("d1", "math", [])).limits == limits == await store.list_set_limits()
-    assert not (await store.list_budgets())
+    assert not (await store.list_budgets_after("", 1_000, with_steps=True))
     held = BudgetTerms("fleet", Limits(1, None, None))
     assert isinstance(await store.reserve(reserve_request("k1", budgets=[held], limits_version=1)), Reserved)
     with pytest.raises(BudgetExhausted):

@@ -163,7 +163,7 @@ async def test_ledger_is_verified_while_in_use_and_damage_is_reported(tmp_path, 
         async with connected(tmp_path) as client:
             await client.complete(call(), 5.0)
         good = await admin.VerifyLedger(admin_pb2.VerifyLedgerRequest())
-        row = next(row for row in await store.list_budgets() if row.key == "fleet")
+        row = next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
 
         def damage(ledger) -> None:
             ledger.tables.budgets.put(type(row)(row.key, row.asked, row.limits))

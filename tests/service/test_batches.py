@@ -39,7 +39,7 @@ async def until(condition) -> None:
 
 async def fleet_calls(store: MemoryLedgerStore) -> tuple[int, int]:
     """Calls committed and reserved."""
-    row = next(row for row in await store.list_budgets() if row.key == "fleet")
+    row = next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
     return row.committed.calls, row.reserved.calls
 
 

@@ -17,6 +17,7 @@ from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, lim
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
 from edge.core.errors import StateError
+from edge.dagrpo.dual import ProportionalIntegral
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
 
@@ -115,7 +116,7 @@ def test_missing_ledger_is_one_line(capsys, tmp_path, arguments) -> None:
 
 async def _small_ledger(state) -> None:
     store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
-    await store.open_step(OpenStepRequest("d", "math", 0, 4, 4, 0.5, 0.1, 0.5, 2.0, 1_700_000_000.0))
+    await store.open_step(OpenStepRequest("d", "math", 0, 4, 4, 0.5, ProportionalIntegral(0.1), 0.5, 2.0, 1_700_000_000.0))
     await store.aclose()
 
 
@@ -154,7 +155,7 @@ def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, stat
     for target in (there, tmp_path / "no folder" / "x.jsonl"):
         code, _, err = outcome(capsys, "ledger", "export", "--state", state, "--output", target)
         assert code == 1 and err.count("\n") == 1
-    assert there.read_text() == "mine" and not list(tmp_path.rglob("*.part"))
+    assert there.read_text() == "mine" and not list(tmp_path.rglob("*.draft"))
 
 
 def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, state, tmp_path) -> None:

@@ -81,7 +81,7 @@ class Pair:
 
     async def fleet(self) -> tuple[int, int]:
         """Micro-USD committed and reserved over everything."""
-        row = next(row for row in await self.store.list_budgets() if row.key == "fleet")
+        row = next(row for row in await self.store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
         return row.committed.uusd, row.reserved.uusd
 
     async def journal(self) -> list[tuple[str, dict]]:

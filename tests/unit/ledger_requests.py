@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from coordinator.ledger.accounts import (
     Settlement,
     budget_key,
 )
+from edge.dagrpo.dual import ProportionalIntegral
+from edge.rpc.client import StepUnits
 
 NOW = 1_700_000_000.0
 HOLD = Amount(1, 300, 900)
@@ -62,12 +65,28 @@ def settlement(key: str = "k1", attempt: int = 1, **changes: object) -> Settleme
     return replace(answered, **changes)  # type: ignore[arg-type]
 
 
-def open_request(step: int = 0, **changes: object) -> OpenStepRequest:
+def open_request(
+    step: int = 0,
+    dual_lr: float = 0.02,
+    dual_proportional: float = 0.0,
+    dual_window: int = 1,
+    dual_ceiling: float = math.inf,
+    **changes: object,
+) -> OpenStepRequest:
     """A step of 16 prompts in groups of 8 at τ = 0.3."""
-    request = OpenStepRequest("d1", "math", step, 16, 8, 0.3, 0.02, 0.5, 2.0, NOW)
+    rule = ProportionalIntegral(dual_lr, dual_proportional, dual_window, dual_ceiling)
+    request = OpenStepRequest("d1", "math", step, 16, 8, 0.3, rule, 0.5, 2.0, NOW)
     return replace(request, **changes)  # type: ignore[arg-type]
 
 
-def close_request(step: int = 0, help_units: int = 32, total_units: int = 128, **changes: object) -> CloseStepRequest:
+def close_request(
+    step: int = 0,
+    help_units: int = 32,
+    total_units: int = 128,
+    uncalled_units: int = 0,
+    own_rate: float | None = None,
+    **changes: object,
+) -> CloseStepRequest:
     """A quarter of the responses asked."""
-    return replace(CloseStepRequest("d1", "math", step, total_units, help_units, NOW + 2.0), **changes)  # type: ignore[arg-type]
+    units = StepUnits(total_units, help_units, uncalled_units, own_rate)
+    return replace(CloseStepRequest("d1", "math", step, units, NOW + 2.0), **changes)  # type: ignore[arg-type]

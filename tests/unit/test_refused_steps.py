@@ -9,6 +9,7 @@ import pytest
 from coordinator.config import TaskConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from edge.rpc.client import StepUnits
 from edge.testing.clock import ManualClock
 
 
@@ -21,7 +22,7 @@ async def controller() -> AsyncIterator[StepController]:
 
 async def reported(controller: StepController, step: int) -> tuple[str, ...]:
     await controller.open_step("d", "group1", step, 8, 8, None)
-    return (await controller.close_step("d", "group1", step, 64, 10)).discrepancies
+    return (await controller.close_step("d", "group1", step, StepUnits(64, 10))).discrepancies
 
 
 async def test_refused_user_question_during_a_step_causes_no_discrepancy(controller: StepController) -> None:

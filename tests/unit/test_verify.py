@@ -344,7 +344,7 @@ async def _with_set_limits(store: LedgerStore) -> None:
 
 async def _with_a_proportional_part(store: LedgerStore) -> None:
     await store.open_step(open_request(2, dual_proportional=0.5, dual_window=2, dual_ceiling=1.0))
-    await store.close_step(close_request(2))
+    await store.close_step(close_request(2, uncalled_units=8))
 
 
 @pytest.mark.parametrize(("version", "go_on"), [(1, _with_a_fleet), (2, _with_set_limits), (5, _with_a_proportional_part)])
@@ -356,6 +356,7 @@ async def test_older_ledger_is_upgraded_and_accepts_new_kinds_of_entries(
     opened = await store.open_step(open_request(1))
     assert (opened.dual_proportional, opened.dual_window, opened.dual_ceiling) == (0.0, 1, math.inf)
     await store.close_step(close_request(1))
+    assert (await store.close_step(close_request(0, uncalled_units=8))).closed  # what it was closed with is not known
     await go_on(store)
     await store.aclose()
     report = verify_file(path)

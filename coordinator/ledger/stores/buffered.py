@@ -13,9 +13,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, DeviceRow, PriceRow, SetLimits
+from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, SetLimits
 from coordinator.ledger.journal import JournalEntry
-from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, moves_others, shuts_or_lets_in, told_to_others
+from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, told_to_others
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,
@@ -76,19 +76,17 @@ class Rows(Generic[Row]):
         table: Table[Row],
         read: Callable[..., Any],
         keep: Callable[[Row | None], bool],
-        heed: Callable[[Row | None, Row], None] | None = None,
     ) -> None:
-        """`read` asks the source by the parts of a key; `keep` says which rows stay known; `heed` gets each row that is put, with the
-        one before."""
+        """`read` asks the source by the parts of a key; `keep` says which rows stay known."""
         self.table = table
         self._key_of = table.key_of
         self._read = read
         self._keep = keep
-        self._heed = heed
         self._seen: dict[tuple[Any, ...], Row | None] = {}
         self.tried: dict[tuple[Any, ...], Row | None] = {}
         """What the rows that the running operation has put were before."""
-        self._waiting: dict[tuple[Any, ...], Row] = {}
+        self.waiting: dict[tuple[Any, ...], Row] = {}
+        """Kept rows that wait for the next commit."""
         self._under_way: dict[tuple[Any, ...], Row] = {}
 
     def get(self, *key: Any) -> Row | None:
@@ -107,19 +105,12 @@ class Rows(Generic[Row]):
         if key not in self.tried:
             self.tried[key] = before
         self._seen[key] = row
-        if self._heed is not None:
-            self._heed(None if before is _NOT_KNOWN else before, row)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a kept row waits for the next commit."""
-        return bool(self._waiting)
 
     def over(self, found: Iterable[Row], wanted: Callable[..., bool], *parameters: Any) -> list[Row]:
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
         rows = {self._key_of(row): row for row in found}
         tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self.tried}
-        for newer in (self._under_way, self._waiting, tried):
+        for newer in (self._under_way, self.waiting, tried):
             for key, row in newer.items():
                 if wanted(row, *parameters):
                     rows[key] = row
@@ -130,7 +121,7 @@ class Rows(Generic[Row]):
     def keep(self) -> None:
         """What was tried waits for the next commit."""
         for key in self.tried:
-            self._waiting[key] = self._seen[key]  # type: ignore[assignment]
+            self.waiting[key] = self._seen[key]  # type: ignore[assignment]
         self.tried.clear()
 
     def roll_back(self) -> None:
@@ -144,17 +135,17 @@ class Rows(Generic[Row]):
 
     def take(self) -> Collection[Row]:
         """The rows of the next commit, which is under way from here on."""
-        self._under_way, self._waiting = self._waiting, {}
+        self._under_way, self.waiting = self.waiting, {}
         return self._under_way.values()
 
     def committed(self) -> None:
         """The source has what was under way."""
         for key, row in self._under_way.items():
-            if key not in self._waiting and key not in self.tried and not self._keep(row):
+            if key not in self.waiting and key not in self.tried and not self._keep(row):
                 self._seen.pop(key, None)
         self._under_way = {}
         if len(self._seen) > MOST_KNOWN:
-            self._seen = {key: self._seen[key] for key in (*self._waiting, *self.tried)}
+            self._seen = {key: self._seen[key] for key in (*self.waiting, *self.tried)}
 
 
 def _always(row: object, *parameters: object) -> bool:
@@ -214,14 +205,14 @@ class BufferedTables:
         self.source = source
         self._keys = keys
         self.budgets = Rows(BUDGET, partial(source.get, BUDGET), _always)
-        self.calls = Rows(CALL, self._stored_call, _while_open, self._heed_call)
+        self.calls = Rows(CALL, self._stored_call, _while_open)
         self.attempts = Rows(ATTEMPT, partial(source.get, ATTEMPT), _while_open)
         self.steps = Rows(STEP, partial(source.get, STEP), _always)
         self.tasks = Rows(TASK, partial(source.get, TASK), _always)
-        self.prices = Rows(PRICE, partial(source.get, PRICE), _always, self._heed_price)
+        self.prices = Rows(PRICE, partial(source.get, PRICE), _always)
         self.price_members = Rows(PRICE_MEMBER, partial(source.get, PRICE_MEMBER), _always)
-        self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always, self._heed_device)
-        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always, self._heed_limits)
+        self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always)
+        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always)
         of_calls: tuple[Rows[Any], ...] = (self.budgets, self.calls, self.attempts)
         of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
         self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
@@ -262,13 +253,13 @@ class BufferedTables:
 
     def take(self) -> Batch:
         """The next commit, which is under way from here on until `committed`."""
-        rows = {table: rows.take() for table, rows in self._tables.items()}
-        self._changed.update((row.device, row.task) for row in rows[TASK])
-        for row in rows[BUDGET]:
+        taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
+        self._changed.update((row.device, row.task) for row in taken.get(TASK, ()))
+        for row in taken.get(BUDGET, ()):
             self._changed.update(told_to_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         changed, self._changed = self._changed, set()
-        return Batch({table: some for table, some in rows.items() if some}, self._entries_under_way, changed)
+        return Batch(taken, self._entries_under_way, changed)
 
     def committed(self) -> None:
         """The source has what was under way."""
@@ -333,21 +324,21 @@ class BufferedTables:
         except ValueError as error:
             raise _inconsistent() from error
 
-    def _heed_call(self, before: CallRow | None, row: CallRow) -> None:
-        if self._keys is not None and before is None:
+    def put_new_call(self, row: CallRow) -> None:
+        """Put a call that runs or is answered from now on, so that it is found by all that it is asked for."""
+        if self._keys is not None:
             self._keys.add_call(row.device, row.key, row.task, row.step, row.prompt_id, row.cache_key)
+        self.calls.put(row)
 
-    def _heed_price(self, before: PriceRow | None, row: PriceRow) -> None:
-        if moves_others(before, row):
-            self._tried_changes.add(EVERYTHING)
-
-    def _heed_device(self, before: DeviceRow | None, row: DeviceRow) -> None:
-        if shuts_or_lets_in(before, row):
-            self._tried_changes.add((row.device, ""))
-
-    def _heed_limits(self, before: SetLimits | None, row: SetLimits) -> None:
-        self._tried_changes.add(EVERYTHING)
+    def put_limits(self, row: SetLimits) -> None:
+        """Set limits of a scope, which concerns everybody."""
+        self.limits.put(row)
         self._stored_limits = None
+        self.note_change(EVERYTHING)
+
+    def note_change(self, changed: DeviceTask) -> None:
+        """Report that budgets have another version, besides those whose task is written (see `LedgerStore.changes`)."""
+        self._tried_changes.add(changed)
 
     # the journal ---------------------------------------------------------------------------------------------------------------
 

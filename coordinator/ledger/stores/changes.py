@@ -7,22 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING
 
-from coordinator.ledger.accounts import Limits
-
-if TYPE_CHECKING:
-    from coordinator.ledger.accounts import BudgetRow, DeviceRow, PriceRow
+from coordinator.ledger.accounts import BudgetRow, Limits
 
 DeviceTask = tuple[str, str]
 EVERYTHING: DeviceTask = ("", "")
 _SHARED, _OF_TASK = "fleet", "fleet_task[task:"
 _NO_LIMITS = Limits()
-
-
-def moves_others(known: PriceRow | None, row: PriceRow) -> bool:
-    """Whether a shared λ that is written gives tasks a new version that are not written themselves."""
-    return known is not None and known.updates != row.updates
 
 
 def told_to_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
@@ -32,11 +23,6 @@ def told_to_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
         return ()
     task = row.key[len(_OF_TASK) : row.key.rindex("]")] if row.key.startswith(_OF_TASK) else ""
     return (("", task),)
-
-
-def shuts_or_lets_in(known: DeviceRow | None, row: DeviceRow) -> bool:
-    """Whether a device that is written is disabled from now on, or no longer; reported as a pair without a task."""
-    return (known is not None and known.disabled) != row.disabled
 
 
 class ChangeFeed:

@@ -7,15 +7,16 @@ itself refuses overspend (`committed + reserved + set_aside <= limit` in every u
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from coordinator.ledger.accounts import UNITS
 from edge.core.errors import StateError
+from edge.core.files import replacing
 
 if TYPE_CHECKING:
     import asyncpg
@@ -156,6 +157,8 @@ ALTER TABLE price ADD COLUMN recent TEXT NOT NULL DEFAULT '';
 """),
     # The rate that a step's policy would have had without a help bias, which λ acts on where there was one.
     Version("ALTER TABLE step ADD COLUMN own_rate TEXT NOT NULL DEFAULT '';"),
+    # What a report said besides, by which it is known when it comes again.
+    Version("ALTER TABLE step ADD COLUMN uncalled_units INTEGER;"),
 )
 _IN_POSTGRES = (
     (r"\bINTEGER\b", "BIGINT"),
@@ -181,7 +184,8 @@ def migrate_sqlite_file(path: Path, found: int, schema: Schema = LEDGER) -> Path
 
     All in one transaction: a failure leaves the file as it was. Raises StateError.
     """
-    backup = _backed_up(path, found)
+    backup = path.with_name(f"{path.name}.v{found}.backup")
+    copy_database(path, backup)
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
@@ -192,21 +196,17 @@ def migrate_sqlite_file(path: Path, found: int, schema: Schema = LEDGER) -> Path
     return backup
 
 
-def _backed_up(path: Path, version: int) -> Path:
-    """A consistent copy, what the write-ahead log holds included, on the disk before anything changes."""
-    backup = path.with_name(f"{path.name}.v{version}.backup")
-    temporary = backup.with_name(backup.name + ".part")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)
-    source, target = sqlite3.connect(path), sqlite3.connect(temporary)
-    try:
-        source.backup(target)
-    finally:
-        source.close()
-        target.close()
-    with temporary.open("rb") as copy:
-        os.fsync(copy.fileno())
-    return temporary.rename(backup)
+def copy_database(path: Path, copy: Path) -> None:
+    """The database as it is now in one file, also while it is being written, what its write-ahead log holds included; whole and on the disk
+    before it takes its name. Raises OSError, sqlite3.Error."""
+    with replacing(copy) as draft:
+        draft.touch(mode=0o600)
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(draft)) as target,
+        ):
+            source.backup(target)  # in one step, which sees one state
+            target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
 
 
 def migrated_copy(source: sqlite3.Connection, found: int) -> sqlite3.Connection:

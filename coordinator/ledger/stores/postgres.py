@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import Any, ParamSpec, TypeVar
 
@@ -168,8 +169,8 @@ class PostgresLedgerStore(LedgerStore):
         ready = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._serve(), name="ledger-writer"),
-            asyncio.create_task(self._live(), name="ledger-heartbeat"),
-            asyncio.create_task(self._listen(ready), name="ledger-listener"),
+            asyncio.create_task(self._again(self._live, min(1.0, self._settings.replica_lease_s / 3)), name="ledger-heartbeat"),
+            asyncio.create_task(self._again(partial(self._listen, ready), 0.2), name="ledger-listener"),
         ]
         await self.transact(lambda ledger: ledger.recover(now), frozenset({(ORPHANED_ATTEMPTS, self._epoch)}))
         await ready.wait()
@@ -310,32 +311,26 @@ class PostgresLedgerStore(LedgerStore):
 
     # who lives, what changed ---------------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
-        """Renew this replica's lease, over a connection of its own: a long batch must not look like a death."""
-        pause_s = self._settings.replica_lease_s / 3
+    async def _again(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        """Do it anew whenever its connection is lost, until cancelled."""
         while True:
             with contextlib.suppress(*DRIVER_ERRORS):
-                await self._beat_while_connected(pause_s)
-            await asyncio.sleep(min(1.0, pause_s))
+                await work()
+            await asyncio.sleep(pause_s)
 
-    async def _beat_while_connected(self, pause_s: float) -> None:
+    async def _live(self) -> None:
+        """Renew this replica's lease, over a connection of its own: a long batch must not look like a death."""
         connection = await connect(self._dsn, self._settings, _POINT_LOOKUPS)
         try:
             while True:
                 await connection.execute(_BEAT, self._epoch, self._settings.name, self._settings.replica_lease_s)
                 await connection.execute(_FORGET)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(self._settings.replica_lease_s / 3)
         finally:
             connection.terminate()
 
     async def _listen(self, ready: asyncio.Event) -> None:
         """Hand on what any replica wrote. After a gap everything may have changed."""
-        while True:
-            with contextlib.suppress(*DRIVER_ERRORS):
-                await self._listen_while_connected(ready)
-            await asyncio.sleep(0.2)
-
-    async def _listen_while_connected(self, ready: asyncio.Event) -> None:
         connection = await connect(self._dsn, self._settings)
         gone = asyncio.Event()
         try:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
-from coordinator.ledger.stores.migrations import LEDGER, Schema, migrate_sqlite_file, migrated_copy, upgrade_sqlite
+from coordinator.ledger.stores.migrations import LEDGER, Schema, copy_database, migrate_sqlite_file, migrated_copy, upgrade_sqlite
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
 from edge.core.errors import StateError
@@ -287,32 +287,12 @@ def copy_file(path: Path, copy: Path) -> None:
         raise StateError(f"there is no ledger at {path}")
     if copy.exists():
         raise StateError(f"{copy} exists already", hint="name a new file")
-    partial = copy.with_name(copy.name + ".part")
     try:
-        partial.unlink(missing_ok=True)
-        partial.touch(mode=0o600)
-        _copy_rows(path, partial)
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.rename(copy)
+        copy_database(path, copy)
     except OSError as error:
         raise StateError(f"{copy} cannot be written: {error.strerror or error}") from error
     except sqlite3.Error as error:
         raise StateError(f"ledger {path} cannot be copied to {copy}: {error}", hint=advice(error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def _copy_rows(path: Path, copy: Path) -> None:
-    """In one step, which sees one state of a ledger that goes on being written."""
-    with contextlib.ExitStack() as stack:
-        source = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
-        stack.callback(source.close)
-        target = sqlite3.connect(copy)
-        stack.callback(target.close)
-        source.backup(target)
-        target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
 
 
 def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:

@@ -127,7 +127,6 @@ class LedgerStore:
     list_tasks = Operation(Ledger.list_tasks)
     list_prices = Operation(Ledger.list_prices)
     list_devices = Operation(Ledger.list_devices)
-    list_budgets = Operation(Ledger.list_budgets)
     list_budgets_after = Operation(Ledger.list_budgets_after)
     list_calls_after = Operation(Ledger.list_calls_after)
     list_set_limits = Operation(Ledger.list_set_limits)

@@ -177,7 +177,7 @@ class Site:
             tokens,
             self._clock,
             verify=partial(_verified, store),
-            drain=self._drain_and_restart,
+            begin_drain=self._drain_and_restart,
         )
         upkeep = Upkeep(store, book, config, self._clock, fleet)
         streams = Turnstile("streams are open", self._max_streams)
