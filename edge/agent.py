@@ -49,7 +49,7 @@ from edge.state.usage import UsedToday, used_today
 
 
 class Records:
-    """The records of a running agent; only verdicts are written here."""
+    """The records of a running agent; only feedback is written here."""
 
     def __init__(self, state: StateFolder, clock: Clock) -> None:
         self._state = state
@@ -97,7 +97,8 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """A snapshot for a screen. `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished."""
+    """A snapshot for a screen. `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished.
+    `outbox`: step reports that wait for the coordinator."""
 
     run_id: str
     model: ModelInfo

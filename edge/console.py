@@ -151,7 +151,7 @@ class Progress:
 
 
 def is_own(source: str) -> bool:
-    """Whether a step's source is a person's own: verdicts, watched files, or a task file that is a phase."""
+    """Whether a step's source is a person's own: feedback, watched files, or a task file that is a phase."""
     return source.startswith(_OWN_USE) or source.partition("#")[0].lower().endswith(SUFFIXES)
 
 

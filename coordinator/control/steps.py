@@ -1,7 +1,8 @@
-"""The rate controller: which τ, λ_0 and rule of λ hold for a task, and when λ moves. Knows tasks and steps; knows nothing of money or
-of gRPC.
+"""Learning steps at the coordinator: which τ, λ_0 and rule of λ hold for a step of a task, and which λ it moves (a task's own, or a
+shared one: `dual_scope`). Knows tasks and steps; knows nothing of money or of gRPC.
 
-λ itself is kept and moved by the ledger, in the transaction that closes the step, so that it moves exactly once.
+λ itself is kept and moved by the ledger (coordinator.ledger.transitions), in the transaction that closes the step, so that it moves
+exactly once.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
 
 
 def _terms_of(file: str | None) -> list[str]:
-    """The terms of a file, one a line, without comments."""
+    """The private terms of a file, one a line, without comments."""
     from edge.core.limits import checked_term
 
     if file is None:

@@ -68,8 +68,8 @@ def held_to(limits: BudgetLimits | None, cloud_name: str, target: Target, now: f
 class Overview:
     """All budgets. `origin`: reported by a running agent, by the coordinator, or the last known values in the state folder.
 
-    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "". `held`: what asking is
-    held to.
+    `target_rate`: the dial of tasks without one of their own; `switched_off`: why the cloud may not be asked, or "".
+    `waiting_reports`: step reports that have not reached the coordinator. `held`: what asking is held to.
     """
 
     origin: Origin
@@ -77,7 +77,7 @@ class Overview:
     target_rate: float | None
     paused: bool
     switched_off: str
-    outbox: int
+    waiting_reports: int
     unsettled_calls: int
     tasks: tuple[TaskBudget, ...]
     held: Held
@@ -102,7 +102,7 @@ class Overview:
             "target_rate": self.target_rate,
             "paused": self.paused,
             "switched_off": self.switched_off,
-            "outbox": self.outbox,
+            "outbox": self.waiting_reports,
             "unsettled_calls": self.unsettled_calls,
             "tasks": [task.to_json() for task in self.tasks],
             **self.held.to_json(),
@@ -132,7 +132,7 @@ async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateRead
         target_rate=budgets.default_dial_rate,
         paused=budgets.switch.paused,
         switched_off=budgets.switch.reason,
-        outbox=len(state.unreported()),
+        waiting_reports=len(state.unreported()),
         unsettled_calls=len(budgets.unconfirmed.waiting()),
         tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
         held=held,
@@ -218,7 +218,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
         target_rate=default,
         paused=paused,
         switched_off=off,
-        outbox=len(state.unreported()),
+        waiting_reports=len(state.unreported()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
         tasks=tuple(of(task) for task in tasks),
         held=stored_held(state, settings, clock),

@@ -168,11 +168,11 @@ class Quotas:
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The labels that learning has terms for, of phases that were left, too."""
+        """The labels that learning has task terms for, also of phases that were left."""
         return tuple(str(task) for (task,) in self.budgets.state.rows("SELECT task FROM terms ORDER BY task"))
 
     def is_learned(self, task: str) -> bool:
-        """Whether learning has terms for a task."""
+        """Whether learning has task terms for a label."""
         return self.budgets.state.terms(task) is not None
 
     def save(self, task: str) -> None:

@@ -23,14 +23,14 @@ LEAST_ANSWERS = 20
 LEAST_VERDICTS = 10
 """Judged answers of a kind (local, cloud) below which nothing is reported of how good that kind is."""
 SWEEP = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-Verdict = Literal["good", "bad"]
+Rating = Literal["good", "bad"]
 Interval = tuple[float, float]
 _Z = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
 class PastAnswer:
-    """What a replay needs of one answer; times in seconds, `cloud_s` None where no call was made. `judged`: a person's verdict, if any.
+    """What a replay needs of one answer; times in seconds, `cloud_s` None where no call was made. `judged`: a person's rating, if any.
     `billed`: there was a call that the ledger counts, answered or not."""
 
     log_odds: float | None
@@ -40,7 +40,7 @@ class PastAnswer:
     local_s: float
     cloud_s: float | None
     total_s: float
-    judged: Verdict | None = None
+    judged: Rating | None = None
     billed: bool = False
 
 
@@ -95,7 +95,7 @@ def demanded_answers(state: StateReader, task: str = "", last: int = 1000) -> li
 
 def _recorded(state: StateReader, task: str, last: int) -> list[tuple[PastAnswer, bool]]:
     """The last answers, and whether the local model had a part; those of neither are left out. Older records know the whole time only."""
-    verdicts: dict[str, Verdict] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
+    ratings: dict[str, Rating] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
     found = []
     for record in state.requests(last):
         is_local, from_cloud = bool(record.get("local_text")), record["source"] == "cloud"
@@ -110,7 +110,7 @@ def _recorded(state: StateReader, task: str, last: int) -> list[tuple[PastAnswer
             local_s=float(record.get("local_latency_s") or 0.0) or (0.0 if from_cloud else total_s),
             cloud_s=record.get("cloud_latency_s"),
             total_s=total_s,
-            judged=verdicts.get(record["id"]),
+            judged=ratings.get(record["id"]),
             billed=is_billed(record),
         )
         found.append((past, is_local))

@@ -198,7 +198,7 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
             *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
             f"used     {spent} by this task alone",
             f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
-            f"price λ  {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
+            f"λ        {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
             *([] if one_state else [f"state    {state}"]),
             "",
         ]

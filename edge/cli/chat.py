@@ -211,7 +211,7 @@ class Conversation:
             raise
 
     async def _judged(self, name: str, rest: str) -> tuple[str, str]:
-        """Which answer a verdict is about, and the correction: the last answer, or the one that the first word names."""
+        """Which answer a rating is about, and the correction: the last answer, or the one that the first word names."""
         first, _, others = rest.partition(" ")
         if first and (name == "/good" or not self._answered or await self._is_answer(first)):
             return self._id(first), others.strip()

@@ -1,4 +1,4 @@
-"""`edge-agent completion SHELL`, and the words that a shell completes: modes, models, task sources, verdicts.
+"""`edge-agent completion SHELL`, and the words that a shell completes: modes, models, task sources, ratings.
 
 Each function gets what was typed of a word and gives the words that begin with it. A shell calls it at every press of a key: nothing
 is loaded or asked over the network for it, and what fails is no word, never an error.
@@ -17,7 +17,7 @@ from edge.core.formatting import shown
 
 MODES = ("auto", "prefer-local", "local-only", "cloud-only")
 SHELLS = ("bash", "zsh", "fish")
-VERDICTS = ("good", "bad", "none")
+RATINGS = ("good", "bad", "none")
 
 
 def modes(incomplete: str) -> list[str]:
@@ -54,9 +54,9 @@ def shells(incomplete: str) -> list[str]:
     return _beginning(incomplete, SHELLS)
 
 
-def verdicts(incomplete: str) -> list[str]:
-    """Verdicts on an answer."""
-    return _beginning(incomplete, VERDICTS)
+def ratings(incomplete: str) -> list[str]:
+    """Ratings of an answer."""
+    return _beginning(incomplete, RATINGS)
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:

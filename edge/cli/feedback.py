@@ -1,4 +1,4 @@
-"""`edge-agent feedback ID good|bad|none`: a person's verdict on an answer."""
+"""`edge-agent feedback ID good|bad|none`: a person's rating of an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from edge.cli.completion import VERDICTS, verdicts
+from edge.cli.completion import RATINGS, ratings
 from edge.cli.options import Json, id_of
 from edge.cli.output import noted_line, print_result
 from edge.cli.remote import ask_agent
@@ -18,14 +18,14 @@ from edge.core.formatting import shown
 @takes("state")
 def command(
     answer_id: Annotated[str, Argument(help="The id that stands beside an answer.", metavar="ID")],
-    verdict: Annotated[str, Argument(help="good, bad, or none to take it back.", metavar="VERDICT", autocompletion=verdicts)],
+    verdict: Annotated[str, Argument(help="good, bad, or none to take it back.", metavar="RATING", autocompletion=ratings)],
     settings: Settings,
     correction: Annotated[str | None, Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,
     json: Json = False,
 ) -> None:
     """Say whether an answer was right."""
-    if verdict not in VERDICTS:
-        raise UsageError(f"{shown(verdict)}: not a verdict", hint=f"say {', '.join(VERDICTS[:-1])} or {VERDICTS[-1]}")
+    if verdict not in RATINGS:
+        raise UsageError(f"{shown(verdict)}: not a rating", hint=f"say {', '.join(RATINGS[:-1])} or {RATINGS[-1]}")
     if correction is not None and verdict != "bad":
         raise UsageError(f"a correction goes with bad, not with {verdict}")
     config, judged = settings.config(), id_of(answer_id)

@@ -30,7 +30,7 @@ from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
 from edge.learning.own_use import LEARNED_LATER, outlook
-from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
+from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
 from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
 from edge.state.usage import Used, UsedToday, used_today
@@ -173,11 +173,11 @@ class FolderAgent:
             return entry_json(*reader.entry(entry_id))
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Store a person's verdict on an answer."""
+        """Store a person's rating of an answer."""
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
         with StateFolder(self._folder) as folder:
-            kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Verdict", verdict), correction), self._clock.now())
+            kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Rating", verdict), correction), self._clock.now())
         use = self._config.use
         expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
         return {**kept.to_json(), "outlook": expected}

@@ -1,4 +1,4 @@
-"""`edge-agent outbox`: every request that left the device, when and why, and the reports that wait."""
+"""`edge-agent outbox`: every request that left the device, when and why, and the step reports that wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def outbox(
         str | None,
         Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
     ] = None,
-    waiting: Annotated[bool, Option("--waiting", help="Reports of steps that have not left yet.")] = False,
+    waiting: Annotated[bool, Option("--waiting", help="Step reports that have not left yet.")] = False,
     *,
     settings: Settings,
     json: Json = False,
@@ -72,14 +72,14 @@ def outbox(
         print_line("none of your questions has left this device" + (" since then" if since else ""))
     else:
         chosen = " of that" if kind or since else ""
-        print_line("no report waits" if waiting else f"nothing{chosen} has left this device")
+        print_line("no step report waits" if waiting else f"nothing{chosen} has left this device")
     if not waiting and found["next_before"] is not None:
         print_line("there are older entries; see --limit")
     if folded:
         print("\n".join(_sent_lines(folded)), flush=True)
         print_line("of what is not your questions, only the last of each kind is shown; --kind KIND lists all of one")
     if not waiting and found["waiting"]:
-        reports = counted(len(found["waiting"]), "report of a step waits", "reports of steps wait")
+        reports = counted(len(found["waiting"]), "step report waits", "step reports wait")
         print_line(f"{reports} for the coordinator: edge-agent outbox --waiting")
     if dropped := found["dropped"]["entries"]:
         gone = counted(dropped, "older entry is", "older entries are")

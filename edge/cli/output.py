@@ -106,7 +106,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "reason": record.get("reason"),
         "decision": record.get("decision"),
         "help log-odds": number("help_log_odds", "no decision was reached"),
-        "price λ": number("dual", "not known"),
+        "λ": number("dual", "not known"),
         "calls left": number("calls_left", "no limit"),
         "ledger": ledger,
         "quota then": (record.get("quota") or {}).get("line"),
@@ -114,7 +114,7 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
         "model": record.get("model"),
         "cloud model": f"{cloud_model}{practice_note(cloud_model)}",
         "adapter": record.get("adapter_version"),
-        "verdict": None if record.get("verdict") == "none" else record.get("verdict"),
+        "feedback": None if record.get("verdict") == "none" else record.get("verdict"),
         "correction": record.get("correction"),
         "own attempt": record.get("local_text"),
         "cloud said": record.get("cloud_text"),
@@ -131,7 +131,7 @@ _MOST_CORRECTION_CHARS = 200
 
 
 def noted_line(noted: Mapping[str, Any]) -> str:
-    """What is printed of a verdict that was stored: as it was understood, and what becomes of it."""
+    """What is printed of feedback that was stored: as it was understood, and what becomes of it."""
     correction = noted.get("correction")
     right = f', right is "{one_line(shown(correction, _MOST_CORRECTION_CHARS))}"' if correction else ""
     outlook = f" · {noted['outlook']}" if noted.get("outlook") else ""

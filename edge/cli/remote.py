@@ -225,7 +225,7 @@ class RemoteAgent:
         return await self._ask(f"/api/sent/{entry_id}")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Store a person's verdict on an answer."""
+        """Store a person's rating of an answer."""
         return await self._ask("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
 
     async def report(self, since: float) -> Mapping[str, Any]:

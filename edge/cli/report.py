@@ -142,8 +142,8 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         versions = f"from {_version(back['from_version'])} to {_version(back['to_version'])}"
         yield f"rolled back {_when(back['at'])}, {versions}, {by}{why}"
     for number, one in enumerate(report["answers"]):
-        verdicts = f"{one['good']} good, {one['bad']} bad, {one['corrected']} corrected"
-        yield f"{'answered' if number == 0 else '':<10}{one['answers']} {one['source']} ({verdicts})"
+        ratings = f"{one['good']} good, {one['bad']} bad, {one['corrected']} corrected"
+        yield f"{'answered' if number == 0 else '':<10}{one['answers']} {one['source']} ({ratings})"
     if not report["answers"]:
         yield "answered  nothing"
     for rate in report["rates"]:
@@ -165,8 +165,8 @@ def example_line(example: Mapping[str, Any]) -> str:
     """A question that changed: how, and what became of it before and after."""
 
     def end(name: str, asked: bool) -> str:
-        verdict = "right" if example[f"right_{name}"] else "wrong"
-        answer = f'"{example[name]}" ({verdict})' if example[name] else verdict
+        mark = "right" if example[f"right_{name}"] else "wrong"
+        answer = f'"{example[name]}" ({mark})' if example[name] else mark
         return "the cloud is asked" if asked else answer
 
     change = example["change"]

@@ -159,7 +159,7 @@ class LearningConfig(Section):
 
     method: Method = Field(
         "da-grpo",
-        description="How it learns; edge-only never asks, grpo, gvpo and gapg know a fixed reward for help instead of a price.",
+        description="How it learns; edge-only never asks, grpo, gvpo and gapg have a fixed reward for help instead of λ.",
     )
     assist_reward: NotNegative = Field(
         0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
@@ -234,7 +234,7 @@ class LearningConfig(Section):
         description="Steps whose mean dual_proportional acts on; small batches are noisy (null: dial 4, paper 1).",
     )
     dual_ceiling: NotNegative | None = Field(
-        None, description="Highest λ, so that none winds up that no price would change (null: none)."
+        None, description="Highest λ, an anti-windup bound where asking does not react to λ (null: none)."
     )
     price_levels: list[Price] = Field(
         [],
@@ -254,7 +254,7 @@ class LearningConfig(Section):
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
         description="Where less than half of a group's responses are right (none, and no options, where a label has held-out questions), "
-        "learn from the given answer, too: of one's own questions (corrections, verdicts, task files), of all tasks, or of none.",
+        "learn from the given answer, too: of one's own questions (feedback, task files), of all tasks, or of none.",
     )
     skills: list[str] = Field(
         ["practice:group1", "practice:group2"],
@@ -281,7 +281,7 @@ class LearningConfig(Section):
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
         if len(set(self.price_levels)) < len(self.price_levels):
-            raise ValueError("price_levels names a price twice")
+            raise ValueError("price_levels names a value twice")
         beyond_the_paper = {
             "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
@@ -299,15 +299,15 @@ class LearningConfig(Section):
 
 
 class UseConfig(Section):
-    """Learning from one's own use in `edge-agent run`: verdicts on answers, and task files in a folder.
+    """Learning from one's own use in `edge-agent run`: feedback on answers, and task files in a folder.
 
     Questions that were answered on this device alone are learned from without asking the cloud. An item is learned from until it was
     right in `passes` steps; where it is changed or corrected, it is a new one.
     """
 
-    feedback: bool = Field(True, description="Learn from verdicts on answers (edge-agent feedback, chat, page) and corrections.")
+    feedback: bool = Field(True, description="Learn from ratings of answers (edge-agent feedback, chat, page) and corrections.")
     agreement: bool = Field(
-        False, description="Where nobody gave a verdict, hold the answer right that the cloud gave and was paid for."
+        False, description="Where nobody rated an answer, hold the answer right that the cloud gave and was paid for."
     )
     tasks_folder: str | None = Field(
         None, description="Folder whose task files (.jsonl, .csv) are learned from as they come, change and go (null: none)."
@@ -348,7 +348,7 @@ class GateConfig(Section):
     recheck_every: int | None = Field(
         20,
         ge=1,
-        description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by verdicts only).",
+        description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by feedback only).",
     )
 
 
@@ -637,7 +637,7 @@ class PrivacyConfig(Section):
 
     enabled: bool = Field(True, description="Replace what is private, and test for leaks; never_send holds in any case.")
     kinds: tuple[PrivateKind, ...] = Field(
-        ("secret", "email", "card", "iban", "phone", "ip", "path"), description="What is looked for, beside the terms."
+        ("secret", "email", "card", "iban", "phone", "ip", "path"), description="What is looked for, beside the private terms."
     )
     terms: tuple[Annotated[str, AfterValidator(checked_term)], ...] = Field(
         (), description="Words that are private: names of people, customers, projects; in any case, and in the plural."

@@ -1,6 +1,6 @@
 """The values that cross module boundaries.
 
-Every value is frozen. Names follow the glossary: a *task* is a label (`math`, `code`, `qa`), an *item* is one question of a
+Every value is frozen. Names follow docs/glossary.md: a *task* is a label (`math`, `code`, `qa`), an *item* is one question of a
 task, a *prompt* is what the model reads, a *local_response* is what it samples (y^θ), a *cloud_completion* is what the cloud
 LLM returns (y^c).
 """

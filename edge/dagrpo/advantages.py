@@ -33,7 +33,7 @@ def centred(values_G: Sequence[float]) -> list[float]:
 
 
 def dual_advantages(rewards: Sequence[float], costs: Sequence[float], dual: float) -> list[float]:
-    """Â_i = (r_i - mean r) - λ (c_i - mean c), the two advantages of DA-GRPO joined by the price λ. Shape [G].
+    """Â_i = (r_i - mean r) - λ (c_i - mean c), the two advantages of DA-GRPO joined by λ. Shape [G].
 
     Equals the centred advantage of the shaped reward r - λc. Raises ValueError on empty or unequal lengths, non-finite numbers, a
     cost outside [0, 1] or a negative λ.

@@ -116,7 +116,7 @@ class Learning:
         return curriculum.next_step() is not None or (own_use is not None and await own_use.fresh() > 0)
 
     def outlook(self, record: Mapping[str, Any], feedback: Feedback) -> str:
-        """What a person who gave a verdict may expect of it; see `own_use.outlook`."""
+        """What a person who rated an answer may expect of it; see `own_use.outlook`."""
         own_use, when = self.components.own_use, "learned from in the next steps"
         if own_use is None or self._stage in ("idle", "stopped"):
             when = LEARNED_LATER

@@ -1,4 +1,4 @@
-"""Learning from one's own use: corrections and verdicts on answers, and watched task files, between the steps of the phases."""
+"""Learning from one's own use: corrections and ratings of answers, and watched task files, between the steps of the phases."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT, SUFFIXES, notes_of, read_items
 
 SOURCE, WATCHED = "mine", "watched"
 LEARNED_LATER = "learned from by the next `edge-agent run`"
-"""Of a verdict that no agent is learning from now."""
+"""Of feedback that no agent is learning from now."""
 MOST_ANSWERS = 2000
-"""Of these newest answers with verdicts, and as many of the cloud's without, items are made."""
+"""Of these newest answers with ratings, and as many of the cloud's without, items are made."""
 _STEPS = 4
 _LEFT = ("completed", "in_doubt")
 """What becomes of calls that are known to have reached the cloud LLM."""
@@ -54,7 +54,7 @@ def own_item(item: TaskItem, *, sent: bool) -> OwnItem:
 
 @dataclass(slots=True)
 class _Known:
-    """What the answers to one question show of it, in the order of the verdicts."""
+    """What the answers to one question show of it, in the order of the ratings."""
 
     task: str
     prompt: str
@@ -85,9 +85,9 @@ def own_items(reporter: FeedbackBook, *, feedback: bool, agreement: bool) -> lis
 
 
 def outlook(record: Mapping[str, Any], feedback: Feedback, *, learns: bool, when: str) -> str:
-    """What a person who gave a verdict may expect of it; "" for one that was taken back.
+    """What a person who rated an answer may expect of it; "" for one that was taken back.
 
-    `learns`: whether verdicts are learned from at all; `when`: when the next one is.
+    `learns`: whether feedback is learned from at all; `when`: when the next one is.
     """
     if feedback.verdict == "none":
         return ""
@@ -313,7 +313,7 @@ class OwnUseRules:
 
     @property
     def learns_verdicts(self) -> bool:
-        """Whether verdicts have any share of the steps."""
+        """Whether feedback has any share of the steps."""
         return self.feedback and self.share > 0
 
 

@@ -2,7 +2,7 @@
 
 The gate lets a fall pass that is no larger than allowed, an adapter's file can be damaged later, and anchors show little of what a person
 asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
-with what each kept version, the best one so far and the bare model made of the same anchors; and its verdicts with those of the version
+with what each kept version, the best one so far and the bare model made of the same anchors; and its ratings with those of the version
 before. Where one of them is better beyond chance (edge.training.promotion_rules) the best of them is active again, immediately.
 
 It cannot flap: a version that was left is never gone back to by itself, and each going back leaves one. A version that a person went back
@@ -41,7 +41,7 @@ class Rollback:
 class RollbackMonitor:
     """Finds out whether the active version is worse than an earlier one. It decides only; who owns the engines goes back.
 
-    `every`: steps between two exams (None: verdicts only). `sound`: whether a version's files can be used.
+    `every`: steps between two exams (None: ratings only). `sound`: whether a version's files can be used.
     """
 
     state: StateFolder
@@ -63,7 +63,7 @@ class RollbackMonitor:
         return await self.disliked() or (await self._by_anchors(self.state.lineage().serving) if self.exam_is_due() else None)
 
     async def disliked(self) -> Rollback | None:
-        """The same by people's verdicts alone, which needs no engine and no step."""
+        """The same by people's ratings alone, which needs no engine and no step."""
         serving = self.state.lineage().serving
         return await self._by_verdicts(serving) if self._may_be_left(serving) else None
 
@@ -144,9 +144,9 @@ class RollbackMonitor:
         return None if row is None else int(row[0])
 
     def _verdicts(self, version: int) -> tuple[int, int]:
-        """Bad verdicts and all, of this version's own answers: what the cloud answered is not its doing.
+        """Bad ratings and all, of this version's own answers: what the cloud answered is not its doing.
 
-        A question that was asked again and again is one piece of evidence, with its last verdict; one among others is one of its own.
+        A question that was asked again and again is one piece of evidence, with its last rating; one among others is one of its own.
         """
         query = (
             "SELECT count(*), coalesce(sum(verdict = 'bad'), 0) FROM (SELECT f.verdict, max(f.rowid) FROM feedback f"

@@ -183,7 +183,7 @@ class CoordinatorClient(Protocol):
     """The agent's view of the coordinator."""
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
-        """Announce this device; returns the terms of each task."""
+        """Announce this device; returns the task terms of each label."""
         ...
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:

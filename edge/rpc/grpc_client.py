@@ -112,7 +112,7 @@ class GrpcCoordinatorClient:
         self._closed = False
 
     async def register(self, agent_version: str, tasks: Sequence[str]) -> Registration:
-        """Announce this device; returns the terms of each task."""
+        """Announce this device; returns the task terms of each label."""
         return codec.decode_registration(
             await self._control("RegisterDevice", lambda: codec.encode_register(agent_version, tasks))
         )

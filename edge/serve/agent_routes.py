@@ -42,7 +42,7 @@ def _plain(text: str) -> str:
 
 
 class FeedbackRequest(RequestBody):
-    """What a person thinks of an answer; the verdict none takes it back."""
+    """A person's rating of an answer; none takes it back."""
 
     id: Annotated[Text, Field(min_length=1)]
     verdict: Literal["good", "bad", "none"]
@@ -205,7 +205,7 @@ class Lineage(ResponseBody):
 
 
 class Feedback(ResponseBody):
-    """The verdict that counts. `outlook`: when it is learned from, or why it is not; empty where it was taken back."""
+    """The rating that counts. `outlook`: when it is learned from, or why it is not; empty where it was taken back."""
 
     id: str
     verdict: Literal["good", "bad", "none"]
@@ -392,7 +392,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
 
     @app.post("/api/feedback", response_model=Feedback, responses=_NOT_FOUND)
     async def feedback(body: FeedbackRequest) -> Response:
-        """Keep what a person thinks of an answer; the last verdict counts."""
+        """Keep a person's rating of an answer; the last one counts."""
         answer_id = bare_id(body.id)
         return JSONAnswer(await control.feedback(answer_id, body.verdict, body.correction))
 

@@ -182,7 +182,7 @@ class AgentControl(Protocol):
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer, durably: good, bad, or none to take it back; the last one counts.
 
-        Raises NotFound for an unknown id, UsageError for another verdict.
+        Raises NotFound for an unknown id, UsageError for another rating.
         """
         ...
 

@@ -16,7 +16,7 @@ from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
-from edge.state.feedback import Feedback, Verdict
+from edge.state.feedback import Feedback, Rating
 
 _MOST_STEPS = 2000
 _LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
@@ -97,7 +97,7 @@ class RunningAgent:
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
         records = self._agent.records
-        kept = records.rate(Feedback(answer_id, cast(Verdict, verdict), correction))
+        kept = records.rate(Feedback(answer_id, cast(Rating, verdict), correction))
         return {**kept.to_json(), "outlook": self._agent.learning.outlook(records.why(kept.id).to_json(), kept)}
 
     async def report(self, since: float) -> Mapping[str, Any]:

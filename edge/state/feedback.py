@@ -1,6 +1,6 @@
 """What people thought of answers.
 
-One verdict an answer, the last one counts: the one written last, whatever the clock had. What `give` returns is on disk. The table lies
+One rating an answer, the last one counts: the one written last, whatever the clock had. What `give` returns is on disk. The table lies
 in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
 """
 
@@ -16,11 +16,11 @@ from edge.core.errors import UsageError
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
-Verdict = Literal["good", "bad", "none"]
+Rating = Literal["good", "bad", "none"]
 MOST_CORRECTION_CHARS = 10_000
 _OF_ONE_QUESTION = 20
 _LOOKED_AT = 3
-"""So many times as many verdicts as are wanted are looked at for them."""
+"""So many times as many ratings as are wanted are read to find them."""
 _RATED = """
 SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM (
     SELECT v.place, row_number() OVER (
@@ -35,10 +35,10 @@ _STEERING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A verdict on the answer `id`. `correction`: what would have been right, None where nobody gave one. "none" takes a verdict back."""
+    """A person's rating (`verdict`) of answer `id`. `correction`: what would have been right (None: not given). "none" takes it back."""
 
     id: str
-    verdict: Verdict
+    verdict: Rating
     correction: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class RatedAnswer:
-    """The record of an answer as it was kept, and its verdict ("none": nothing) at `at`."""
+    """The record of an answer as it was kept, and its rating ("none": nothing) at `at`."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -56,16 +56,16 @@ class RatedAnswer:
 
 
 class FeedbackBook:
-    """The verdicts of one state folder."""
+    """The feedback in one state folder."""
 
     def __init__(self, state: StateFolder) -> None:
         self._state = state
         self._db = state.database
 
     def give(self, feedback: Feedback, at: float) -> Feedback:
-        """Keep a verdict in place of an earlier one, under the answer's own id also where that was "last".
+        """Keep a rating in place of an earlier one, under the answer's own id also where that was "last".
 
-        Raises NotFound for an unknown answer, UsageError for another verdict.
+        Raises NotFound for an unknown answer, UsageError for another rating.
         """
         feedback = replace(checked(feedback), id=self._state.request(feedback.id)["id"])
         known = self.of(feedback.id)
@@ -82,17 +82,17 @@ class FeedbackBook:
         return feedback
 
     def of(self, answer_id: str) -> Feedback:
-        """The verdict on an answer; "none" where there is none."""
+        """The rating of an answer; "none" where there is none."""
         return said_of(self._state, answer_id)
 
     def rated(self, most: int) -> Iterator[RatedAnswer]:
-        """The newest answers that have a verdict, oldest verdict first: of one question the last few only, so that one which is asked and
+        """The newest answers that have a rating, oldest rating first: of one question the last few only, so that one which is asked and
         judged again and again pushes no other out."""
         rows = self._db.execute(_RATED, (_LOOKED_AT * most, _OF_ONE_QUESTION, most)).fetchall()
         return (RatedAnswer(json.loads(record), Feedback(*rest), at) for record, *rest, at in reversed(rows))
 
     def helped(self, most: int) -> Iterator[RatedAnswer]:
-        """The newest answers of the cloud that have no verdict, oldest first."""
+        """The newest answers of the cloud that have no rating, oldest first."""
         rows = self._db.execute(
             "SELECT r.record, r.id, r.created_at FROM requests r LEFT JOIN feedback f ON r.id = f.request_id"
             " WHERE f.request_id IS NULL AND json_extract(r.record, '$.source') = 'cloud' ORDER BY r.created_at DESC, r.id LIMIT ?",
@@ -102,7 +102,7 @@ class FeedbackBook:
 
 
 def said_of(state: StateReader, answer_id: str) -> Feedback:
-    """The verdict on an answer, also of a folder in use; "none" where there is none."""
+    """The rating of an answer, also of a folder in use; "none" where there is none."""
     rows = state.rows("SELECT verdict, correction FROM feedback WHERE request_id = ?", (answer_id,))
     return Feedback(answer_id, *rows[0]) if rows else Feedback(answer_id, "none")
 
@@ -113,14 +113,14 @@ def steers(text: str) -> bool:
 
 
 def checked(feedback: Feedback) -> Feedback:
-    """The same, its correction without surrounding blanks. Raises UsageError for a verdict or correction that cannot be one."""
-    if feedback.verdict not in get_args(Verdict):
-        raise UsageError(f"verdict: must be one of {', '.join(get_args(Verdict))}, not {feedback.verdict!r}")
+    """The same, its correction without surrounding blanks. Raises UsageError for a rating or correction that cannot be one."""
+    if feedback.verdict not in get_args(Rating):
+        raise UsageError(f"verdict: must be one of {', '.join(get_args(Rating))}, not {feedback.verdict!r}")
     correction = (feedback.correction or "").strip() or None
     if correction is not None and len(correction) > MOST_CORRECTION_CHARS:
         raise UsageError(f"correction: longer than {MOST_CORRECTION_CHARS} characters")
     if correction is not None and steers(correction):
         raise UsageError("correction: holds control characters; only line ends and tabs may stand in it")
     if correction is not None and feedback.verdict == "none":
-        raise UsageError("correction: belongs to a verdict good or bad")
+        raise UsageError("correction: goes with good or bad")
     return Feedback(feedback.id, feedback.verdict, correction)

@@ -123,7 +123,7 @@ class StateFolder(StateReader):
                 )
 
     def delivered(self, report_id: int, terms: Terms | None) -> None:
-        """Remove a delivered report and keep the terms it brought, in one transaction."""
+        """Remove a delivered report and keep the task terms it brought, in one transaction."""
         with self._db:
             self._db.execute("DELETE FROM outbox WHERE id = ?", (report_id,))
             if terms is not None:

@@ -78,7 +78,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a task was last held to: τ, λ and the step that the coordinator expects next, which reports that wait come to first."""
+    """Task terms: a task's last τ and λ, and the step that the coordinator expects next, which waiting reports come to first."""
 
     task: str
     target_rate: float
@@ -88,7 +88,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A step's report to the coordinator."""
+    """A step report: what the coordinator is sent when a step is closed."""
 
     task: str
     task_step: int

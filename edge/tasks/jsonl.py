@@ -9,7 +9,7 @@ One object a line, or one row:
 | messages | list of messages | in their place: a conversation that ends with the answer (edge.tasks.forms) |
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
 | label, or task | text | "chat"; the label whose τ and λ apply |
-| kind | "math", "choice", "text", "program" or "feedback" | what the answer looks like (edge.tasks.forms.fitting_kind) |
+| kind | the name of an AnswerKind (edge.core.types) | what the answer looks like (edge.tasks.forms.fitting_kind) |
 | options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |

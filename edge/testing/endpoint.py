@@ -263,7 +263,7 @@ class ScriptedControl:
         raise NotFound(f"nothing with the number {entry_id} is kept of what left")
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Keeps the last verdict on what was asked in `verdicts`."""
+        """Keeps the last rating of what was asked in `verdicts`."""
         await self.why(answer_id)
         if verdict not in ("good", "bad", "none"):
             raise UsageError(f"verdict: must be one of good, bad, none, not {verdict!r}")

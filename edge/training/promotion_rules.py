@@ -4,7 +4,7 @@ No task's anchors (a few stored items) may have fallen too far below what the be
 together. A fall counts where it is larger than allowed and beyond chance as well, so that no single item, and no small file of them,
 decides. How often a candidate asks is not judged: the help bias holds the rate while learning, the dial when people are answered.
 
-Tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for verdicts two
+Tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for ratings two
 full hands: with fewer than eight of each version nothing is concluded.
 """
 
@@ -123,9 +123,9 @@ def strict_level(changed: Sequence[int], level: float = LEVEL) -> float:
 
 
 def liked_less(bad: int, total: int, bad_before: int, total_before: int, level: float = LEVEL) -> bool:
-    """Fisher's exact test over verdicts: is the share of bad ones with this version above the one before beyond chance?
+    """Fisher's exact test over people's ratings: is the share of bad ones with this version above the one before beyond chance?
 
-    False with fewer than 8 verdicts of either. Raises ValueError for counts that cannot be.
+    False with fewer than 8 ratings of either. Raises ValueError for counts that cannot be.
     """
     if not (0 <= bad <= total and 0 <= bad_before <= total_before):
         raise ValueError(f"{bad} of {total} and {bad_before} of {total_before} are no counts")

@@ -228,7 +228,7 @@ async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page:
     await press_button(page, "Why?")
     await page.until("!!document.querySelector('.why h3')")
     shown = await text_of(page, ".why")
-    for part in ("the dial (τ 20 %) added -0.70", "Price λ 0.500", "Charged 0.000099 USD", "It is 37.", "nano-cloud"):
+    for part in ("the dial (τ 20 %) added -0.70", "λ 0.500", "Charged 0.000099 USD", "It is 37.", "nano-cloud"):
         assert part in shown, part
     await key(page, "Escape")
     assert not await page.value("!!document.querySelector('.why')")

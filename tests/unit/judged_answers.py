@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.state.answer_record import AnswerRecord
-from edge.state.feedback import Feedback, FeedbackBook, Verdict
+from edge.state.feedback import Feedback, FeedbackBook, Rating
 from edge.state.folder import StateFolder
 
 RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
@@ -18,5 +18,5 @@ def answered(state: StateFolder, id: str, prompt: str, final: str, **fields: Any
     state.put_request(id, record.created_at, record.to_json())
 
 
-def rated(state: StateFolder, id: str, verdict: Verdict, correction: str | None = None, at: float = 2.0) -> None:
+def rated(state: StateFolder, id: str, verdict: Rating, correction: str | None = None, at: float = 2.0) -> None:
     FeedbackBook(state).give(Feedback(id, verdict, correction), at)

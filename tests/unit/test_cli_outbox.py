@@ -41,7 +41,7 @@ def test_outbox_lists_sent_entries_newest_first_with_the_answers_reason(folder: 
     code, out, err = edge_agent("outbox", "--state", str(folder))
     first, second = out.splitlines()
     assert code == 0 and "answering" in first and "registration" in second
-    assert "the model asked for help" in first and "1 email" in first and "1 report" in err
+    assert "the model asked for help" in first and "1 email" in first and "1 step report" in err
 
 
 def test_entry_is_shown_with_its_exact_bytes_and_without_the_address(folder: Path, edge_agent: EdgeAgent) -> None:

@@ -21,7 +21,7 @@ _OF_RUN = "it is for edge-agent run; learning waits for nobody here"
 _COORDINATORS = "it is the coordinator's; set it in tasks of the coordinator's configuration"
 _COORDINATORS_LIMITS = "the ledger is the coordinator's; set limits under budgets in the coordinator's configuration"
 _PER_DAY = "days are not counted here; set budget.calls_limit or budget.spend_limit_uusd"
-_NO_STATED_PRICE = "prompts tell no price here; edge-agent learn does it"
+_NO_STATED_PRICE = "prompts state no price of asking here; edge-agent learn can do it"
 
 REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.method": "edge-agent learn runs the other methods",
@@ -29,7 +29,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.assist_rewards": _OTHER_METHODS,
     "learning.ratio_clip": _OTHER_METHODS,
     "learning.gvpo_beta": _OTHER_METHODS,
-    "learning.advantage_scale": "divided by a deviation, λ is no price; edge-agent learn can compute it",
+    "learning.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
     "learning.price_levels": _NO_STATED_PRICE,
     "learning.price": "λ acts on calls here; edge-agent learn can have it act on tokens or money",

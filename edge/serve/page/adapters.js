@@ -1,4 +1,4 @@
-// The adapter versions and going back to one. Knows versions and the gate's verdicts; knows nothing of training.
+// The adapter versions and going back to one. Knows versions and the gate's decisions; knows nothing of training.
 
 import { get, post } from "./api.js";
 import { $, announce, button, confirmed, element, refill, table } from "./elements.js";
@@ -23,7 +23,7 @@ export class Adapters {
 
   table(adapters) {
     const rows = [...adapters].sort(NEWEST_FIRST).map((one) => [
-      String(one.version), minute(one.at), one.task, verdict(one), one.gate_after === null || one.gate_after === undefined ? null : element("span", { class: "whole" }, `${percent(one.gate_before)} → ${percent(one.gate_after)}`),
+      String(one.version), minute(one.at), one.task, decision(one), one.gate_after === null || one.gate_after === undefined ? null : element("span", { class: "whole" }, `${percent(one.gate_before)} → ${percent(one.gate_after)}`),
       percent(one.kept_accuracy), percent(one.assist_rate), element("span", { class: "whole" }, bytes(one.size_bytes)), state(one), this.back(one.version, one.serving || one.damage || !one.at),
     ]);
     const serving = adapters.some((one) => one.serving);
@@ -61,7 +61,7 @@ export class Adapters {
   }
 }
 
-function verdict({ gate, gate_reason: reason }) {
+function decision({ gate, gate_reason: reason }) {
   if (!gate) return null;
   return element("span", {}, element("span", { class: `badge gate-${gate === "promoted" ? "good" : gate === "refused" || gate === "rolled back" ? "bad" : "other"}` }, gate === "refused" ? "rejected" : gate), " ", element("span", { class: "soft", dir: "auto" }, reason ?? ""));
 }

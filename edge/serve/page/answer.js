@@ -86,7 +86,7 @@ export class AnswerCard {
     for (const [verdict, thumb] of Object.entries(this.thumb)) thumb.setAttribute("aria-pressed", String(this.turn.verdict === verdict));
   }
 
-  // One press after the other: what a press means depends on the verdict before it.
+  // One press after the other: what a press means depends on the rating before it.
   judge(pressed) {
     this.judged = (this.judged ?? Promise.resolve()).then(() => this.judgeNow(pressed));
   }
@@ -96,7 +96,7 @@ export class AnswerCard {
     const kept = await this.sendVerdict(verdict, null);
     if (!kept) return;
     if (verdict === "bad") this.askCorrection();
-    else { this.close("correction"); announce(verdict === "good" ? `Marked as good, ${kept.outlook}` : "Your verdict was taken back"); }
+    else { this.close("correction"); announce(verdict === "good" ? `Marked as good, ${kept.outlook}` : "Your feedback was taken back"); }
   }
 
   // What the agent keeps of it, or null.
@@ -192,9 +192,9 @@ function whyParts(record) {
     ["Dial", record.target_rate === null ? "" : `${percent(record.target_rate)} may ask`],
     ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
   ]);
-  const price = facts([["Price λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, money)]]);
+  const budget = facts([["λ", decimal(record.dual, 3)], ["Calls left", left(record.calls_left)], ["Tokens left", left(record.tokens_left)], ["Spend left", left(record.spend_left_uusd, money)]]);
   return [
-    ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("Price and budget then", price),
+    ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("λ and budget at that time", budget),
     ...part("Own attempt", shownText(record.local_text) || element("p", {}, "The model here was not asked.")),
     ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ...ledgerParts(record)),
   ];

@@ -1,4 +1,4 @@
-// The budget: what is used and left, the dial of each task, spend and the price of asking. Knows the agent's budgets; knows nothing of answers.
+// The budget: what is used and left, the dial of each task, spend and λ. Knows the agent's budgets; knows nothing of answers.
 
 import { get, post } from "./api.js";
 import { Chart, TaskCharts, smoothed } from "./charts.js";
@@ -21,7 +21,7 @@ export class Budget {
     this.device = null;
     this.limit = new Limit($("limit"), (budget) => this.part.give(budget));
     this.part = new Part($("dials"), () => get("/api/budget"), (budget) => this.show(budget));
-    this.rate = new TaskCharts($("rate-place"), "Asking while learning, and its price", rateData);
+    this.rate = new TaskCharts($("rate-place"), "Asking while learning, and λ", rateData);
     this.spend = new Chart("Spend over time");
     $("spend-place").append(this.spend.figure);
     this.spends = new Part(this.spend.figure, () => get("/api/report?since=0"), (report) => this.showSpend(report));
@@ -106,7 +106,7 @@ export class Budget {
   }
 }
 
-// How often a task asked, what it was held to, and the price.
+// How often a task asked, its target, and λ.
 function rateData(steps) {
   const column = (name) => steps.map((step) => step[name] ?? null);
   const duals = smoothed(column("dual_after")), mean = smoothed(column("assist_rate")), last = steps.at(-1);
@@ -114,7 +114,7 @@ function rateData(steps) {
     top: Math.max(1, ...duals), showY: (value) => decimal(value, 1),
     curves: [
       { name: "share that asked", kind: "k-rate", values: mean, show: percent }, { name: "target τ", kind: "k-target", values: column("target_rate"), show: percent },
-      { name: "price λ", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
+      { name: "λ, the price of asking", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
     ],
     summary: `${percent(mean.at(-1))} asked at a target of ${percent(last.target_rate)}; λ ${decimal(last.dual_after, 3)}.`,
   };

@@ -1,7 +1,7 @@
 // The conversation as it is kept for this tab. Knows turns and the session's storage; knows nothing of how they are shown.
 //
 // A turn: question, reasoning, content, state (running, done, stopped, failed), note (what the agent says of the answer), problem,
-// verdict (good, bad or none) and correction.
+// feedback (verdict: good, bad or none) and correction.
 
 const KEY = "edge.conversation";
 const MOST_SENT = 100;

@@ -115,7 +115,7 @@ function reportParts(report) {
       ["Learned", `${counted(learning.steps, "step")}; ${counted(learning.promotions, "adapter")} promoted, ${whole(learning.refusals)} rejected`],
       ["Rejected because", learning.refused_because.join("; ")], ["Learned from", lines(learning.by_source.map(sourceWords))], ["Rolled back", lines(report.went_back.map(backWords))],
       ["Answers", answers.map(({ source, answers: count }) => `${whole(count)} ${source}`).join(", ") || "none"],
-      ["Your verdicts", verdictWords(answers)], ["Asked the cloud", lines(report.rates.map(rateWords))],
+      ["Your feedback", feedbackWords(answers)], ["Asked the cloud", lines(report.rates.map(rateWords))],
       ["Spend", `${money(cloud.serving.spend_uusd)} on answers, ${money(cloud.learning.spend_uusd)} on learning`], ["Waited", lines(report.waits.map(waitWords))],
     ]),
   ];
@@ -178,7 +178,7 @@ const backWords = ({ at, from_version: from, to_version: to, by, reason }) => `$
 const rateWords = ({ task, answers, asked, rate, target_rate: target }) => `${task || "no task"}: ${whole(asked)} of ${counted(answers, "question")} (${percent(rate)}${target === null ? "" : `, target ${percent(target)}`})`;
 const waitWords = ({ reason, times, seconds: waited }) => `${reason}: ${counted(times, "time")}, ${seconds(waited)} in all`;
 
-function verdictWords(answers) {
+function feedbackWords(answers) {
   const [good, bad, corrected] = ["good", "bad", "corrected"].map((name) => sum(answers.map((one) => one[name])));
   return `${whole(good)} good, ${whole(bad)} bad${corrected ? `, ${whole(corrected)} of them corrected` : ""}`;
 }

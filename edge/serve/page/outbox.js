@@ -8,7 +8,7 @@ import { reasonWords } from "./words.js";
 
 const AT_ONCE = 50;
 const ASKED = "answering";
-const TRAFFIC = { __proto__: null, learning: "learning", "step report": "a report", evaluation: "an evaluation", registration: "signing on", inquiry: "an inquiry" };
+const TRAFFIC = { __proto__: null, learning: "learning", "step report": "a step report", evaluation: "an evaluation", registration: "signing on", inquiry: "an inquiry" };
 const KINDS = { __proto__: null, [ASKED]: "a question", ...TRAFFIC };
 
 // A person's questions first; what learning sends is folded, and read when it is opened.
