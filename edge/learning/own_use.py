@@ -70,10 +70,10 @@ def is_own(source: str) -> bool:
     return source.startswith((f"{SOURCE}:", f"{WATCHED}:"))
 
 
-def own_items(reporter: FeedbackBook, *, feedback: bool, agreement: bool) -> list[OwnItem]:
+def own_items(book: FeedbackBook, *, feedback: bool, agreement: bool) -> list[OwnItem]:
     """The items that can be learned from, in a fixed order: a pure function of what the state folder holds."""
-    answers = list(reporter.rated(MOST_ANSWERS)) if feedback or agreement else []
-    helped = list(reporter.helped(MOST_ANSWERS)) if agreement else []
+    answers = list(book.rated(MOST_ANSWERS)) if feedback or agreement else []
+    helped = list(book.helped(MOST_ANSWERS)) if agreement else []
     known = _gathered(answers, use_verdicts=feedback, agreement=agreement)
     for question, more in _gathered(helped, use_verdicts=False, agreement=agreement).items():
         mine = known.setdefault(question, more)
@@ -355,7 +355,7 @@ class OwnUse:
         self._seed = seed
         self._prompts = prompts_per_step
         self._rate_of = rate_of
-        self._reporter = FeedbackBook(state)
+        self._book = FeedbackBook(state)
         self._sorted_out: tuple[tuple[OwnItem, ...], set[str], list[OwnSource]] = ((), set(), [])
         self.left_out: set[str] = set()
         """Labels that the coordinator does not let this device work on."""
@@ -456,7 +456,7 @@ class OwnUse:
 
     def _sources(self) -> list[OwnSource]:
         """Those of the watched files are made anew only when files or labels have changed."""
-        mine = own_items(self._reporter, feedback=self.rules.feedback, agreement=self.rules.agreement)
+        mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
         items = self._folder.items if self._folder else ()
         if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
             self._sorted_out = (items, set(self.left_out), self._by_label(WATCHED, items))

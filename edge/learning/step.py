@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge.budget.pace import Pace
@@ -117,9 +117,10 @@ class LearningStep:
             if self.gate is not None and manifest.gate_due and manifest.base == self.state.lineage().latest:
                 judgement = await self.gate.judge(saved, event, manifest.base)
         async with self.switching:
-            with phase("commit"):
+            with phase("swap"):
                 event, lineage = self._commit(phase.timed(event), saved, manifest, closed, judgement)
-            with phase("swap"):  # where training went back, the next step begins with loading that version
+                self.failpoint("committed")
+                # where training went back, the next step begins with loading that version
                 if lineage.latest == saved.step and self.rollout_backend.adapter_version != saved.step:
                     await self.rollout_backend.swap_adapter(saved.adapter)
                 if lineage.serving == saved.step:
@@ -285,14 +286,13 @@ def version_name(version: int) -> str:
     return f"adapter {version}" if version else "the bare model"
 
 
-Phase = Literal["rollout", "update", "save", "close", "gate", "commit", "swap"]
+Phase = Literal["rollout", "update", "save", "close", "gate", "swap"]
 _FAILPOINTS: Mapping[str, str] = {
     "rollout": "collected",
     "update": "updated",
     "save": "checkpointed",
     "close": "closed",
     "gate": "judged",
-    "commit": "committed",
 }
 """The named place behind each phase (edge.core.failpoint)."""
 
@@ -324,10 +324,6 @@ class StepPhases:
 
     def timed(self, event: StepFinished) -> StepFinished:
         """The event with the seconds of now; a finished cut step keeps those of before its end."""
-        known = dict(self.seconds)
-        if "commit" in known:
-            known["swap"] = known.get("swap", 0.0) + known.pop("commit")
-        parts = StepSeconds(**{**asdict(event.time.seconds_by_part), **known})
-        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
-        times_floor = total / event.time.floor_s if event.time.floor_s else None
-        return replace(event, time=replace(event.time, seconds_by_part=parts, seconds=total, times_floor=times_floor))
+        parts = replace(event.time.seconds_by_part, **self.seconds)
+        times_floor = parts.total / event.time.floor_s if event.time.floor_s else None
+        return replace(event, time=replace(event.time, seconds_by_part=parts, seconds=parts.total, times_floor=times_floor))
