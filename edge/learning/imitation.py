@@ -53,6 +53,9 @@ class ImitationBatch:
     found: tuple[SimilarAnswer, ...] = ()
 
 
+NOTHING_GIVEN = ImitationBatch(())
+
+
 @dataclass
 class GivenAnswers:
     """Makes the batches, from the engine that samples for the learner."""
@@ -74,7 +77,7 @@ class GivenAnswers:
         made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual, _) in enumerate(asked)]
         demonstrations = tuple(one for one in made if one is not None)
         if not demonstrations:
-            return ImitationBatch(())
+            return NOTHING_GIVEN
         fitting = [(item, knows) for (item, _, knows), one in zip(asked, made, strict=True) if one is not None]
         items, unknown = {Candidate(item).key: item for item, _ in fitting}, [item for item, knows in fitting if not knows]
         stored = {key: self.stored(key) for key in items}

@@ -21,17 +21,17 @@ from edge.dagrpo.dual import EXPLORED_RATE
 from edge.inference.backend import InferenceBackend
 from edge.learning.checkpoints import Checkpoint, Checkpoints, StepManifest
 from edge.learning.curriculum import StepPlan
-from edge.learning.imitation import GivenAnswers, ImitationBatch
+from edge.learning.imitation import GivenAnswers
 from edge.learning.methods import Method, StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
-from edge.learning.step_event import step_event
-from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
+from edge.learning.step_event import StepResult, step_event
+from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Lineage, Position
 from edge.training.floor import StepMeasure
-from edge.training.learner import Imitation, Learner, LearnerReport
+from edge.training.learner import Learner
 
 
 @dataclass(slots=True)
@@ -90,8 +90,9 @@ class LearningStep:
                 report = await learner.update([one.training_group() for one in advantages])
                 imitation = await learner.imitate(given.demonstrations, given.kept, given.most) if given.demonstrations else None
             with phase("save"):
-                seconds = phase.so_far(self.rollout.cloud_s)
-                manifest = self._manifest(plan, opened, groups, given, (report, imitation), seconds, base)
+                by_cost = self.pace is not None
+                result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost)
+                manifest = self._manifest(result, phase.so_far(self.rollout.cloud_s), base)
                 saved = await self.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
@@ -145,41 +146,22 @@ class LearningStep:
             return None
         return next((self.pace.call_cost(last.at) for last in self.state.steps(last=1)), None)
 
-    def _manifest(
-        self,
-        plan: StepPlan,
-        opened: OpenStep,
-        groups: Sequence[ScoredGroup],
-        given: ImitationBatch,
-        learned: tuple[LearnerReport, Imitation | None],
-        seconds: StepSeconds,
-        base: int,
-    ) -> StepManifest:
+    def _manifest(self, result: StepResult, seconds: StepSeconds, base: int) -> StepManifest:
         """All that the rest of the step needs, so that a restart can do it."""
-        before = next(iter(self.state.steps(last=1)), None)
+        plan, opened, before = result.plan, result.opened, next(iter(self.state.steps(last=1)), None)
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
         return StepManifest(
             opened=opened,
-            units=step_units(groups, with_bias=opened.help_bias is not None, by_cost=self.pace is not None),
+            units=step_units(result.groups, with_bias=opened.help_bias is not None, by_cost=result.by_cost),
             position=Position(plan.step, plan.phase, plan.phase_step),
             source=plan.source,
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
             used=plan.used,
-            demonstrated=given.shown,
-            kept=given.found,
-            draft=step_event(
-                plan,
-                opened,
-                groups,
-                *learned,
-                seconds,
-                before,
-                self.measure(),
-                shown=len(given.shown),
-                by_cost=self.pace is not None,
-            ),
+            demonstrated=result.given.shown,
+            kept=result.given.found,
+            draft=step_event(result, seconds, before, self.measure()),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )
