@@ -29,7 +29,7 @@ from edge.learning.step_event import StepResult, step_event
 from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Lineage, Position
+from edge.state.rows import Commit, Lineage, Position, version_name
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 
@@ -198,7 +198,7 @@ class LearningStep:
                 cursor=manifest.cursor_after,
                 terms=closed.terms,
                 unreported=closed.unreported,
-                line=lineage,
+                lineage=lineage,
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,
@@ -261,11 +261,6 @@ class LearningStep:
 
 def _has(group: ScoredGroup, outcome: ResponseOutcome) -> bool:
     return any(scored.outcome is outcome for scored in group.responses)
-
-
-def version_name(version: int) -> str:
-    """How a version is spoken of."""
-    return f"adapter {version}" if version else "the bare model"
 
 
 Phase = Literal["rollout", "update", "save", "close", "gate", "swap"]

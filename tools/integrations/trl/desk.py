@@ -208,7 +208,7 @@ class Desk:
                 cursor=plan.cursor_after,
                 terms=closed.terms,
                 unreported=closed.unreported,
-                line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
+                lineage=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
             )
         )
         self._sink.emit(event)
