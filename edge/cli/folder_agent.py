@@ -29,7 +29,7 @@ from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
-from edge.learning.own_use import LEARNED_LATER, outlook
+from edge.learning.own_items import LEARNED_LATER, outlook
 from edge.state.feedback import Feedback, FeedbackBook, Verdict, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
 from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
