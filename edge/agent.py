@@ -41,6 +41,7 @@ from edge.learning.conditions import DiskSpace, Readiness
 from edge.learning.loop import BetweenSteps, Learning
 from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
+from edge.rpc.client import BudgetSnapshot
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
 from edge.state.feedback import Feedback, FeedbackBook
@@ -97,8 +98,11 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """A snapshot for a screen. `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished.
-    `outbox`: step reports that wait for the coordinator."""
+    """A snapshot for a screen, and what `/api/status` returns and describes.
+
+    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `outbox`: step reports that wait
+    for the coordinator.
+    """
 
     run_id: str
     model: ModelInfo
@@ -131,6 +135,10 @@ class AgentStatus:
     """What people may still ask of the cloud, for the task that serving uses."""
     unsettled_calls: int = 0
     """Cloud calls for people whose end is not known yet."""
+    budget: BudgetSnapshot | None = None
+    """The budget of the task at hand, with its λ; None where the coordinator was not asked, or cannot be."""
+    last_step: None = None
+    """Of older versions; `/api/steps` has the steps."""
 
 
 _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0

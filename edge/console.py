@@ -117,8 +117,7 @@ class Progress:
         elif isinstance(event, StepFinished):
             self._last = event
             self._windows.setdefault(event.source, _Window()).add(event)
-            part = event.time.seconds_by_part  # cloud calls overlap with answering
-            self._seconds.append(part.rollout + part.update + part.save + part.close + part.swap + part.gate)
+            self._seconds.append(event.time.seconds_by_part.total)
 
     def view(self) -> ProgressView | None:
         """The present state, None before the first step."""

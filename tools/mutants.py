@@ -42,10 +42,10 @@ BUDGETS, FAIRNESS, DIAL = "coordinator/ledger/budgets.py", "coordinator/ledger/f
 REGISTRY, NAMES, NUMBERS = (f"edge/privacy/{name}.py" for name in ("registry", "placeholders", "numbers"))
 CHECKPOINTS, SESSION, STEP = (f"edge/learning/{name}.py" for name in ("checkpoints", "session", "step"))
 MUTANTS = [
-    (ADVANTAGES, "return [task - price * cost for", "return [task + price * cost for"),
+    (ADVANTAGES, "- price * (cost - mean_cost)", "+ price * (cost - mean_cost)"),
     (ADVANTAGES, "1.0 / (group_size - 1)", "1.0 / group_size"),
-    (ADVANTAGES, "- mean(rewards_G) + price * mean(costs_G)", "- mean(rewards_G)"),
-    (ADVANTAGES, "return any(advantage != 0.0 for", "return True or any(advantage != 0.0 for"),
+    (ADVANTAGES, "*[0.0] * len(free)", "*[mean_cost] * len(free)"),
+    (ADVANTAGES, "> _ROUNDING for advantage", ">= 0.0 for advantage"),
     (REWARD, "BAD_FORMAT_REWARD = -0.1", "BAD_FORMAT_REWARD = 0.0"),
     (REWARD, "return assist_reward if outcome.asked else 1.0", "return 1.0"),
     (DUAL, "return max(0.0, require_finite(", "return abs(require_finite("),

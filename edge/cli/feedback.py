@@ -26,8 +26,6 @@ def command(
     """Say whether an answer was right."""
     if verdict not in RATINGS:
         raise UsageError(f"{shown(verdict)}: not a rating", hint=f"say {', '.join(RATINGS[:-1])} or {RATINGS[-1]}")
-    if correction is not None and verdict != "bad":
-        raise UsageError(f"a correction goes with bad, not with {verdict}")
     config, judged = settings.config(), id_of(answer_id)
     noted = ask_agent(config, lambda agent: agent.feedback(judged, verdict, correction))
     print_result(noted, [noted_line(noted)], as_json=json)

@@ -29,7 +29,7 @@ from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
-from edge.learning.own_use import LEARNED_LATER, outlook
+from edge.learning.own_items import LEARNED_LATER, outlook
 from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
 from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
@@ -68,17 +68,17 @@ class FolderAgent:
         """What the folder holds: how far learning has come, and which adapter is active."""
         known: dict[str, Any] = {
             "running": False, "address": None, "pid": None, "learning": "stopped", "mode": self._config.mode, "model": None,
-            "phases": len(self._config.phases), "steps_planned": None, "online": False,
-            "offline_reason": "no agent is running",
+            "phases": len(self._config.phases), "online": False, "offline_reason": "no agent is running",
         }  # fmt: skip
         with reading(self._folder) as state:
             if state is None:
-                return {**known, "steps_done": 0, "phase": 0, "task": "", "adapter_version": 0, "trained_version": 0,
+                return {**known, "steps_done": 0, "steps_planned": None, "phase": 0, "task": "", "adapter_version": 0, "trained_version": 0,
                         "target_rate": None, "dual": None, "paused": False, "waiting": "", "outbox": 0}  # fmt: skip
             position, lineage, last = state.position(), state.lineage(), next(iter(state.steps(last=1)), None)
             terms, paused = state.terms(last.task) if last else None, state.meta(conditions.PAUSED) == "1"
             return {
-                **known, "steps_done": position.steps_done, "phase": position.phase, "task": last.task if last else "",
+                **known, "steps_done": position.steps_done, "steps_planned": last.steps_planned if last else None,
+                "phase": position.phase, "task": last.task if last else "",
                 "adapter_version": lineage.serving, "trained_version": lineage.latest,
                 "target_rate": terms.target_rate if terms else None, "dual": terms.dual if terms else None,
                 "paused": paused, "waiting": conditions.BY_YOU if paused else "", "outbox": len(state.unreported()),

@@ -339,9 +339,6 @@ class GateConfig(Section):
         description="Most that a task's share of right answers may fall from its best so far (all together a quarter of it); more counts "
         "where it is beyond chance.",
     )
-    rate_band: Rate = Field(
-        0.15, description="Not used any more: the gate judges answers, and the help bias and the dial hold the share that asks."
-    )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
     max_refusals: int = Field(5, ge=1, description="So many rejected adapters in a row take training back to the adapter in use.")
     keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
@@ -350,6 +347,12 @@ class GateConfig(Section):
         ge=1,
         description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by feedback only).",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_band_of_older_versions(cls, data: object) -> object:
+        """`rate_band` bounded the share that asks; the help bias and the dial hold it today, and old files may still have it."""
+        return {key: value for key, value in data.items() if key != "rate_band"} if isinstance(data, dict) else data
 
 
 class RoutingConfig(Section):

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share, require_values
 
+_ROUNDING = 1e-8
+
 
 class AdvantageScale(StrEnum):
     """What advantages are divided by. With anything but NONE, λ stops being a price in units of reward (decision 5)."""
@@ -32,33 +34,24 @@ def centred(values_G: Sequence[float]) -> list[float]:
     return [value - average for value in values_G]
 
 
-def dual_advantages(rewards: Sequence[float], costs: Sequence[float], dual: float) -> list[float]:
-    """Â_i = (r_i - mean r) - λ (c_i - mean c), the two advantages of DA-GRPO joined by λ. Shape [G].
+def dual_advantages(
+    rewards: Sequence[float], costs: Sequence[float], dual: float, free_rewards: Sequence[float] = ()
+) -> list[float]:
+    """Â_i = (r_i - mean r) - λ (c_i - mean c), the two advantages of DA-GRPO joined by λ. Shape [G + number of free rewards].
 
-    Equals the centred advantage of the shaped reward r - λc. Raises ValueError on empty or unequal lengths, non-finite numbers, a
-    cost outside [0, 1] or a negative λ.
+    Equals the centred advantage of the shaped reward r - λc. `free_rewards` are of responses that were not sampled with the group and cost
+    nothing: they are measured against the group, whose means they do not enter, and come last. Raises ValueError on empty or unequal
+    lengths, non-finite numbers, a cost outside [0, 1] or a negative λ.
     """
     rewards_G = require_values("rewards", rewards)
     costs_G = [require_share(f"costs[{index}]", cost) for index, cost in enumerate(costs)]
     price = require_non_negative("dual", dual)
     if len(rewards_G) != len(costs_G):
         raise ValueError(f"rewards and costs must be equally long, not {len(rewards_G)} and {len(costs_G)}")
-    reward_advantages_G, cost_advantages_G = centred(rewards_G), centred(costs_G)
-    return [task - price * cost for task, cost in zip(reward_advantages_G, cost_advantages_G, strict=True)]
-
-
-def outside_advantage(reward: float, rewards: Sequence[float], costs: Sequence[float], dual: float) -> float:
-    """Â of a response that was not sampled with the group and cost nothing: r' - mean_g (r_g - λ c_g).
-
-    The group is the baseline and stays its own: nothing about the sampled responses' advantages changes. Raises ValueError like
-    `dual_advantages`.
-    """
-    rewards_G = require_values("rewards", rewards)
-    costs_G = [require_share(f"costs[{index}]", cost) for index, cost in enumerate(require_values("costs", costs))]
-    price = require_non_negative("dual", dual)
-    if len(rewards_G) != len(costs_G):
-        raise ValueError(f"rewards and costs must be equally long, not {len(rewards_G)} and {len(costs_G)}")
-    return require_finite("reward", reward) - mean(rewards_G) + price * mean(costs_G)
+    free = [require_finite(f"free_rewards[{index}]", reward) for index, reward in enumerate(free_rewards)]
+    mean_reward, mean_cost = mean(rewards_G), mean(costs_G)
+    judged = zip([*rewards_G, *free], [*costs_G, *[0.0] * len(free)], strict=True)
+    return [(reward - mean_reward) - price * (cost - mean_cost) for reward, cost in judged]
 
 
 def estimator_weight(group_size: int) -> float:
@@ -87,9 +80,9 @@ def scale_advantages(
     return [_divided(group, standard_deviation(batch) + epsilon) for group in groups]
 
 
-def has_signal(advantages_G: Sequence[float]) -> bool:
-    """False when every advantage is zero: such a group has no gradient and is dropped (decision 16)."""
-    return any(advantage != 0.0 for advantage in advantages_G)
+def has_signal(advantages: Sequence[float]) -> bool:
+    """Whether any advantage is more than the rounding of a zero; what has none has no gradient and is dropped (decision 16)."""
+    return any(abs(advantage) > _ROUNDING for advantage in advantages)
 
 
 def _divided(values: Sequence[float], divisor: float) -> list[float]:

@@ -12,7 +12,10 @@ BAD_FORMAT_REWARD = -0.1
 
 
 class FormatPenalty(StrEnum):
-    """When a format violation is penalised: always, or only when the answer is otherwise correct (decision 1)."""
+    """When a format violation is penalised: always, or only when the answer is otherwise correct (decision 1).
+
+    No setting: rollouts take the default of `task_reward`, so that is the place to change it. `hierarchical_reward` always penalises.
+    """
 
     ALWAYS = "always"
     WHEN_CORRECT = "when_correct"

@@ -50,7 +50,6 @@ class ModelInfo:
     context_tokens: int
     file_bytes: int
     sha256: str
-    path: str
     prompt_form: str = "full"
 
 

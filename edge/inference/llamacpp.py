@@ -74,7 +74,7 @@ class LlamaCppBackend(BatchedBackend):
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
-        return LlamaCppBackend(self.model.path, self._worker, loaded=self._model, **options)
+        return LlamaCppBackend(self._model.path, self._worker, loaded=self._model, **options)
 
 
 _TRIAL_TOKENS = 64

@@ -207,7 +207,7 @@ class MlxBackend(BatchedBackend):
         row_tokens = min(n_ctx, shape.context_tokens or n_ctx)
         token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * decoder.dtype.size
         rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens, graphics=True)
-        self._decoder = decoder
+        self._path, self._decoder = path, decoder
         super().__init__(
             MlxEngine(decoder, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
             tokenizer.tokens,
@@ -220,4 +220,4 @@ class MlxBackend(BatchedBackend):
 
     def beside(self, *, max_rows: int | None = None) -> MlxBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
-        return MlxBackend(self.model.path, self._decoder, self._worker, n_ctx=self._n_ctx, max_rows=max_rows)
+        return MlxBackend(self._path, self._decoder, self._worker, n_ctx=self._n_ctx, max_rows=max_rows)

@@ -116,7 +116,7 @@ class ModelTokenizer:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
         file_bytes = sum(file.stat().st_size for file in files)
         about = architecture, parameters, context_tokens, file_bytes
-        return ModelInfo(self.name, *about, sha256_of(files[0]), str(path), self.prompt_form)
+        return ModelInfo(self.name, *about, sha256_of(files[0]), self.prompt_form)
 
 
 def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:

@@ -212,7 +212,7 @@ class OnnxBackend(BatchedBackend):
         token_bytes = 2 * 4 * graph.layers * graph.kv_heads * graph.head_dim  # float32
         rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens)
         self.providers: ProviderChoice = graph.providers
-        self._model, self._graph_path = model, graph_path
+        self._model, self._model_path, self._graph_path = model, model_path, graph_path
         super().__init__(
             OnnxEngine(graph, rows=rollout_rows + serving_rows, n_ctx=row_tokens),
             model.tokenizer.tokens,
@@ -226,7 +226,7 @@ class OnnxBackend(BatchedBackend):
     def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
         """Another backend over the same session and worker, with rows and an adapter of its own. It must be closed before this one."""
         return OnnxBackend(
-            self.model.path,
+            self._model_path,
             self._graph_path,
             self._worker,
             n_ctx=self._n_ctx,

@@ -14,10 +14,9 @@ from edge.core.events import EventSink
 from edge.core.types import AdapterRef
 from edge.inference.backend import InferenceBackend
 from edge.learning.checkpoints import Checkpoint, Checkpoints
-from edge.learning.step import version_name
 from edge.state.events import AdapterSwapped, Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Lineage, WentBackRow
+from edge.state.rows import Lineage, WentBackRow, version_name
 
 HINT = "see edge-agent adapters list"
 
@@ -76,9 +75,9 @@ class Versions:
 
     def all(self) -> list[Version]:
         """What is on disk, oldest first."""
-        line = self.state.lineage()
-        on_line = {checkpoint.step for checkpoint in self.checkpoints.among(self.state.ancestors(line.latest))}
-        return [self._version(checkpoint, line, checkpoint.step in on_line) for checkpoint in self.checkpoints.all()]
+        lineage = self.state.lineage()
+        on_line = {checkpoint.step for checkpoint in self.checkpoints.among(self.state.ancestors(lineage.latest))}
+        return [self._version(checkpoint, lineage, checkpoint.step in on_line) for checkpoint in self.checkpoints.all()]
 
     def one(self, version: int) -> Version:
         """One version on disk. Raises NotFound."""
@@ -100,11 +99,11 @@ class Versions:
 
     def go_back(self, version: int, at: float, by: str = "person", reason: str = "") -> Lineage:
         """Serve and learn on from a version that `checkpoint` has found sound; one transaction. `by`: a person, or what found it worse."""
-        line = self.state.lineage()
-        self.state.set_lineage(line.back_to(version), WentBackRow(at, line.serving, version, by, reason))
-        return line.back_to(version)
+        lineage = self.state.lineage()
+        self.state.set_lineage(lineage.back_to(version), WentBackRow(at, lineage.serving, version, by, reason))
+        return lineage.back_to(version)
 
-    def _version(self, checkpoint: Checkpoint, line: Lineage, on_line: bool) -> Version:
+    def _version(self, checkpoint: Checkpoint, lineage: Lineage, on_line: bool) -> Version:
         step = self.state.step_at(checkpoint.step)
         base = None if step is None else step.adapter.base_version if step.adapter.base_version >= 0 else step.step - 1
         return Version(
@@ -123,8 +122,8 @@ class Versions:
             kept_accuracy=step.scores.kept_accuracy if step else None,
             joint_accuracy=step.scores.joint_accuracy if step else None,
             assist_rate=step.control.assist_rate if step else None,
-            serving=checkpoint.step == line.serving,
-            head=checkpoint.step == line.latest,
+            serving=checkpoint.step == lineage.serving,
+            head=checkpoint.step == lineage.latest,
             on_line=on_line,
             damage=self._damage(checkpoint),
         )
@@ -180,11 +179,11 @@ class ServingAdapter:
         async with self.switching:
             checkpoint = await asyncio.to_thread(self.versions.checkpoint, version)
             await self.backend.swap_adapter(checkpoint.adapter if checkpoint else None)
-            line = self.versions.go_back(version, self.clock.now(), by, reason)
+            lineage = self.versions.go_back(version, self.clock.now(), by, reason)
         why = f" ({reason})" if reason else ""
         self._notice(f"rolled back to {version_name(version)}{why}; it is active, and learning goes on from it")
         self.sink.emit(AdapterSwapped(version, checkpoint.adapter.folder if checkpoint else ""))
-        return line
+        return lineage
 
     async def serve_newest(self) -> None:
         """Activate the lineage's active version; or else, with a notice, the newest undamaged one it came from, or the bare model."""

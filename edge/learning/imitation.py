@@ -53,6 +53,19 @@ class ImitationBatch:
     found: tuple[SimilarAnswer, ...] = ()
 
 
+NOTHING_GIVEN = ImitationBatch(())
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An item of the step with its given answer. `is_known`: half of the responses are right, so the answer is only kept up."""
+
+    item: TaskItem
+    key: str
+    demonstration: Demonstration
+    is_known: bool
+
+
 @dataclass
 class GivenAnswers:
     """Makes the batches, from the engine that samples for the learner."""
@@ -66,27 +79,39 @@ class GivenAnswers:
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
         """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
         hardly ever sampled cannot be learned from samples; else one update that keeps them up, as beside steps on other tasks."""
+        given = self._given(plan, groups)
+        if not given:
+            return NOTHING_GIVEN
+        items = {one.key: one.item for one in given}
+        stored = {key: self.stored(key) for key in items}
+        found: list[SimilarAnswer] = []
+        if plan.demonstrates and not plan.generalises:
+            new = [(key, item) for key, item in items.items() if not stored[key]]
+            found = list(chain.from_iterable(await all_of(self._found(key, item, plan.step) for key, item in new)))
+        similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
+        stream(self.settings.seed, "kept", plan.step).shuffle(similar)
+        others = await self._of_skills(plan.step)
+        shown = tuple(one.key for one in given if not one.is_known)
+        return ImitationBatch(
+            demonstrations=tuple(one.demonstration for one in given),
+            kept=tuple([one for pair in zip(similar, cycle(others), strict=False) for one in pair] or similar or others),
+            most=MOST_IMITATIONS if shown else 1,
+            shown=shown,
+            found=tuple(found),
+        )
+
+    def _given(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> list[_Given]:
+        """The step's items whose answer is given, or else those that are rehearsed; without answers that do not fit."""
         if plan.demonstrates:
             to_show = [one for one in groups if not plan.generalises or (one.right_alone == 0 and not one.item.options)]
             asked = [(group.item, group.prompt_dual, group.right_alone >= _KNOWN) for group in to_show]
         else:
             asked = [(item, drawn_dual(self.settings, plan.step, index), True) for index, item in enumerate(plan.rehearsed)]
-        made = [self._demonstration(item, dual, plan.step, index) for index, (item, dual, _) in enumerate(asked)]
-        demonstrations = tuple(one for one in made if one is not None)
-        if not demonstrations:
-            return ImitationBatch(())
-        fitting = [(item, knows) for (item, _, knows), one in zip(asked, made, strict=True) if one is not None]
-        items, unknown = {Candidate(item).key: item for item, _ in fitting}, [item for item, knows in fitting if not knows]
-        stored = {key: self.stored(key) for key in items}
-        single_answers = plan.demonstrates and not plan.generalises
-        new = [(key, item) for key, item in items.items() if single_answers and not stored[key]]
-        found = [one for some in await all_of(self._found(*one, plan.step) for one in new) for one in some]
-        similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
-        stream(self.settings.seed, "kept", plan.step).shuffle(similar)
-        others = await self._of_skills(plan.step)
-        kept = [one for pair in zip(similar, cycle(others), strict=False) for one in pair] or similar or others
-        shown = tuple(Candidate(item).key for item in unknown)
-        return ImitationBatch(demonstrations, tuple(kept), MOST_IMITATIONS if unknown else 1, shown, tuple(found))
+        given = []
+        for index, (item, dual, is_known) in enumerate(asked):
+            if (made := self._demonstration(item, dual, plan.step, index)) is not None:
+                given.append(_Given(item, Candidate(item).key, made, is_known))
+        return given
 
     def _demonstration(self, item: TaskItem, dual: float | None, step: int, index: int) -> Demonstration | None:
         """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""

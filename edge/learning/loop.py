@@ -19,7 +19,8 @@ from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents
 from edge.learning.conditions import DiskSpace, Readiness, learning_is_paused
 from edge.learning.curriculum import HeldOut, StepPlan
-from edge.learning.own_use import LEARNED_LATER, is_about_the_device, outlook
+from edge.learning.own_items import LEARNED_LATER, outlook
+from edge.learning.own_use import is_about_the_device
 from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
@@ -116,13 +117,13 @@ class Learning:
         return curriculum.next_step() is not None or (own_use is not None and await own_use.fresh() > 0)
 
     def outlook(self, record: Mapping[str, Any], feedback: Feedback) -> str:
-        """What a person who rated an answer may expect of it; see `own_use.outlook`."""
+        """What a person who rated an answer may expect of it; see `own_items.outlook`."""
         own_use, when = self.components.own_use, "learned from in the next steps"
         if own_use is None or self._stage in ("idle", "stopped"):
             when = LEARNED_LATER
         elif self.waiting:
             when = f"learned from when learning goes on ({self.waiting})"
-        return outlook(record, feedback, learns=own_use is None or own_use.rules.learns_verdicts, when=when)
+        return outlook(record, feedback, learns=own_use is None or own_use.rules.learns_ratings, when=when)
 
     async def apply_feedback(self) -> None:
         """Go back where people like what serves less than the version before."""

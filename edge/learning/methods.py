@@ -6,7 +6,7 @@ The estimator of every method has the form Σ_prompts w Σ_i A_i ∇ log π(y_i)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from edge.core.rng import stream
@@ -16,7 +16,6 @@ from edge.dagrpo.advantages import (
     centred,
     dual_advantages,
     estimator_weight,
-    outside_advantage,
     scale_advantages,
 )
 from edge.dagrpo.baselines import PromptOutcome, calls_per_local, gapg_advantages, gapg_kept_prompts, grpo_advantages
@@ -80,8 +79,7 @@ class DaGrpo:
     """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ stops being a price in units of reward (decision 5).
 
     Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. Where a prompt states a λ of its own,
-    that one holds for its group. A cloud answer that joined its group is one more sample, with the
-    group as its baseline (edge.dagrpo.advantages.outside_advantage).
+    that one holds for its group. A cloud answer that joined its group is one more sample, with the group as its baseline.
     """
 
     scale: AdvantageScale = AdvantageScale.NONE
@@ -90,13 +88,17 @@ class DaGrpo:
 
     def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """Dual advantages of every usable group."""
-        usable = usable_groups(groups)
-        duals = [dual * group.cost_weight if group.prompt_dual is None else group.prompt_dual for group in usable]
-        unscaled = [dual_advantages(*_rewards_and_costs(group), own) for group, own in zip(usable, duals, strict=True)]
-        return [
-            GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), _cloud_advantage(group, own))
-            for group, advantages_G, own in zip(usable, scale_advantages(unscaled, self.scale), duals, strict=True)
-        ]
+        found = []
+        for group in usable_groups(groups):
+            price = dual * group.cost_weight if group.prompt_dual is None else group.prompt_dual
+            rewards_G, costs_G = [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
+            # the cloud's answer is right and well formed, or it would not be there, and free
+            cloud = [task_reward(Outcome(correct=True, format_ok=True))] if group.cloud_sample else []
+            advantages_G = dual_advantages(rewards_G, costs_G, price, free_rewards=cloud)
+            cloud_advantage = advantages_G.pop() if cloud else None
+            found.append(GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), cloud_advantage))
+        scaled = scale_advantages([one.advantages_G for one in found], self.scale)
+        return [replace(one, advantages_G=own) for one, own in zip(found, scaled, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +200,6 @@ def prompt_outcome(group: ScoredGroup) -> PromptOutcome:
         any_local_correct=any(_right(one) and not one.asked for one in group.unmasked),
         cloud_correct=any(_right(one) and one.asked for one in group.unmasked),
     )
-
-
-def _rewards_and_costs(group: ScoredGroup) -> tuple[list[float], list[int]]:
-    return [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
-
-
-def _cloud_advantage(group: ScoredGroup, dual: float) -> float | None:
-    """Â of the cloud's answer: right and well formed, or it would not be there, and free."""
-    if not group.cloud_sample:
-        return None
-    return outside_advantage(task_reward(Outcome(correct=True, format_ok=True)), *_rewards_and_costs(group), dual)
 
 
 def _right(one: ScoredResponse) -> bool:

@@ -108,34 +108,32 @@ class PromotionGate:
 
     async def judge(self, checkpoint: Checkpoint, event: StepFinished, base: int) -> Judgement:
         """Examine the adapter of a step, trained from `base`, before its commit. Leaves the candidate (or nothing) in the engine."""
-        line = self.state.lineage()
+        lineage = self.state.lineage()
         sources = [step.source for step in self.state.steps(last=_LOOKED_BACK * self.rules.every) if step.step < event.step]
-        memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(line.serving)
+        memory = Memory.from_json(self.state.meta(GATE_MEMORY)).of_serving(lineage.serving)
         memory = self._with_anchors(memory, dict.fromkeys((*self.skills, *sources, event.source)))
         rate = self._rate(event, base, memory)
-        examined = await self._examined(memory, line)
+        examined = await self._examined(memory, lineage)
         if examined is not None:
             memory = replace(memory, right={**memory.right, **_right(examined)})
         candidates = candidates_by_source(memory.anchors)
-        exams = results(line.serving, candidates, examined or {})
+        exams = results(lineage.serving, candidates, examined or {})
         try:
             answers = await self.exam(checkpoint.adapter, [one for own in candidates.values() for one in own])
         except AdapterError as error:
             return Judgement("refused", str(error), (), rate, memory.to_json(), exams)
         right = _right(answers)
-        scores, best = [], dict(memory.right)
-        for source, own in candidates.items() if examined is not None else ():
-            pairs = [(memory.right[one.key], right[one.key]) for one in own]
-            lost, gained = sum(was and not now for was, now in pairs), sum(now and not was for was, now in pairs)
-            if pairs:
-                example = next((one.item.question for one in own if memory.right[one.key] and not right[one.key]), "")
-                scores.append(AnchorScore(source, len(pairs), sum(was for was, _ in pairs), lost, gained, example))
-                if gained >= lost:
-                    best.update({one.key: right[one.key] for one in own})
+        scores = (
+            [] if examined is None else [_score(source, own, memory.right, right) for source, own in candidates.items() if own]
+        )
         reason = refusal_of(scores, self.rules)
         exams = (*exams, *results(checkpoint.step, candidates, answers))
         if not reason:
-            memory = Memory(checkpoint.step, memory.anchors, best if scores else right, {**memory.rates, event.task: rate.now})
+            best = dict(memory.right) if scores else right
+            for score in scores:
+                if score.gained >= score.lost:
+                    best |= {one.key: right[one.key] for one in candidates[score.source]}
+            memory = Memory(checkpoint.step, memory.anchors, best, {**memory.rates, event.task: rate.now})
         return Judgement("refused" if reason else "promoted", reason, tuple(scores), rate, memory.to_json(), exams)
 
     def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
@@ -153,14 +151,14 @@ class PromotionGate:
         right = {key: right for key, right in memory.right.items() if key in wanted}
         return replace(memory, anchors=newest, right=right)
 
-    async def _examined(self, memory: Memory, line: Lineage) -> Mapping[str, ExamAnswer] | None:
+    async def _examined(self, memory: Memory, lineage: Lineage) -> Mapping[str, ExamAnswer] | None:
         """What the adapter in use makes of the anchors that it was not examined on yet; None when it cannot be loaded (it is no measure
         then)."""
         missing = [one for own in candidates_by_source(memory.anchors).values() for one in own if one.key not in memory.right]
         if not missing:
             return {}
-        in_use = self.checkpoints.at(line.serving)
-        if line.serving and in_use is None:
+        in_use = self.checkpoints.at(lineage.serving)
+        if lineage.serving and in_use is None:
             return None
         try:
             return await self.exam(in_use.adapter if in_use else None, missing)
@@ -185,6 +183,14 @@ class PromotionGate:
 def candidates_by_source(anchors: Mapping[str, tuple[TaskItem, ...]]) -> dict[str, list[Candidate]]:
     """What is examined for each source."""
     return {source: candidates_of((item, 1.0) for item in items) for source, items in anchors.items()}
+
+
+def _score(source: str, own: Sequence[Candidate], before: Mapping[str, bool], after: Mapping[str, bool]) -> AnchorScore:
+    """A source's anchors with the best adapter so far, and with the candidate."""
+    lost = [one for one in own if before[one.key] and not after[one.key]]
+    gained = sum(after[one.key] and not before[one.key] for one in own)
+    right = sum(before[one.key] for one in own)
+    return AnchorScore(source, len(own), right, len(lost), gained, lost[0].item.question if lost else "")
 
 
 def results(

@@ -91,9 +91,9 @@ class RollbackMonitor:
         self.state.set_meta(_CHECKED, str(self.state.position().steps_done))
         candidates = candidates_by_source(Memory.from_json(self.state.meta(GATE_MEMORY)).anchors)
         every = [one for own in candidates.values() for one in own]
-        line, left = self.state.lineage(), self.left()
+        lineage, left = self.state.lineage(), self.left()
         rivals = []
-        for version in dict.fromkeys((0, self.state.best_version(), *line.kept)):
+        for version in dict.fromkeys((0, self.state.best_version(), *lineage.kept)):
             on_disk = version == 0 or self.checkpoints.at(version) is not None
             if version != serving and version not in left and on_disk and await self.sound(version):
                 rivals.append(version)

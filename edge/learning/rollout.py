@@ -203,31 +203,29 @@ class Rollout:
             settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=batch.help_bias, exact=True
         )
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
-        group = await self.backend.sample_group(prompt_messages(item, settings.prompt_form, dual), sampling, seeds)
+        sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form, dual), sampling, seeds)
         weight = 1.0
         if batch.call_cost is not None:
             weight = batch.call_cost.weight(question_chars(cloud_messages(item, settings.cloud_prompt_form)))
-        asks_G = [self._asks(item, response) for response in group.responses]
+        asks_G = [self._asks(item, response) for response in sampled.responses]
+        asking = [response for response, asks in zip(sampled.responses, asks_G, strict=True) if asks]
+        outcome = CloudOutcome(None)
         if settings.skip_unanimous_calls and all(asks_G):  # any one reward that all of them share gives Â = 0
-            uncalled = tuple(
-                ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1) for response in group.responses
-            )
-            return ScoredGroup(item, group.prompt_ids, uncalled, None, prompt_dual=dual, cost_weight=weight)
-        asking = [response for response, asks in zip(group.responses, asks_G, strict=True) if asks]
-        outcome = await self._ask(batch, index, asking) if asking else CloudOutcome(None)
-        scored = [
-            await self._score(item, response, asks, outcome) for response, asks in zip(group.responses, asks_G, strict=True)
-        ]
+            scored = [ScoredResponse(response, True, ResponseOutcome.UNCALLED, False, 0.0, 1) for response in asking]
+        else:
+            outcome = await self._ask(batch, index, asking) if asking else outcome
+            pairs = zip(sampled.responses, asks_G, strict=True)
+            scored = [await self._score(item, response, asks, outcome) for response, asks in pairs]
         return ScoredGroup(
-            item,
-            group.prompt_ids,
-            tuple(scored),
-            outcome.completion,
-            outcome.reason,
-            dual,
-            await self._cloud_sample(item, len(group.prompt_ids), outcome.completion),
-            outcome.lost_uusd,
-            weight,
+            item=item,
+            prompt_ids=sampled.prompt_ids,
+            responses=tuple(scored),
+            completion=outcome.completion,
+            cloud_reason=outcome.reason,
+            prompt_dual=dual,
+            cloud_sample=await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
+            lost_uusd=outcome.lost_uusd,
+            cost_weight=weight,
         )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
@@ -323,12 +321,13 @@ def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False, by_cos
     """
     responses = [scored for group in groups for scored in group.responses]
     uncalled = sum(scored.outcome in (ResponseOutcome.UNCALLED, ResponseOutcome.UNSENT) for scored in responses)
-    own_rate = help_rate([scored.response.help_log_odds for scored in responses]) if with_bias else None
+    own_rate = None
     if by_cost and with_bias:
-        own = [help_rate([scored.response.help_log_odds for scored in group.responses]) for group in groups]
-        own_rate = weighted_rate(own, _weights(groups))
+        own_rate = weighted_rate([_rate_without_bias(group.responses) for group in groups], _weights(groups))
     elif by_cost:
         own_rate = cost_rate(groups)
+    elif with_bias:
+        own_rate = _rate_without_bias(responses)
     return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled, own_rate)
 
 
@@ -336,6 +335,10 @@ def cost_rate(groups: Sequence[ScoredGroup]) -> float:
     """Ĵ_w: the share of responses that validly asked, each weighted by what its call is expected to cost."""
     asked = [mean([float(scored.asked) for scored in group.responses]) for group in groups]
     return weighted_rate(asked, _weights(groups))
+
+
+def _rate_without_bias(responses: Sequence[ScoredResponse]) -> float:
+    return help_rate([scored.response.help_log_odds for scored in responses])
 
 
 def _weights(groups: Sequence[ScoredGroup]) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge.budget.pace import Pace
@@ -21,17 +21,17 @@ from edge.dagrpo.dual import EXPLORED_RATE
 from edge.inference.backend import InferenceBackend
 from edge.learning.checkpoints import Checkpoint, Checkpoints, StepManifest
 from edge.learning.curriculum import StepPlan
-from edge.learning.imitation import GivenAnswers, ImitationBatch
+from edge.learning.imitation import GivenAnswers
 from edge.learning.methods import Method, StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
-from edge.learning.step_event import step_event
-from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
+from edge.learning.step_event import StepResult, step_event
+from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Lineage, Position
+from edge.state.rows import Commit, Lineage, Position, version_name
 from edge.training.floor import StepMeasure
-from edge.training.learner import Imitation, Learner, LearnerReport
+from edge.training.learner import Learner
 
 
 @dataclass(slots=True)
@@ -90,8 +90,9 @@ class LearningStep:
                 report = await learner.update([one.training_group() for one in advantages])
                 imitation = await learner.imitate(given.demonstrations, given.kept, given.most) if given.demonstrations else None
             with phase("save"):
-                seconds = phase.so_far(self.rollout.cloud_s)
-                manifest = self._manifest(plan, opened, groups, given, (report, imitation), seconds, base)
+                by_cost = self.pace is not None
+                result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost)
+                manifest = self._manifest(result, phase.so_far(self.rollout.cloud_s), base)
                 saved = await self.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
@@ -117,9 +118,10 @@ class LearningStep:
             if self.gate is not None and manifest.gate_due and manifest.base == self.state.lineage().latest:
                 judgement = await self.gate.judge(saved, event, manifest.base)
         async with self.switching:
-            with phase("commit"):
+            with phase("swap"):
                 event, lineage = self._commit(phase.timed(event), saved, manifest, closed, judgement)
-            with phase("swap"):  # where training went back, the next step begins with loading that version
+                self.failpoint("committed")
+                # where training went back, the next step begins with loading that version
                 if lineage.latest == saved.step and self.rollout_backend.adapter_version != saved.step:
                     await self.rollout_backend.swap_adapter(saved.adapter)
                 if lineage.serving == saved.step:
@@ -144,41 +146,22 @@ class LearningStep:
             return None
         return next((self.pace.call_cost(last.at) for last in self.state.steps(last=1)), None)
 
-    def _manifest(
-        self,
-        plan: StepPlan,
-        opened: OpenStep,
-        groups: Sequence[ScoredGroup],
-        given: ImitationBatch,
-        learned: tuple[LearnerReport, Imitation | None],
-        seconds: StepSeconds,
-        base: int,
-    ) -> StepManifest:
+    def _manifest(self, result: StepResult, seconds: StepSeconds, base: int) -> StepManifest:
         """All that the rest of the step needs, so that a restart can do it."""
-        before = next(iter(self.state.steps(last=1)), None)
+        plan, opened, before = result.plan, result.opened, next(iter(self.state.steps(last=1)), None)
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
         return StepManifest(
             opened=opened,
-            units=step_units(groups, with_bias=opened.help_bias is not None, by_cost=self.pace is not None),
+            units=step_units(result.groups, with_bias=opened.help_bias is not None, by_cost=result.by_cost),
             position=Position(plan.step, plan.phase, plan.phase_step),
             source=plan.source,
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
             used=plan.used,
-            demonstrated=given.shown,
-            kept=given.found,
-            draft=step_event(
-                plan,
-                opened,
-                groups,
-                *learned,
-                seconds,
-                before,
-                self.measure(),
-                shown=len(given.shown),
-                by_cost=self.pace is not None,
-            ),
+            demonstrated=result.given.shown,
+            kept=result.given.found,
+            draft=step_event(result, seconds, before, self.measure()),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )
@@ -215,7 +198,7 @@ class LearningStep:
                 cursor=manifest.cursor_after,
                 terms=closed.terms,
                 unreported=closed.unreported,
-                line=lineage,
+                lineage=lineage,
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,
@@ -280,19 +263,13 @@ def _has(group: ScoredGroup, outcome: ResponseOutcome) -> bool:
     return any(scored.outcome is outcome for scored in group.responses)
 
 
-def version_name(version: int) -> str:
-    """How a version is spoken of."""
-    return f"adapter {version}" if version else "the bare model"
-
-
-Phase = Literal["rollout", "update", "save", "close", "gate", "commit", "swap"]
+Phase = Literal["rollout", "update", "save", "close", "gate", "swap"]
 _FAILPOINTS: Mapping[str, str] = {
     "rollout": "collected",
     "update": "updated",
     "save": "checkpointed",
     "close": "closed",
     "gate": "judged",
-    "commit": "committed",
 }
 """The named place behind each phase (edge.core.failpoint)."""
 
@@ -324,10 +301,6 @@ class StepPhases:
 
     def timed(self, event: StepFinished) -> StepFinished:
         """The event with the seconds of now; a finished cut step keeps those of before its end."""
-        known = dict(self.seconds)
-        if "commit" in known:
-            known["swap"] = known.get("swap", 0.0) + known.pop("commit")
-        parts = StepSeconds(**{**asdict(event.time.seconds_by_part), **known})
-        total = parts.rollout + parts.update + parts.save + parts.close + parts.swap + parts.gate
-        times_floor = total / event.time.floor_s if event.time.floor_s else None
-        return replace(event, time=replace(event.time, seconds_by_part=parts, seconds=total, times_floor=times_floor))
+        parts = replace(event.time.seconds_by_part, **self.seconds)
+        times_floor = parts.total / event.time.floor_s if event.time.floor_s else None
+        return replace(event, time=replace(event.time, seconds_by_part=parts, seconds=parts.total, times_floor=times_floor))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.dagrpo.metrics import Tally, tally
 from edge.learning.curriculum import StepPlan
+from edge.learning.imitation import NOTHING_GIVEN, ImitationBatch
+from edge.learning.methods import GroupAdvantages
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse, cost_rate
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import (
@@ -29,23 +32,31 @@ from edge.training.floor import StepMeasure
 from edge.training.learner import Imitation, LearnerReport
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """All that a step made up to its update. `given` and `imitation`: the given answers, and what was made of them (None: there were none).
+    `by_cost`: λ acts on what calls cost."""
+
+    plan: StepPlan
+    opened: OpenStep
+    groups: Sequence[ScoredGroup]
+    advantages: Sequence[GroupAdvantages]
+    report: LearnerReport
+    given: ImitationBatch = NOTHING_GIVEN
+    imitation: Imitation | None = None
+    by_cost: bool = False
+
+
 def step_event(
-    plan: StepPlan,
-    opened: OpenStep,
-    groups: Sequence[ScoredGroup],
-    report: LearnerReport,
-    imitation: Imitation | None,
-    seconds: StepSeconds,
-    before: StepFinished | None = None,
-    measure: StepMeasure | None = None,
-    *,
-    shown: int = 0,
-    by_cost: bool = False,
+    result: StepResult, seconds: StepSeconds, before: StepFinished | None, measure: StepMeasure | None = None
 ) -> StepFinished:
     """The step's event. λ after the step, `offline`, the end time and `times_floor` are filled in when it is closed.
 
-    `before`: the last committed step, whose totals this one adds to. `shown`: given answers that were imitated.
+    `before`: the last committed step, whose totals this one adds to. A number more is a field of one of the event's parts
+    (edge.state.events), and is counted here: the event's JSON and metrics.csv follow.
     """
+    plan, opened, groups, report = result.plan, result.opened, result.groups, result.report
+    from_cloud = [one.group.cloud_sample for one in result.advantages if one.cloud_advantage is not None]
     responses = [scored for group in groups for scored in group.responses]
     judged = [scored for scored in responses if scored.judged]
     counts = _tally(responses)
@@ -69,7 +80,7 @@ def step_event(
             offline=False,
             help_bias=opened.help_bias,
             help_gain=help_gain(groups),
-            cost_rate=cost_rate(groups) if by_cost else None,
+            cost_rate=cost_rate(groups) if result.by_cost else None,
         ),
         scores=StepScores(
             prompts=len(groups),
@@ -95,8 +106,8 @@ def step_event(
             total_cloud_calls=calls + (before.cloud.total_cloud_calls if before else 0),
             total_cloud_tokens=cloud_tokens + (before.cloud.total_cloud_tokens if before else 0),
             total_spend_uusd=spend_uusd + (before.cloud.total_spend_uusd if before else 0),
-            cloud_samples=sum(bool(group.cloud_sample) for group in groups),
-            cloud_sample_tokens=sum(len(group.cloud_sample) for group in groups),
+            cloud_samples=len(from_cloud),
+            cloud_sample_tokens=sum(map(len, from_cloud)),
         ),
         update=StepUpdate(
             groups_trained=report.groups,
@@ -110,8 +121,8 @@ def step_event(
             clipped_share=report.clipped_share,
             learning_rate=report.learning_rate,
             learner_skipped=report.skipped,
-            demonstrations=shown,
-            imitation_updates=imitation.updates if imitation else 0,
+            demonstrations=len(result.given.shown),
+            imitation_updates=result.imitation.updates if result.imitation else 0,
         ),
         adapter=StepAdapter(plan.step),
         time=StepTime(

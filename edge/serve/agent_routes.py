@@ -11,6 +11,7 @@ from fastapi import Body, FastAPI, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import Response
 
+from edge.agent import AgentStatus
 from edge.cloud.sent import Choice, SentKind
 from edge.core.errors import UsageError
 from edge.core.periods import Period
@@ -150,19 +151,6 @@ class AgentUsage(ResponseBody):
     ledger: LedgerUsage | None
     online: bool
     offline_reason: str
-
-
-class LoadedModel(ResponseBody):
-    """The model that answers."""
-
-    name: str
-
-
-class Status(ResponseBody):
-    """What the agent is doing now."""
-
-    mode: str
-    model: LoadedModel
 
 
 class Step(ResponseBody):
@@ -352,7 +340,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         described: dict[str, Any] = request.app.openapi()
         return described
 
-    @app.get("/api/status", response_model=Status)
+    @app.get("/api/status", response_model=AgentStatus)
     async def status() -> Response:
         """What the agent is doing now."""
         return JSONAnswer(await control.status())

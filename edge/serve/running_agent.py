@@ -14,6 +14,7 @@ from edge.answering.explain import explained
 from edge.budget.overview import overview
 from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
+from edge.rpc.client import BudgetSnapshot
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
 from edge.state.feedback import Feedback, Rating
@@ -76,9 +77,7 @@ class RunningAgent:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
         budget = await self._budget()
         await self._bring_quota()
-        status = asdict(self._agent.status())
-        status["model"].pop("path", None)
-        return {**status, "last_step": None, "budget": budget}
+        return asdict(replace(self._agent.status(), budget=budget))
 
     async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
         """Finished steps above `after`, oldest first, the newest 2000 at most."""
@@ -187,7 +186,7 @@ class RunningAgent:
         known = agent.access.quotas.budgets.of(agent.budgets.serving_task) if agent.link.client.online else None
         return None if known is None else asdict(known.budget)
 
-    async def _budget(self) -> Mapping[str, Any] | None:
+    async def _budget(self) -> BudgetSnapshot | None:
         """The budget of the task at hand, with its λ; None while the coordinator cannot be asked."""
         link, task = self._agent.link, self._agent.components.curriculum.present_task
         try:
@@ -196,7 +195,7 @@ class RunningAgent:
         except CoordinatorError:
             return None
         known = self._agent.access.quotas.budgets.of(task)
-        return None if known is None else asdict(known.budget)
+        return None if known is None else known.budget
 
 
 def _ledger(budget: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -58,7 +58,8 @@ class StepProgress(Event):
 class StepSeconds:
     """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply.
 
-    `gate` is the judging of the new adapter, where it was due.
+    `gate` is the judging of the new adapter, where it was due; `swap` is the step's commit and the change to its adapter, which a step
+    that is read back from the state folder does not have yet.
     """
 
     rollout: float
@@ -68,6 +69,11 @@ class StepSeconds:
     close: float
     swap: float
     gate: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All parts one after the other."""
+        return self.rollout + self.update + self.save + self.close + self.swap + self.gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,6 @@ def checked(feedback: Feedback) -> Feedback:
         raise UsageError(f"correction: longer than {MOST_CORRECTION_CHARS} characters")
     if correction is not None and steers(correction):
         raise UsageError("correction: holds control characters; only line ends and tabs may stand in it")
-    if correction is not None and feedback.verdict == "none":
-        raise UsageError("correction: goes with good or bad")
+    if correction is not None and feedback.verdict != "bad":
+        raise UsageError(f"correction: goes with bad, not with {feedback.verdict}")
     return Feedback(feedback.id, feedback.verdict, correction)

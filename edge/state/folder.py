@@ -89,7 +89,7 @@ class StateFolder(StateReader):
             self._put_meta(POSITION, json.dumps(asdict(commit.position)))
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
-            self._put_meta(LINE, commit.line.to_json())
+            self._put_meta(LINE, commit.lineage.to_json())
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)
             for exam in commit.exams:
@@ -113,10 +113,10 @@ class StateFolder(StateReader):
             for exam in exams:
                 self._put_exam(exam, at)
 
-    def set_lineage(self, line: Lineage, went_back: WentBackRow | None = None) -> None:
+    def set_lineage(self, lineage: Lineage, went_back: WentBackRow | None = None) -> None:
         """Serve and train on from other versions, and why, where somebody went back."""
         with self._db:
-            self._put_meta(LINE, line.to_json())
+            self._put_meta(LINE, lineage.to_json())
             if went_back is not None:
                 self._db.execute(
                     "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)

@@ -61,6 +61,11 @@ class Lineage:
         return cls(fields["head"], fields["serving"], fields["refusals"], tuple(fields["kept"]))
 
 
+def version_name(version: int) -> str:
+    """How a version of the adapter is spoken of."""
+    return f"adapter {version}" if version else "the bare model"
+
+
 def _newest(versions: tuple[int, ...], keep: int) -> tuple[int, ...]:
     """The last `keep` different versions, each at the place where it stands last; the bare model needs no keeping."""
     ordered = dict.fromkeys(version for version in reversed(versions) if version)
@@ -162,7 +167,7 @@ class Commit:
     cursor: int
     terms: Terms
     unreported: Report | None
-    line: Lineage
+    lineage: Lineage
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()

@@ -60,7 +60,7 @@ class ScriptedBackend:
         self._script = script if callable(script) else _picker(tuple(script))
         self._seconds_per_token = seconds_per_token
         self._calls_tools = calls_tools
-        self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", "", prompt_form)
+        self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", prompt_form)
         self._adapter_version = 0
         self._closed = False
         self._words: dict[int, str] = {EOS: ""}

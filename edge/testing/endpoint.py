@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from edge.agent import AgentStatus
 from edge.budget.limits import BudgetLimits
 from edge.cloud.sent import Choice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
+from edge.inference.backend import ModelInfo
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRequest, Standing
 from edge.state.reader import LAST_ANSWER
@@ -47,6 +49,11 @@ _TASK: Mapping[str, Any] = {
     "dual": 0.5,
     "as_of": 0.0,
 }
+SCRIPTED_STATUS = AgentStatus(
+    run_id="scripted", model=ModelInfo("scripted", "scripted", 0, 1024, 0, ""), adapter_version=0, mode="auto", learning="idle",
+    online=True, offline_reason="", coordinator="scripted", task="math", target_rate=0.3, dual=0.5, phase=0, phases=1, steps_done=0,
+    steps_planned=None, outbox=0, answers=0, total_cloud_calls=0, total_cloud_tokens=0, total_spend_uusd=0, uptime_s=0.0,
+)  # fmt: skip
 SCRIPTED_BUDGETS: Mapping[str, Any] = {
     "device": {**_LIMITS, "as_of": 0.0},
     "origin": "agent",
@@ -157,7 +164,7 @@ class ScriptedControl:
         self.verdicts: dict[str, Mapping[str, Any]] = {}
         self.prepared_report: Mapping[str, Any] = NOTHING_TO_REPORT
         self.prepared_headline: Mapping[str, Any] = NO_HEADLINE
-        self.state: dict[str, Any] = {"mode": "auto", "model": {"name": "scripted"}}
+        self.state: dict[str, Any] = asdict(SCRIPTED_STATUS)
         self.budgets: dict[str, Any] = dict(SCRIPTED_BUDGETS)
         self.outlook: dict[str, Any] = {}
 

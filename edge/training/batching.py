@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from edge.core.types import BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample
+from edge.dagrpo.advantages import has_signal
 
 Item = TypeVar("Item")
-
-DEAD_ADVANTAGE = 1e-8
-"""An advantage of at most this size is rounding of a zero; its response carries no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets |
 
 
 def _has_gradient(sample: TrainingSample) -> bool:
-    return bool(sample.token_ids) and abs(sample.advantage) > DEAD_ADVANTAGE
+    return bool(sample.token_ids) and has_signal([sample.advantage])
 
 
 def _fill(ordered: Sequence[Item], length: Callable[[Item], int], budget: int) -> Iterator[tuple[Item, ...]]:

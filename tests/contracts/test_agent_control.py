@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from edge.cli.folder_agent import FolderAgent
@@ -60,6 +62,16 @@ async def test_status_reports_learning_progress(control: AgentControl) -> None:
     assert (status["steps_done"], status["task"], status["trained_version"]) == (2, "math", 2)
     assert (status["address"] is not None) == status["running"] == (status["pid"] is not None)
     assert (await control.ready())["ready"] == status["running"]
+
+
+async def test_the_endpoint_describes_every_field_of_its_status(world: World) -> None:
+    async with world.agent() as agent:
+        described = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock()).app.openapi()
+        status = dict(await RunningAgent(agent).status())
+    schemas = described["components"]["schemas"]
+    for name, found in (("AgentStatus", status), ("ModelInfo", status["model"]), ("BudgetSnapshot", status["budget"])):
+        assert set(schemas[name]["properties"]) == set(found), name
+    jsonschema_rs.validate({**described, "$ref": "#/components/schemas/AgentStatus"}, json.loads(json.dumps(status)))
 
 
 async def test_steps_after_a_number_are_listed_oldest_first(control: AgentControl) -> None:

@@ -20,7 +20,7 @@ from tests.engine.test_learning_step import tiny_config
 
 
 def gated_config(state: Path, *sets: str) -> AgentConfig:
-    gate = ("gate.enabled=true", "gate.every=1", "gate.anchors=30", "gate.max_drop=1", "gate.rate_band=1")
+    gate = ("gate.enabled=true", "gate.every=1", "gate.anchors=30", "gate.max_drop=1")
     return tiny_config(state, *gate, "gate.recheck_every=2", "budget.dial=0", *sets)
 
 

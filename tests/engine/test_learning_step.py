@@ -176,7 +176,7 @@ async def test_a_corrupt_model_file_is_refused_in_one_line_and_frees_the_state_f
 async def test_with_a_gate_real_steps_are_promoted_only_after_evaluation_and_resume_identically(
     tmp_path: Path,
 ) -> None:
-    gate = ("gate.enabled=true", "gate.every=2", "gate.anchors=2", "gate.max_drop=1", "gate.rate_band=1")
+    gate = ("gate.enabled=true", "gate.every=2", "gate.anchors=2", "gate.max_drop=1")
     async with build_agent(tiny_config(tmp_path / "whole", *gate), MemorySink()) as agent:
         await agent.learn(1)
         waiting = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.core.types import TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import (
     AdvantageScale,
     dual_advantages,
@@ -18,6 +19,7 @@ from edge.dagrpo.advantages import (
     scale_advantages,
     standard_deviation,
 )
+from edge.training.batching import is_live
 
 REWARDS = st.lists(st.sampled_from([1.0, 0.0, -0.1, 0.2]), min_size=1, max_size=16)
 PRICES = st.floats(0.0, 5.0, allow_nan=False)
@@ -55,7 +57,12 @@ def test_advantages_are_permutation_equivariant(group: tuple[list[float], list[i
 
 @given(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1), st.integers(1, 16), PRICES)
 def test_uniform_group_has_exactly_zero_advantages(reward: float, cost: int, size: int, dual: float) -> None:
-    assert not has_signal(dual_advantages([reward] * size, [cost] * size, dual))
+    assert dual_advantages([reward] * size, [cost] * size, dual) == [0.0] * size
+
+
+def test_the_rounding_of_a_zero_is_no_signal_for_the_paper_and_the_learner() -> None:
+    group = [TrainingGroup((1,), (TrainingSample((2,), (-0.5,), advantage),), 1.0) for advantage in (1e-9, -1e-9, 1e-7)]
+    assert [has_signal([one.samples[0].advantage]) for one in group] == [is_live(one) for one in group] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ GARDEN = "questions-about-our-garden-and-the-weather"
 HELD = held_to(
     BudgetLimits(100, 40_000, 10_000, "month"), "practice cloud, nothing is charged", Target(None, None, 0.2, None), BEGAN
 )
-MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "", "compact")
+MODEL = ModelInfo("nano-edge", "qwen2", 2_700_000, 1024, 2_900_000, "", "compact")
 
 
 @dataclass

@@ -38,7 +38,8 @@ FOCUS = """(() => { const one = document.activeElement, style = getComputedStyle
 PLAIN = {
     "She has \\boxed{37} apples.": "She has 37 apples.",
     "\\boxed{\\frac{1}{2}} or \\boxed{\\{1\\}}": "\\frac{1}{2} or \\{1\\}",
-    "cut \\boxed{12": "cut \\boxed{12",
+    "cut \\boxed{12": "cut 12",
+    "cut \\boxed{\\frac{1}{2}": "cut \\frac{1}{2}",
     "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
 }
 
@@ -215,6 +216,14 @@ async def test_boxes_are_unwrapped_whatever_they_hold_and_code_stays_unchanged(
     await arrive(page, stage.show(agent))
     for text, wanted in PLAIN.items():
         assert await page.value(f"import('/page/prose.js').then(({{ plain }}) => plain({json.dumps(text)}))") == wanted
+
+
+async def test_a_box_is_shown_as_one_while_it_grows_and_where_it_is_cut(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent))
+    texts = json.dumps(["cut \\boxed{", "cut \\boxed{1", "cut \\boxed{12"])
+    show = f"const node = document.createElement('p'); {texts}.forEach((text) => showProse(node, text)); return node.innerHTML;"
+    shown = await page.value(f"import('/page/prose.js').then(({{ showProse }}) => {{ {show} }})")
+    assert shown == 'cut <strong class="boxed">12</strong>'
 
 
 async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:

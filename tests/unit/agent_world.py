@@ -22,7 +22,8 @@ from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
-from edge.learning.own_use import OwnUse, OwnUseRules, WatchedFolder
+from edge.learning.own_use import OwnUse, OwnUseRules
+from edge.learning.watched_folder import WatchedFolder
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest

@@ -13,7 +13,7 @@ import pytest
 from edge.answering.ask_cloud import NO_FORMS_S
 from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, UnfitAnswer, Unsupported
 from edge.core.types import CALL_OPENING, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
-from edge.learning.own_use import own_items
+from edge.learning.own_items import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback
 from edge.testing.coordinator import ScriptedCoordinatorClient

@@ -80,6 +80,14 @@ def test_correction_survives_a_repeated_bad_mark_and_is_removed_with_the_feedbac
     edge_agent("feedback", "a1", "bad", "\x1b[2J", *place).refused(2, "control characters")
 
 
+def test_only_a_bad_answer_is_corrected_and_a_verdict_before_it_stays(state: Path, edge_agent: EdgeAgent) -> None:
+    place = ["--state", str(state)]
+    assert edge_agent("feedback", "a1", "bad", "seven", *place).code == 0
+    for verdict in ("good", "none"):
+        edge_agent("feedback", "a1", verdict, "eight", *place).refused(2, "correction")
+    assert feedback(state) == Feedback("a1", "bad", "seven")
+
+
 def test_invalid_id_is_reported_and_nothing_is_looked_up(state: Path, edge_agent: EdgeAgent) -> None:
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
         edge_agent(*words, "--state", str(state)).refused(2, "no id of an answer")

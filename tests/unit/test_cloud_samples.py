@@ -19,7 +19,7 @@ from edge.config.agent import resolve_agent_config
 from edge.config.schema import LearningConfig
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
-from edge.dagrpo.advantages import dual_advantages, outside_advantage
+from edge.dagrpo.advantages import dual_advantages
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
@@ -131,9 +131,10 @@ def test_right_answer_is_never_penalised_and_equals_a_free_right_response_of_the
     table: list[tuple[float, int]], dual: float
 ) -> None:
     rewards, costs = [reward for reward, _ in table], [cost for _, cost in table]
-    advantage = outside_advantage(1.0, rewards, costs, dual)
+    *advantages_G, advantage = dual_advantages(rewards, costs, dual, free_rewards=[1.0])
+    assert advantages_G == dual_advantages(rewards, costs, dual), "the group's own are as without it"
     assert advantage >= -1e-12
-    for one, (reward, cost) in zip(dual_advantages(rewards, costs, dual), table, strict=True):
+    for one, (reward, cost) in zip(advantages_G, table, strict=True):
         if (reward, cost) == (1.0, 0):
             assert advantage == pytest.approx(one)
 

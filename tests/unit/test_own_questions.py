@@ -16,7 +16,7 @@ from edge.core.errors import NotFound, UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.evaluation.judging import cloud_messages
 from edge.learning.methods import DaGrpo
-from edge.learning.own_use import OwnItem, own_items
+from edge.learning.own_items import OwnItem, own_items
 from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits

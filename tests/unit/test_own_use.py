@@ -14,7 +14,8 @@ import pytest
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
 from edge.core.errors import PermissionDenied
-from edge.learning import own_use as watched
+from edge.learning import watched_folder
+from edge.learning.own_items import LEARNED_LATER
 from edge.learning.own_use import OwnUseRules
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
@@ -141,7 +142,7 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
 async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "MOST_ITEMS", 5)
+    monkeypatch.setattr(watched_folder, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
     world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
     async with world.agent() as agent:
@@ -341,7 +342,7 @@ async def test_user_is_notified_when_feedback_is_learned_from(tmp_path: Path) ->
     record, verdict = {"turns": 1}, Feedback("amath1", "bad", "2")
     async with world_in(tmp_path / "state", steps=1).agent() as agent:
         outlook = partial(agent.learning.outlook, record, verdict)
-        assert outlook() == watched.LEARNED_LATER, "it has not begun to learn"
+        assert outlook() == LEARNED_LATER, "it has not begun to learn"
         await agent.learn()
         assert outlook() == "learned from in the next steps", "it waits for something new"
         agent.learning.pause(True)

@@ -21,6 +21,7 @@ export function showProse(node, text) {
 
 function grown(child, before, part) {
   if (child?.nodeType === Node.TEXT_NODE && !part.startsWith("```") && unboxed(part) === part) child.data = part;
+  else if (child?.classList?.contains("boxed") && part.startsWith(BOX)) child.textContent = unboxed(part);
   else if (child?.classList?.contains("code") && part.startsWith("```") && before.includes("\n")) child.querySelector("code").textContent = code(part);
   else return false;
   return true;
@@ -29,16 +30,20 @@ function grown(child, before, part) {
 // The text as it is read aloud and copied: what stands in a box without the box, whatever braces are in it; code as it is.
 export const plain = (text) => text.split(/(```[\s\S]*?(?:```|$))/).map((part) => part.startsWith("```") ? part : boxesOf(part).map(unboxed).join("")).join("");
 
-// The text in parts, each box one of them.
+// The text in parts, each box one of them; one that is not closed, where the text is cut or still grows, reaches to its end.
 function boxesOf(text) {
   const start = text.indexOf(BOX);
   if (start < 0) return [text];
-  const end = closing(text, start + BOX.length);
-  return end < 0 ? [text] : [text.slice(0, start), text.slice(start, end + 1), ...boxesOf(text.slice(end + 1))];
+  const end = closing(text, start + BOX.length) + 1 || text.length;
+  return [text.slice(0, start), text.slice(start, end), ...boxesOf(text.slice(end))];
 }
 
 // A box's words: \text{Paris} and the like are set as they are written.
-const unboxed = (part) => part.startsWith(BOX) && part.endsWith("}") ? part.slice(BOX.length, -1).replace(WORDS, "$1") : part;
+function unboxed(part) {
+  if (!part.startsWith(BOX)) return part;
+  const end = closing(part, BOX.length);
+  return part.slice(BOX.length, end < 0 ? part.length : end).replace(WORDS, "$1");
+}
 
 // Where the brace closes that was opened before `at`; -1 where it does not.
 function closing(text, at) {

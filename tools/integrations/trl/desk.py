@@ -19,9 +19,9 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.advantages import has_signal
 from edge.inference.decisions import opens_step
 from edge.learning.curriculum import StepPlan
-from edge.learning.methods import DaGrpo, StepTerms
+from edge.learning.methods import DaGrpo, GroupAdvantages, StepTerms
 from edge.learning.rollout import Batch, ResponseOutcome, ScoredGroup, step_units
-from edge.learning.step_event import step_event
+from edge.learning.step_event import StepResult, step_event
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.state.events import Notice, PhaseStarted, RunFinished, RunStarted, StepSeconds, StopReason
 from edge.state.folder import StateFolder
@@ -193,7 +193,9 @@ class Desk:
             return
         seconds = StepSeconds(now.scored_s - now.began_s, now.cloud_s, now.update_s, 0.0, now.close_s, 0.0)
         before = next(iter(state.steps(last=1)), None)
-        event = step_event(plan, now.opened, now.groups, _learner_report(now, numbers), None, seconds, before)
+        advantages = DaGrpo().advantages(now.groups, now.opened.dual, StepTerms(plan.step, plan.task, now.opened.target_rate))
+        report = _learner_report(now, advantages, numbers)
+        event = step_event(StepResult(plan, now.opened, now.groups, advantages, report), seconds, before)
         control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
         event = replace(event, control=control, at=self._clock.now())
         state.commit_step(
@@ -206,7 +208,7 @@ class Desk:
                 cursor=plan.cursor_after,
                 terms=closed.terms,
                 unreported=closed.unreported,
-                line=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
+                lineage=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
             )
         )
         self._sink.emit(event)
@@ -305,10 +307,8 @@ def _require_places(step: int, places: Sequence[int], prompts: int, size: int) -
         )
 
 
-def _learner_report(now: _Underway, numbers: TrainerNumbers) -> LearnerReport:
+def _learner_report(now: _Underway, groups: Sequence[GroupAdvantages], numbers: TrainerNumbers) -> LearnerReport:
     """Without vLLM, TRL samples with the trained weights and nothing differs; with it, TRL reports only the mean gap."""
-    terms = StepTerms(now.plan.step, now.plan.task, now.opened.target_rate)
-    groups = DaGrpo().advantages(now.groups, now.opened.dual, terms)
     dead = sum(not has_signal(group.advantages_G) for group in groups)
     return LearnerReport(
         groups=len(groups),
