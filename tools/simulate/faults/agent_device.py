@@ -10,12 +10,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge.agent import Agent
-from edge.answering.draft import AnswerSettings
 from edge.budget.daily import DailyLimits
 from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
@@ -24,19 +23,12 @@ from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
-from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentComponents, AgentSettings
-from edge.learning.curriculum import Curriculum
-from edge.learning.methods import DaGrpo
-from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
-from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
-from edge.verifiers.math_answer import ExactMathAnswer
 from tools.simulate.faults.device import (
     MAX_OUTPUT_TOKENS,
     WISHED_RATE,
@@ -46,14 +38,14 @@ from tools.simulate.faults.device import (
     answer_parts,
     refusal_parts,
 )
-from tools.simulate.faults.scenario import AgentPlan, Fault
+from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
+from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import DeviceSpeed
-from tools.simulate.fleet.learner import SimulatedLearner
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
-from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
-from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
+from tools.simulate.fleet.mind import Mind
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_question
+from tools.simulate.fleet.scenario import GroupPart, LearningPart, TokensPart
 from tools.simulate.virtual.loop import Host, VirtualClock, is_alive
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
@@ -64,12 +56,8 @@ SETTLE_S = 400.0
 """For calls in doubt: an agent asks for their end once a minute at least."""
 STOP_S = 120.0
 SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
-MIND = Mind(skill=0.4, ask=-0.5, ask_slope=3.0)
-TOKENS = TokensPart(prompt=60, local=60, cloud=6)
-DIFFICULTY = DifficultyPart()
 _POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
-_MOST_LOCAL_TOKENS = 1024
 Failpoint = Callable[[str], None]
 T = TypeVar("T")
 
@@ -203,14 +191,6 @@ class LoggedClient(SimulatedClient):
                 self._at_failpoint(_POINTS[outcome])
 
 
-class SeededState(StateFolder):
-    """A state folder whose run has a name of its own, so that call keys depend on the seed alone."""
-
-    def _run_id(self) -> str:
-        self.set_meta("run_id", self.folder.name)
-        return self.folder.name
-
-
 class EvenlySpread:
     """Implements `LearningConditions`: no step begins sooner than `every_s` after the one before, so that faults meet steps at any time."""
 
@@ -238,7 +218,7 @@ class AgentLife:
         number: int,
         around: Surroundings,
         notes: AgentNotes,
-        state: StateFolder,
+        state: SimulatedState,
         channel: SimulatedChannel,
         clock: Clock,
         failpoint: Failpoint,
@@ -248,7 +228,8 @@ class AgentLife:
         self.state = state
         self._number = number
         self._scenario = around.scenario
-        self._plan: AgentPlan = around.scenario.agents[number]
+        self._plan = around.scenario.agents[number]
+        self._group = _group_of(around.scenario, self._plan)
         self._notes = notes
         self._loop = around.loop
         self._ended = asyncio.Event()
@@ -257,7 +238,7 @@ class AgentLife:
         self.learned_all = not self._plan.steps
         seed = derive_seed(around.scenario.seed, "client", self.name, notes.lives)
         client = LoggedClient(channel, self.name, seed, around, notes.ledger, failpoint)
-        self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
+        self.agent = self._make_agent(client, clock, failpoint)
 
     async def live(self, *, asked: bool) -> None:
         """Learn, answer where `asked`, until `end`; what breaks it is noted."""
@@ -322,7 +303,7 @@ class AgentLife:
         number = self._number * NUMBERS_OF_A_DEVICE + len(self._notes.asked)
         asked = Asked(f"{number:09d}", self._notes.lives)
         self._notes.asked.append(asked)
-        question = Question.of(number, self._difficulty(number), self._scenario.seed)
+        question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
         try:
             async with asyncio.timeout(leaves_s):
@@ -333,59 +314,51 @@ class AgentLife:
         except EdgeError:  # in mode cloud-only
             asked.end = "refused"
 
-    def _difficulty(self, number: int) -> float:
-        return draw_difficulty(DIFFICULTY, 0.0, stream(self._scenario.seed, "difficulty", number))
-
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> AgentComponents:
-        scenario, machine = self._scenario, Machine(self._loop, SPEED)
+    def _make_agent(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> Agent:
+        scenario, plan, group, machine = self._scenario, self._plan, self._group, Machine(self._loop, SPEED)
         phases = [
-            PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
+            PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, plan.steps))
             for task in scenario.tasks
         ]
-
-        async def open_backend() -> SimulatedBackend:
-            return SimulatedBackend(machine, MIND, Nature(), TOKENS, scenario.seed)
-
-        async def open_learner() -> SimulatedLearner:
-            return SimulatedLearner(machine, MIND, Nature(), Rates())
-
-        return AgentComponents(
-            state=self.state,
-            curriculum=Curriculum(phases, self._practice, self.state, seed=scenario.seed, prompts_per_step=scenario.prompts),
-            open_backend=open_backend,
-            open_learner=open_learner,
-            client=client,
-            coordinator=None,
-            coordinator_name="simulated",
-            verifier=ExactMathAnswer(),
-            policy=SelfOffload(),
-            sink=self,
-            clock=clock,
+        return simulated_agent(
+            group,
+            SimulatedBackend(machine, group.mind, group.nature, group.tokens, scenario.seed),
+            machine,
+            self.state,
+            client,
+            clock,
+            self,
+            seed=scenario.seed,
+            phases=phases,
+            practice=self._practice,
+            conditions=EvenlySpread(scenario.lasts_s / (1 + plan.steps * len(phases)), self._loop.time),
+            dual_init=scenario.terms.tasks[group.task].dual_init,
+            most_cloud_tokens=MAX_OUTPUT_TOKENS,
+            patience_s=DEADLINE_S,
+            daily_limits=DailyLimits(plan.calls_limit, plan.spend_limit_uusd),
             failpoint=failpoint,
-            conditions=EvenlySpread(scenario.lasts_s / (1 + self._plan.steps * len(phases)), self._loop.time),
         )
 
     def _practice(self, source: str) -> Practice:
         task = source.partition(":")[2]
         first = self._number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
-        seed = self._scenario.seed
-        return Practice(first, task, DIFFICULTY, seed, self._loop.time, lambda number: stream(seed, "difficulty", number))
+        return Practice(self._group, task, first, self._scenario.seed, self._loop.time)
 
-    def _settings(self) -> AgentSettings:
-        scenario, plan = self._scenario, self._plan
-        seed = derive_seed(scenario.seed, "rollout", self.name)
-        rollout = RolloutSettings(
-            self.name, seed, scenario.group_size, 1.0, _MOST_LOCAL_TOKENS, "compact", "compact", MAX_OUTPUT_TOKENS
-        )
-        answers = AnswerSettings(
-            "auto", scenario.tasks[0], 0.0, _MOST_LOCAL_TOKENS, None, "compact", "compact", MAX_OUTPUT_TOKENS, DEADLINE_S
-        )
-        limits = DailyLimits(plan.calls_limit, plan.spend_limit_uusd)
-        terms = scenario.terms.tasks[scenario.tasks[0]]
-        settings = AgentSettings(rollout, answers, terms.dual_init, DaGrpo(), DEADLINE_S, plan.dial)
-        return replace(settings, daily_limits=limits)
+
+def _group_of(scenario: Scenario, plan: AgentPlan) -> GroupPart:
+    """An agent as the fleet's parts want it described; machine and link are this world's own."""
+    return GroupPart(
+        name="agents",
+        device="laptop",
+        link="simulated",
+        task=scenario.tasks[0],
+        dial=plan.dial,
+        learning=LearningPart(prompts_per_step=scenario.prompts, group_size=scenario.group_size),
+        mind=Mind(skill=0.4, ask=-0.5, ask_slope=3.0),
+        tokens=TokensPart(prompt=60, local=60, cloud=6),
+    )
 
 
 class Died(BaseException):
@@ -450,7 +423,7 @@ class AgentMember:
         around = self._around
         around.note(f"{self.name} started")
         self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
-        state, channel = SeededState(self._folder), around.channel(self.link)
+        state, channel = SimulatedState(self._folder), around.channel(self.link)
         self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
         self._living = self._host.spawn(self._life.live(asked=asked), "life")
 
@@ -515,7 +488,7 @@ class AgentMember:
 
     def read(self) -> None:
         """Read the folder of an agent that does not run."""
-        with SeededState(self._folder) as state:
+        with SimulatedState(self._folder) as state:
             self.kept = Kept.read(state, self.scenario.tasks)
 
     def _die(self) -> None:
