@@ -12,11 +12,12 @@ import grpc
 from edge.core.errors import CoordinatorError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
-from tools.simulate.faults.device import DeviceEvent
+from tools.simulate.faults.log import DeviceLog
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, WINDOWS
 from tools.simulate.virtual.network import SimulatedChannel
 
-NAME = "admin"
+ADMINISTRATOR = "admin"
+"""Its name in the log."""
 TIMEOUT_S = 5.0
 ACTS = (
     *(("set_budget",) * 3),
@@ -34,7 +35,7 @@ SETTINGS = dict(zip(UNIT_FIELDS, LIMIT_FIELDS, strict=True))
 class SimulatedAdministrator:
     """Works until it is stopped."""
 
-    def __init__(self, channel: SimulatedChannel, log: list[DeviceEvent], rng: random.Random, devices: tuple[str, ...]) -> None:
+    def __init__(self, channel: SimulatedChannel, log: DeviceLog, rng: random.Random, devices: tuple[str, ...]) -> None:
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
         self._log = log
         self._rng = rng
@@ -99,22 +100,22 @@ class SimulatedAdministrator:
             request = admin_pb2.ListBudgetsRequest(page_size=3, page_token=token)
             reply = await self._try(lambda request=request: self._stub.ListBudgets(request, timeout=TIMEOUT_S))  # type: ignore[misc]
             if isinstance(reply, CoordinatorError):
-                return self._note(what, "", reply.reason)
+                return self._log.note(what, "", reply.reason)
             rows += [(row.key, _units(row.committed), _units(row.reserved), _limits(row.limits)) for row in reply.budgets]
             token = reply.next_page_token
             if not token:
                 break
         scopes = tuple((scope.scope, _limits(scope.limits)) for scope in reply.scopes)
-        return self._note(what, "", "ok", (tuple(rows), scopes))
+        return self._log.note(what, "", "ok", (tuple(rows), scopes))
 
     async def list_tasks(self) -> None:
         """λ and version of every task."""
         request = admin_pb2.ListTasksRequest(page_size=1000)
         reply = await self._try(lambda: self._stub.ListTasks(request, timeout=TIMEOUT_S))
         if isinstance(reply, CoordinatorError):
-            return self._note("list_tasks", "", reply.reason)
+            return self._log.note("list_tasks", "", reply.reason)
         told = tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
-        return self._note("list_tasks", "", "ok", told)
+        return self._log.note("list_tasks", "", "ok", told)
 
     async def list_calls(self) -> None:
         """Some calls; no other reply has them as precisely."""
@@ -129,31 +130,28 @@ class SimulatedAdministrator:
                 async for entry in self._stub.ReadJournal(admin_pb2.ReadJournalRequest()):
                     entries.append((entry.seq, entry.hash))
         except grpc.RpcError as error:
-            return self._note("read_journal", "", from_rpc_error(error).reason)
+            return self._log.note("read_journal", "", from_rpc_error(error).reason)
         except TimeoutError:
-            return self._note("read_journal", "", "DEADLINE_EXCEEDED")
-        return self._note("read_journal", "", "ok", tuple(entries))
+            return self._log.note("read_journal", "", "DEADLINE_EXCEEDED")
+        return self._log.note("read_journal", "", "ok", tuple(entries))
 
     async def verify_ledger(self) -> None:
         """Have every balance and every λ proved."""
         reply = await self._try(lambda: self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
         if isinstance(reply, CoordinatorError):
-            return self._note("verify_ledger", "", reply.reason)
-        return self._note("verify_ledger", "", "ok", (reply.ok, *reply.differences))
+            return self._log.note("verify_ledger", "", reply.reason)
+        return self._log.note("verify_ledger", "", "ok", (reply.ok, *reply.differences))
 
     async def _ask(self, what: str, key: str, ask: Callable[[], Awaitable[Any]], asked: tuple[Any, ...] = ()) -> None:
-        self._note(what, key, "asked", asked)
+        self._log.note(what, key, "asked", asked)
         reply = await self._try(ask)
-        self._note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
+        self._log.note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
 
     async def _try(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await ask()
         except grpc.RpcError as error:
             return from_rpc_error(error)
-
-    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
-        self._log.append(DeviceEvent(asyncio.get_running_loop().time(), NAME, what, key, outcome, told))
 
 
 def _units(amount: admin_pb2.AmountUsed) -> tuple[int, int, int]:

@@ -42,8 +42,8 @@ def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) ->
 class _AgentChecker:
     def __init__(self, agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
         self._name = name = agent.name
-        self._scenario = agent.scenario
-        self._plan: AgentPlan = agent.scenario.agents[agent.number]
+        self._scenario = agent.around.scenario
+        self._plan: AgentPlan = agent.plan
         self._asked = agent.notes.asked
         self._dial_since = agent.dial_since
         self._verdict = verdict

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edge.agent import Agent
 from edge.budget.daily import DailyLimits
 from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
-from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
@@ -29,15 +28,8 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
-from tools.simulate.faults.device import (
-    MAX_OUTPUT_TOKENS,
-    WISHED_RATE,
-    DeviceEvent,
-    Notebook,
-    Surroundings,
-    answer_parts,
-    refusal_parts,
-)
+from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
+from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
@@ -46,7 +38,7 @@ from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_question
 from tools.simulate.fleet.scenario import GroupPart, LearningPart, TokensPart
-from tools.simulate.virtual.loop import Host, VirtualClock, is_alive
+from tools.simulate.virtual.loop import VirtualClock
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()
@@ -56,10 +48,7 @@ SETTLE_S = 400.0
 """For calls in doubt: an agent asks for their end once a minute at least."""
 STOP_S = 120.0
 SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
-_POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
-Failpoint = Callable[[str], None]
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -79,9 +68,7 @@ class AgentNotes:
     """What the world knows of an agent over all its lives."""
 
     asked: list[Asked] = field(default_factory=list)
-    ledger: Notebook = field(default_factory=Notebook)
     notices: list[str] = field(default_factory=list)
-    lives: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -132,63 +119,42 @@ class Kept:
 class LoggedClient(SimulatedClient):
     """The real client, which writes down requests and replies."""
 
-    def __init__(
-        self, channel: SimulatedChannel, name: str, seed: int, around: Surroundings, notebook: Notebook, failpoint: Failpoint
-    ) -> None:
-        """`failpoint` is called with "asked" before a call leaves, and "answered" before its answer is passed on."""
-        super().__init__(channel, name, POLICY, seed)
-        self._name, self._around, self._notebook, self._at_failpoint = name, around, notebook, failpoint
+    def __init__(self, channel: SimulatedChannel, seed: int, notebook: Notebook, log: DeviceLog) -> None:
+        super().__init__(channel, log.device, POLICY, seed)
+        self._notebook = notebook
+        self._log = log
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
-        return await self._noted("complete", self._known(call), super().complete(call, deadline_s))
+        self._notebook.calls[call.call_key] = call
+        return await self._log.noted("complete", call.call_key, super().complete(call, deadline_s))
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
-        key = self._known(call)
-        self._note("complete", key, "asked")
+        self._notebook.calls[call.call_key] = call
+        self._log.note("complete", call.call_key, "asked")
         try:
             async with aclosing(super().stream_complete(call, deadline_s)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.completion is not None:
-                        self._note("complete", key, "completed", answer_parts(delta.completion))
+                        self._log.note("complete", call.call_key, "completed", answer_parts(delta.completion))
                     yield delta
         except CoordinatorError as error:
-            self._note("complete", key, error.reason, refusal_parts(error))
+            self._log.note("complete", call.call_key, error.reason, refusal_parts(error))
             raise
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""
-        return await self._noted("get_call", call_key, super().get_call(call_key))
+        return await self._log.noted("get_call", call_key, super().get_call(call_key))
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
         opening = super().open_step(task, step, planned_prompts, group_size, target_rate)
-        return await self._noted("open_step", f"{task}#{step}", opening)
+        return await self._log.noted("open_step", f"{task}#{step}", opening)
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step."""
-        return await self._noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
-
-    def _known(self, call: CloudCall) -> str:
-        self._notebook.calls[call.call_key] = call
-        return call.call_key
-
-    async def _noted(self, what: str, key: str, asking: Awaitable[T]) -> T:
-        self._note(what, key, "asked")
-        try:
-            value = await asking
-        except CoordinatorError as error:
-            self._note(what, key, error.reason, refusal_parts(error))
-            raise
-        self._note(what, key, "completed" if isinstance(value, CloudCompletion) else "ok", answer_parts(value))
-        return value
-
-    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
-        if is_alive():
-            self._around.log.append(DeviceEvent(self._around.loop.time(), self._name, what, key, outcome, told))
-            if what == "complete" and outcome in _POINTS:
-                self._at_failpoint(_POINTS[outcome])
+        return await self._log.noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
 
 
 class EvenlySpread:
@@ -213,32 +179,21 @@ class EvenlySpread:
 class AgentLife:
     """An agent from the opening of its state folder to its end. `live` it as a task of a host of its own."""
 
-    def __init__(
-        self,
-        number: int,
-        around: Surroundings,
-        notes: AgentNotes,
-        state: SimulatedState,
-        channel: SimulatedChannel,
-        clock: Clock,
-        failpoint: Failpoint,
-    ) -> None:
-        notes.lives += 1
-        self.name = state.run_id
-        self.state = state
-        self._number = number
-        self._scenario = around.scenario
-        self._plan = around.scenario.agents[number]
-        self._group = _group_of(around.scenario, self._plan)
-        self._notes = notes
-        self._loop = around.loop
+    def __init__(self, member: AgentMember) -> None:
+        self.state = SimulatedState(member.folder)
+        self.name = member.name
+        self._number = member.number
+        self._scenario = member.around.scenario
+        self._plan = member.plan
+        self._group = _group_of(self._scenario, self._plan)
+        self._notes = member.notes
+        self._life = member.notebook.lives
+        self._loop = member.around.loop
         self._ended = asyncio.Event()
         self.is_open = False
         self.asked_all = not self._plan.questions
         self.learned_all = not self._plan.steps
-        seed = derive_seed(around.scenario.seed, "client", self.name, notes.lives)
-        client = LoggedClient(channel, self.name, seed, around, notes.ledger, failpoint)
-        self.agent = self._make_agent(client, clock, failpoint)
+        self.agent = self._make_agent(member)
 
     async def live(self, *, asked: bool) -> None:
         """Learn, answer where `asked`, until `end`; what breaks it is noted."""
@@ -277,7 +232,7 @@ class AgentLife:
 
     async def _be_asked(self) -> None:
         """One question after the other, sometimes two at once, until there are no more; what is left after `lasts_s` has no pauses."""
-        rng = stream(self._scenario.seed, "people", self.name, self._notes.lives)
+        rng = stream(self._scenario.seed, "people", self.name, self._life)
         async with asyncio.TaskGroup() as people:
             while len(self._notes.asked) < self._plan.questions and not self._ended.is_set():
                 await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
@@ -301,7 +256,7 @@ class AgentLife:
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
         number = self._number * NUMBERS_OF_A_DEVICE + len(self._notes.asked)
-        asked = Asked(f"{number:09d}", self._notes.lives)
+        asked = Asked(f"{number:09d}", self._life)
         self._notes.asked.append(asked)
         question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
@@ -316,8 +271,11 @@ class AgentLife:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _make_agent(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> Agent:
+    def _make_agent(self, member: AgentMember) -> Agent:
         scenario, plan, group, machine = self._scenario, self._plan, self._group, Machine(self._loop, SPEED)
+        log = DeviceLog(member.around.log, self.name, member.call_noted)
+        client_seed = derive_seed(scenario.seed, "client", self.name, self._life)
+        client = LoggedClient(member.around.channel(member.link), client_seed, member.notebook, log)
         phases = [
             PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, plan.steps))
             for task in scenario.tasks
@@ -328,7 +286,7 @@ class AgentLife:
             machine,
             self.state,
             client,
-            clock,
+            member.clock,
             self,
             seed=scenario.seed,
             phases=phases,
@@ -338,7 +296,7 @@ class AgentLife:
             most_cloud_tokens=MAX_OUTPUT_TOKENS,
             patience_s=DEADLINE_S,
             daily_limits=DailyLimits(plan.calls_limit, plan.spend_limit_uusd),
-            failpoint=failpoint,
+            failpoint=member.reached,
         )
 
     def _practice(self, source: str) -> Practice:
@@ -365,35 +323,26 @@ class Died(BaseException):
     """Unwinds what an agent was doing when it died, so that it comes to no end of its own."""
 
 
-class AgentMember:
+class AgentMember(Member):
     """A real agent of a world, over all its lives."""
 
     invariant = "A8"
 
     def __init__(self, number: int, around: Surroundings, folder: Path) -> None:
+        super().__init__(f"agent-{number}", around)
         self.number = number
-        self.name = f"agent-{number}"
-        self.link = around.link()
+        self.plan = around.scenario.agents[number]
+        self.folder = folder / self.name
+        self.clock = VirtualClock(around.loop, around.scenario.begins_s)
         self.notes = AgentNotes()
-        self.leftovers: list[str] = []
         self.dial_since = 0
         """How many questions had been asked when its dial was set last."""
         self.kept: Kept | None = None
         """What its folder has at the end; None: it did not come to one."""
-        self.scenario = around.scenario
-        self._around = around
-        self._folder = folder / self.name
-        self._clock = VirtualClock(around.loop, around.scenario.begins_s)
-        self._host: Host | None = None
         self._life: AgentLife | None = None
         self._living: asyncio.Task[None] | None = None
         self._dies_at = ""
         self._down_s = 0.0
-
-    @property
-    def notebook(self) -> Notebook:
-        """The calls it made."""
-        return self.notes.ledger
 
     @property
     def up(self) -> bool:
@@ -420,12 +369,10 @@ class AgentMember:
         """Begin a life, unless it lives; `asked`: people ask it."""
         if self._life is not None:
             return
-        around = self._around
-        around.note(f"{self.name} started")
-        self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
-        state, channel = SimulatedState(self._folder), around.channel(self.link)
-        self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
-        self._living = self._host.spawn(self._life.live(asked=asked), "life")
+        self.around.note(f"{self.name} started")
+        host = self.new_host()
+        self._life = AgentLife(self)
+        self._living = host.spawn(self._life.live(asked=asked), "life")
 
     async def suffer(self, fault: Fault) -> None:
         """What befalls one agent."""
@@ -442,7 +389,7 @@ class AgentMember:
                 await asyncio.sleep(fault.for_s)
                 self.boot()
             case "device_clock_jump":
-                self._clock.jump(float(fault.detail or 0.0))
+                self.clock.jump(float(fault.detail or 0.0))
             case "dial":
                 self._set_dial(fault.detail)
             case "cloud_paused":
@@ -456,12 +403,12 @@ class AgentMember:
 
     def heal(self) -> None:
         """No fault any more."""
-        self.link.heal()
+        super().heal()
         self._dies_at = ""
 
     async def resume(self) -> None:
         """Everything is over: it learns and asks again."""
-        await self._around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
+        await self.around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
         self._pause_learning(False)
         self._pause_cloud(False)
 
@@ -475,7 +422,7 @@ class AgentMember:
         if self._life is not life:
             return
         if living.done():
-            self.leftovers += [f"{name} of {self.name}" for name in self._around.loop.live_tasks(host)]
+            self.leftovers += [f"{name} of {self.name}" for name in self.around.loop.live_tasks(host)]
             self._life = self._living = None
         else:
             self.leftovers.append(f"{self.name} did not stop within {STOP_S:g} s")
@@ -488,25 +435,30 @@ class AgentMember:
 
     def read(self) -> None:
         """Read the folder of an agent that does not run."""
-        with SimulatedState(self._folder) as state:
-            self.kept = Kept.read(state, self.scenario.tasks)
+        with SimulatedState(self.folder) as state:
+            self.kept = Kept.read(state, self.around.scenario.tasks)
 
     def _die(self) -> None:
         """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
         assert self._host is not None
         assert self._life is not None
-        self._around.note(f"{self.name} crashed")
+        self.around.note(f"{self.name} crashed")
         self._host.die()
         self._life.state.close()
         self._life = self._living = None
 
-    def _reached(self, point: str) -> None:
-        """A place in a learning step was passed: the agent may be armed to die there."""
+    def call_noted(self, what: str, outcome: str) -> None:
+        """Its log has another line: it may be armed to die before a call leaves, and before the answer is passed on."""
+        if what == "complete" and outcome in ("asked", "completed"):
+            self.reached("asked" if outcome == "asked" else "answered")
+
+    def reached(self, point: str) -> None:
+        """A place in a learning step, or around a call, was passed: the agent may be armed to die there."""
         if self._dies_at == point and self._life is not None:
             self._dies_at = ""
-            self._around.injected[f"agent died at {point}"] += 1
+            self.around.injected[f"agent died at {point}"] += 1
             self._die()
-            self._around.network.later(self._down_s, self.boot)
+            self.around.network.later(self._down_s, self.boot)
             raise Died(point)
 
     @property
@@ -523,7 +475,7 @@ class AgentMember:
 
     def _pause_cloud(self, paused: bool) -> None:
         if self._life is not None and self._is_open:
-            self._life.agent.access.switch.pause(paused, self._clock.now())
+            self._life.agent.access.switch.pause(paused, self.clock.now())
 
     def _pause_learning(self, paused: bool) -> None:
         if self._life is not None and self._is_open:
