@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from coordinator.config import ANY_TASK, TaskConfig
 from edge.budget.dial import BIAS_BOUND, DIAL_LR, STEADINESS, WINDOW
 from edge.core.errors import UsageError
 from tools.simulate.fleet.cloud import TURN_TOKENS, most_tokens
@@ -22,8 +21,7 @@ from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.link import OVERHEAD_BYTES
 from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
-from tools.simulate.fleet.profiles import load_device, load_link
-from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, Scenario
 from tools.simulate.fleet.tally import changing_rates, jain_index, quantiles, share
 from tools.simulate.reports.result import (
     FORMAT,
@@ -54,7 +52,7 @@ Hardware = tuple[DeviceSpeed, LinkModel]
 def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "") -> SimulationResult:
     """Play a scenario, with its own seed where none is given; `name` is what the result calls it. Raises UsageError for a device or link
     that is not known, and for what only the exact simulation plays."""
-    hardware = [_hardware(part) for part in scenario.groups]
+    hardware = [part.hardware() for part in scenario.groups]
     found = only_exact(scenario, hardware)
     if found:
         told = f"the vectorised fleet has dials, budgets and latencies only; this scenario has {', '.join(found)}"
@@ -83,11 +81,6 @@ def only_exact(scenario: Scenario, hardware: Sequence[Hardware]) -> list[str]:
     found += ["errors of the cloud"] if scenario.cloud.error_rate else []
     rates = [rate.calls_per_min for _, part in scenario.configurations() for rate in (part.rates.fleet, part.rates.device)]
     return found + (["rates of starting calls"] if any(rates) else [])
-
-
-def _hardware(part: GroupPart) -> Hardware:
-    speed = load_device(part.device, part.model)
-    return replace(speed, battery_wh=None) if part.on_mains else speed, load_link(part.link)
 
 
 class _World:
@@ -131,7 +124,7 @@ class _World:
         return sorted(edge for edge in edges if edge <= lasts_s)
 
     def _ask(self, begins: float, ends: float) -> None:
-        now = self._calendar(begins)
+        now = self._scenario.calendar_at(begins)
         asking = [(group, group.questions(begins, ends)) for group in self._groups]
         while asking:
             rounds = [(group, group.ask(*one), lines) for group, lines in asking if (one := next(lines, None)) is not None]
@@ -158,12 +151,7 @@ class _World:
         """τ in force of people's questions: of the dial, or the coordinator's."""
         if group.part.dial is not None:
             return group.part.dial
-        tasks = self._coordinator.tasks
-        terms = tasks.get(group.part.task) or tasks.get(ANY_TASK) or TaskConfig()
-        return terms.rate_at(0, self._calendar(at))
-
-    def _calendar(self, at: float) -> float:
-        return MONDAY_MIDNIGHT + self._scenario.starts_at_h * HOUR_S + at
+        return self._coordinator.task(group.part.task).rate_at(0, self._scenario.calendar_at(at))
 
     def result(self, name: str) -> SimulationResult:
         scenario, curves = self._scenario, self._curves
