@@ -331,14 +331,17 @@ class FleetWorld:
         )
 
     def _group_result(self, group: _Group) -> GroupResult:
+        figures = [device.figures for device in group.devices]
         return group.tally.result(
-            [device.figures for device in group.devices],
-            name=group.part.name,
-            profile=group.speed.name,
-            link=group.link.name,
+            group.part,
+            group.speed,
+            group.link,
+            [each.calls for each in figures],
+            [each.spend_uusd for each in figures],
             target_rate=self._target_rate(group),
             training_target_rate=self._training_target_rate(group),
-            learns=group.part.learning is not None,
+            dual=mean(each.dual for each in figures) if group.part.learning else None,
+            steps=sum(each.steps for each in figures),
             energy_wh=group.energy_wh,
             battery_empty_s=sum(device.machine.empty_for_s for device in group.devices),
             lost=sum(device.figures.asked - device.kept for device in group.devices),
