@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.agent import Agent
@@ -22,13 +22,14 @@ from edge.tasks.source import TaskSource
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend, right_answer
 from tools.simulate.fleet.cloud import most_tokens
-from tools.simulate.fleet.link import FleetChannel, Link
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.link import FleetChannel, FleetNetwork, Link
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Question
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_question
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, LearningPart, Scenario
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
-from tools.simulate.virtual.network import SimulatedClient
+from tools.simulate.virtual.network import ServiceEndpoint, SimulatedClient
 
 _CHECK_AGAIN_S = 900.0
 _GRAIN = 1e-3
@@ -87,48 +88,54 @@ _CALLS = (
 )
 
 
+@dataclass(slots=True)
+class FleetGroup:
+    """The devices of one group, and what they have in common. `target_rate` and `dual_init` are those of its task."""
+
+    part: GroupPart
+    speed: DeviceSpeed
+    link: LinkModel
+    tally: GroupTally
+    target_rate: float
+    dual_init: float
+    devices: list[FleetDevice] = field(default_factory=list)
+    energy_wh: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all devices of a world share. `target_rate` and `dual_init` are those of the group's task."""
+    """What all devices of a world share. `folder`: for their checkpoints; `endpoint`: of the coordinator that serves now, if any."""
 
     scenario: Scenario
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    network: FleetNetwork
     folder: Path
-    target_rate: float
-    dual_init: float
+    endpoint: Callable[[], ServiceEndpoint | None]
 
 
 class FleetDevice:
     """`live` it as a task of a host of its own; `end` asks it to."""
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        group: GroupPart,
-        machine: Machine,
-        link: Link,
-        channel: FleetChannel,
-        tally: GroupTally,
-        around: Surroundings,
-    ) -> None:
+    def __init__(self, index: int, group: FleetGroup, around: Surroundings) -> None:
         self.index = index
-        self.name = name
-        self.group = group
-        self.machine = machine
-        self.link = link
-        self.channel = channel
-        self.figures = DeviceFigures(around.dual_init)
+        self.name = f"{group.part.name}-{len(group.devices):05d}"
+        self.group = group.part
+        self.figures = DeviceFigures(group.dual_init)
         self.kept = 0
+        """How many records the state folder has at the end."""
         self.charges: dict[str, int | None] = {}
-        self._tally = tally
+        """What each call cost by these records, in micro-USD; None: that is not known yet."""
+        self._tally = group.tally
         self._around = around
         self._seed = around.scenario.seed
         self._ended = asyncio.Event()
-        self.state = SimulatedState(around.folder / name, in_memory=True)
+        self.machine = Machine(around.loop, group.speed)
+        self.link = Link(group.link, self._rng("link"), around.scenario.starts_at_h)
+        self.channel = FleetChannel(around.network, around.endpoint, self.link)
+        self.state = SimulatedState(around.folder / self.name, in_memory=True)
         self.backend = self._make_backend()
-        self.agent = self._make_agent()
+        self.agent = self._make_agent(group.target_rate, group.dual_init)
 
     # life ----------------------------------------------------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class FleetDevice:
         group = self.group
         return SimulatedBackend(self.machine, group.mind, group.nature, group.tokens, self._seed)
 
-    def _make_agent(self) -> Agent:
+    def _make_agent(self, target_rate: float, dual_init: float) -> Agent:
         group, around = self.group, self._around
         client_seed = derive_seed(self._seed, "client", self.name)
         return simulated_agent(
@@ -208,10 +215,10 @@ class FleetDevice:
             around.clock,
             self,
             seed=self._seed,
-            phases=(PhaseConfig(source="practice", target_rate=around.target_rate, task=group.task),),
+            phases=(PhaseConfig(source="practice", target_rate=target_rate, task=group.task),),
             practice=lambda _: self._practice(),
             conditions=self._timetable(),
-            dual_init=around.dual_init,
+            dual_init=dual_init,
             most_cloud_tokens=most_tokens(group.tokens),
             patience_s=around.scenario.cloud.deadline_s,
         )

@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ from coordinator.ledger.tables import BUDGET, CALL, PRICE
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
-from tools.simulate.fleet.device import FleetDevice, Surroundings
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Outage, covered_s
-from tools.simulate.fleet.machine import Machine
+from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
+from tools.simulate.fleet.link import PATIENCE_S, FleetNetwork, Outage, covered_s
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
 from tools.simulate.fleet.scenario import (
     DAY_S,
@@ -45,18 +42,6 @@ LEFT_OVER_S = 6 * HOUR_S
 """Virtual time after the end within which everything has to come to rest."""
 SETTLE_S = 1800.0
 CHECK_S = 5.0
-
-
-@dataclass(slots=True)
-class _Group:
-    part: GroupPart
-    speed: DeviceSpeed
-    link: LinkModel
-    tally: GroupTally
-    target_rate: float
-    dual_init: float
-    devices: list[FleetDevice] = field(default_factory=list)
-    energy_wh: float = 0.0
 
 
 class FleetWorld:
@@ -81,11 +66,11 @@ class FleetWorld:
         self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
         self.happened: list[tuple[float, str]] = []
         self.found: list[str] = []
-        self._folder = folder
+        self._around = Surroundings(scenario, self.loop, self.clock, self.network, folder, lambda: self.site.endpoint)
         self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
-        self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
+        self._of_device: list[FleetGroup] = [group for group in self._groups for _ in range(group.part.devices)]
         self._series = CloudResult([], [], [], [], [], [], [], [], [], {}, 0, None)
         self._down: list[Outage] = []
         self._still_asking = scenario.devices
@@ -147,16 +132,10 @@ class FleetWorld:
             self.loop.create_task(self.site.broker.drain(0.0), name="stop")
         await asyncio.sleep(CHECK_S)
 
-    def _switch_on(self, index: int, group: _Group) -> asyncio.Task[None]:
-        name = f"{group.part.name}-{len(group.devices):05d}"
-        around = Surroundings(self.scenario, self.loop, self.clock, self._folder, group.target_rate, group.dual_init)
-        machine = Machine(self.loop, group.speed)
-        link = Link(group.link, stream(self.scenario.seed, "link", name), self.scenario.starts_at_h)
-        channel = FleetChannel(self.network, lambda: self.site.endpoint, link)
-        host = Host(name, self.loop)
-        device = self._make_device(index, name, group.part, machine, link, channel, group.tally, around)
+    def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:
+        device = self._make_device(index, group, self._around)
         group.devices.append(device)
-        return host.spawn(device.live(self._one_asked_all), "life")
+        return Host(device.name, self.loop).spawn(device.live(self._one_asked_all), "life")
 
     def _beside(self) -> Iterator[tuple[Any, str]]:
         yield self._sample(), "sample"
@@ -260,7 +239,7 @@ class FleetWorld:
             for group in self._groups:
                 group.tally.samples.append(self._sample_group(group, before, at))
 
-    def _sample_group(self, group: _Group, before: float, at: float) -> Sample:
+    def _sample_group(self, group: FleetGroup, before: float, at: float) -> Sample:
         for device in group.devices:
             device.machine.settle()
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
@@ -275,15 +254,15 @@ class FleetWorld:
             used,
         )
 
-    def _target_rate(self, group: _Group) -> float:
+    def _target_rate(self, group: FleetGroup) -> float:
         """τ in force of people's questions: of the dial, or the coordinator's."""
         return self._coordinators_rate(group) if group.part.dial is None else group.part.dial
 
-    def _training_target_rate(self, group: _Group) -> float | None:
+    def _training_target_rate(self, group: FleetGroup) -> float | None:
         """τ in force of learning steps, which λ steers to; None where people's questions have the same or nothing is learned."""
         return None if group.part.dial is None or group.part.learning is None else self._coordinators_rate(group)
 
-    def _coordinators_rate(self, group: _Group) -> float:
+    def _coordinators_rate(self, group: FleetGroup) -> float:
         """The coordinator's τ for the steps that the devices have come to."""
         steps = sum(device.figures.steps for device in group.devices) // max(1, len(group.devices))
         return self._part.task(group.part.task).rate_at(steps, self.clock.now())
@@ -330,7 +309,7 @@ class FleetWorld:
             assertions=[],
         )
 
-    def _group_result(self, group: _Group) -> GroupResult:
+    def _group_result(self, group: FleetGroup) -> GroupResult:
         figures = [device.figures for device in group.devices]
         return group.tally.result(
             group.part,
@@ -359,10 +338,10 @@ class FleetWorld:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _group(self, part: GroupPart) -> _Group:
+    def _group(self, part: GroupPart) -> FleetGroup:
         scenario, task = self.scenario, self._part.task(part.task)
         tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
-        return _Group(part, *part.hardware(), tally, task.target_rate, task.dual_init)
+        return FleetGroup(part, *part.hardware(), tally, task.target_rate, task.dual_init)
 
     def _asked_by(self, number: int) -> Asked:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
