@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,6 @@ class Asked:
     record: AnswerRecord | None = None
     dial_set: bool = False
     """The dial was set while it was answered."""
-
-
-@dataclass(slots=True)
-class AgentNotes:
-    """What the world knows of an agent over all its lives."""
-
-    asked: list[Asked] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +171,14 @@ class AgentLife:
     """An agent from the opening of its state folder to its end. `live` it as a task of a host of its own."""
 
     def __init__(self, member: AgentMember) -> None:
-        self.state = SimulatedState(member.folder)
         self.name = member.name
-        self._number = member.number
-        self._scenario = member.around.scenario
+        self.state = SimulatedState(member.folder)
+        self._member = member
         self._plan = member.plan
-        self._group = _group_of(self._scenario, self._plan)
-        self._notes = member.notes
-        self._life = member.notebook.lives
+        self._scenario = member.around.scenario
         self._loop = member.around.loop
+        self._group = _group_of(self._scenario, self._plan)
+        self._number = member.notebook.lives
         self._ended = asyncio.Event()
         self.is_open = False
         self.asked_all = not self._plan.questions
@@ -203,7 +193,7 @@ class AgentLife:
                 await self._work(asked=asked)
                 self.is_open = False
         except* Exception as group:
-            self._notes.failures += [f"{type(error).__name__}: {error}" for error in _all_of(group)]
+            self._member.failures += [f"{type(error).__name__}: {error}" for error in _all_of(group)]
         finally:
             self.is_open = False
 
@@ -223,7 +213,7 @@ class AgentLife:
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
         if isinstance(event, Notice):
-            self._notes.notices.append(event.text)
+            self._member.notices.append(event.text)
 
     async def _learn(self) -> None:
         if self._plan.steps:
@@ -232,11 +222,11 @@ class AgentLife:
 
     async def _be_asked(self) -> None:
         """One question after the other, sometimes two at once, until there are no more; what is left after `lasts_s` has no pauses."""
-        rng = stream(self._scenario.seed, "people", self.name, self._life)
+        rng = stream(self._scenario.seed, "people", self.name, self._number)
         async with asyncio.TaskGroup() as people:
-            while len(self._notes.asked) < self._plan.questions and not self._ended.is_set():
+            while len(self._member.asked) < self._plan.questions and not self._ended.is_set():
                 await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
-                if self._ended.is_set() or len(self._notes.asked) >= self._plan.questions:
+                if self._ended.is_set() or len(self._member.asked) >= self._plan.questions:
                     break
                 leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
                 asking = people.create_task(self._ask(rng.choice(_MODES), leaves_s), name=f"{self.name}: question")
@@ -255,9 +245,9 @@ class AgentLife:
             return
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
-        number = self._number * NUMBERS_OF_A_DEVICE + len(self._notes.asked)
-        asked = Asked(f"{number:09d}", self._life)
-        self._notes.asked.append(asked)
+        number = self._member.number * NUMBERS_OF_A_DEVICE + len(self._member.asked)
+        asked = Asked(f"{number:09d}", self._number)
+        self._member.asked.append(asked)
         question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
         try:
@@ -274,7 +264,7 @@ class AgentLife:
     def _make_agent(self, member: AgentMember) -> Agent:
         scenario, plan, group, machine = self._scenario, self._plan, self._group, Machine(self._loop, SPEED)
         log = DeviceLog(member.around.log, self.name, member.call_noted)
-        client_seed = derive_seed(scenario.seed, "client", self.name, self._life)
+        client_seed = derive_seed(scenario.seed, "client", self.name, self._number)
         client = LoggedClient(member.around.channel(member.link), client_seed, member.notebook, log)
         phases = [
             PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, plan.steps))
@@ -301,7 +291,7 @@ class AgentLife:
 
     def _practice(self, source: str) -> Practice:
         task = source.partition(":")[2]
-        first = self._number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
+        first = self._member.number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
         return Practice(self._group, task, first, self._scenario.seed, self._loop.time)
 
 
@@ -334,7 +324,10 @@ class AgentMember(Member):
         self.plan = around.scenario.agents[number]
         self.folder = folder / self.name
         self.clock = VirtualClock(around.loop, around.scenario.begins_s)
-        self.notes = AgentNotes()
+        self.asked: list[Asked] = []
+        self.notices: list[str] = []
+        self.failures: list[str] = []
+        """What broke it."""
         self.dial_since = 0
         """How many questions had been asked when its dial was set last."""
         self.kept: Kept | None = None
@@ -392,14 +385,10 @@ class AgentMember(Member):
                 self.clock.jump(float(fault.detail or 0.0))
             case "dial":
                 self._set_dial(fault.detail)
-            case "cloud_paused":
-                self._pause_cloud(True)
+            case "cloud_paused" | "learning_paused":
+                self._pause(fault.kind, True)
                 await asyncio.sleep(fault.for_s)
-                self._pause_cloud(False)
-            case "learning_paused":
-                self._pause_learning(True)
-                await asyncio.sleep(fault.for_s)
-                self._pause_learning(False)
+                self._pause(fault.kind, False)
 
     def heal(self) -> None:
         """No fault any more."""
@@ -409,8 +398,8 @@ class AgentMember(Member):
     async def resume(self) -> None:
         """Everything is over: it learns and asks again."""
         await self.around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
-        self._pause_learning(False)
-        self._pause_cloud(False)
+        self._pause("learning_paused", False)
+        self._pause("cloud_paused", False)
 
     async def stop(self) -> None:
         """Ask it to end; one that does not is killed, which is a violation unless it crashes meanwhile."""
@@ -469,16 +458,16 @@ class AgentMember(Member):
         if self._life is None or not self._is_open:
             return
         self._life.agent.access.dials.set(float(rate) if rate else None)
-        for asked in self.notes.asked:
+        for asked in self.asked:
             asked.dial_set = True
-        self.dial_since = next((place for place, one in enumerate(self.notes.asked) if not one.end), len(self.notes.asked))
+        self.dial_since = next((place for place, one in enumerate(self.asked) if not one.end), len(self.asked))
 
-    def _pause_cloud(self, paused: bool) -> None:
-        if self._life is not None and self._is_open:
+    def _pause(self, what: str, paused: bool) -> None:
+        if self._life is None or not self._is_open:
+            return
+        if what == "cloud_paused":
             self._life.agent.access.switch.pause(paused, self.clock.now())
-
-    def _pause_learning(self, paused: bool) -> None:
-        if self._life is not None and self._is_open:
+        else:
             self._life.agent.learning.pause(paused)
 
 
