@@ -47,7 +47,7 @@ class SimulatedAdministrator:
             await asyncio.sleep(self._rng.uniform(0.1, 1.2))
             await getattr(self, self._rng.choice(ACTS))()
         if self._rng.random() < 0.3:
-            await self._ask("drain", "", lambda: self._stub.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT_S))
+            await self._ask("drain", "", self._stub.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT_S))
 
     async def last_questions(self) -> None:
         """After all faults: the limits that hold, and whether the ledger verifies."""
@@ -73,7 +73,7 @@ class SimulatedAdministrator:
             case _:
                 request.window = self._rng.choice(sorted(WINDOWS))
                 asked = ("window", request.window)
-        await self._ask("set_budget", scope, lambda: self._stub.SetBudget(request, timeout=TIMEOUT_S), asked)
+        await self._ask("set_budget", scope, self._stub.SetBudget(request, timeout=TIMEOUT_S), asked)
 
     async def shut_out(self) -> None:
         """Disable a device, and let it in again after a while."""
@@ -91,14 +91,14 @@ class SimulatedAdministrator:
 
     async def _disable(self, device: str, disabled: bool) -> None:
         what, request = "disable" if disabled else "enable", admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
-        await self._ask(what, device, lambda: self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
+        await self._ask(what, device, self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
 
     async def list_budgets(self, what: str = "list_budgets") -> None:
         """Every budget, page by page, and the limits of the scopes."""
         token, rows = "", []
         while True:
             request = admin_pb2.ListBudgetsRequest(page_size=3, page_token=token)
-            reply = await self._try(lambda request=request: self._stub.ListBudgets(request, timeout=TIMEOUT_S))  # type: ignore[misc]
+            reply = await self._try(self._stub.ListBudgets(request, timeout=TIMEOUT_S))
             if isinstance(reply, CoordinatorError):
                 return self._log.note(what, "", reply.reason)
             rows += [(row.key, _units(row.committed), _units(row.reserved), _limits(row.limits)) for row in reply.budgets]
@@ -111,16 +111,15 @@ class SimulatedAdministrator:
     async def list_tasks(self) -> None:
         """λ and version of every task."""
         request = admin_pb2.ListTasksRequest(page_size=1000)
-        reply = await self._try(lambda: self._stub.ListTasks(request, timeout=TIMEOUT_S))
-        if isinstance(reply, CoordinatorError):
-            return self._log.note("list_tasks", "", reply.reason)
-        told = tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
-        return self._log.note("list_tasks", "", "ok", told)
+        reply = await self._try(self._stub.ListTasks(request, timeout=TIMEOUT_S))
+        self._note_reply(
+            "list_tasks", reply, lambda: tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
+        )
 
     async def list_calls(self) -> None:
         """Some calls; no other reply has them as precisely."""
         request = admin_pb2.ListCallsRequest(page_size=5)
-        await self._ask("list_calls", "", lambda: self._stub.ListCalls(request, timeout=TIMEOUT_S))
+        await self._ask("list_calls", "", self._stub.ListCalls(request, timeout=TIMEOUT_S))
 
     async def read_journal(self) -> None:
         """The journal as it stands."""
@@ -137,19 +136,23 @@ class SimulatedAdministrator:
 
     async def verify_ledger(self) -> None:
         """Have every balance and every λ proved."""
-        reply = await self._try(lambda: self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
-        if isinstance(reply, CoordinatorError):
-            return self._log.note("verify_ledger", "", reply.reason)
-        return self._log.note("verify_ledger", "", "ok", (reply.ok, *reply.differences))
+        reply = await self._try(self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
+        self._note_reply("verify_ledger", reply, lambda: (reply.ok, *reply.differences))
 
-    async def _ask(self, what: str, key: str, ask: Callable[[], Awaitable[Any]], asked: tuple[Any, ...] = ()) -> None:
+    def _note_reply(self, what: str, reply: Any, told: Callable[[], tuple[Any, ...]]) -> None:
+        if isinstance(reply, CoordinatorError):
+            self._log.note(what, "", reply.reason)
+        else:
+            self._log.note(what, "", "ok", told())
+
+    async def _ask(self, what: str, key: str, asking: Awaitable[Any], asked: tuple[Any, ...] = ()) -> None:
         self._log.note(what, key, "asked", asked)
-        reply = await self._try(ask)
+        reply = await self._try(asking)
         self._log.note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
 
-    async def _try(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _try(self, asking: Awaitable[Any]) -> Any:
         try:
-            return await ask()
+            return await asking
         except grpc.RpcError as error:
             return from_rpc_error(error)
 

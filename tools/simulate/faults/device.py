@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
@@ -40,106 +40,86 @@ WAYS = (
 )
 
 
+@dataclass(eq=False)
 class SimulatedDevice:
-    """One life of a device. `pace` scales all its durations."""
+    """One life of a device, which makes so many steps of so many prompts of each task. `pace` scales all its durations."""
 
-    def __init__(
-        self,
-        others: tuple[str, ...],
-        notebook: Notebook,
-        log: DeviceLog,
-        client: BatchingClient,
-        rng: random.Random,
-        *,
-        steps: int,
-        prompts: int,
-        tasks: tuple[str, ...] = TASKS,
-        pace: float = 1.0,
-    ) -> None:
-        self._others = others
-        self._notebook = notebook
-        self._log = log
-        self._client = client
-        self._rng = rng
-        self._tasks = tasks
-        self._ends = dict.fromkeys(tasks, steps)
-        self._prompts = prompts
-        self._pace = pace
+    others: tuple[str, ...]
+    notebook: Notebook
+    log: DeviceLog
+    client: BatchingClient
+    rng: random.Random
+    steps: int
+    prompts: int
+    tasks: tuple[str, ...] = TASKS
+    pace: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.ends = dict.fromkeys(self.tasks, self.steps)
 
     def finish(self) -> None:
         """The steps at hand are the last ones."""
-        self._ends = {task: min(end, self._notebook.page(task).step + 1) for task, end in self._ends.items()}
+        self.ends = {task: min(end, self.notebook.page(task).step + 1) for task, end in self.ends.items()}
 
     async def live(self) -> None:
         """All the steps: one after the other of each task, the tasks beside each other."""
-        await self._insist("register", "", lambda: self._client.register("1.0", self._tasks))
-        await asyncio.gather(*(self._work(task) for task in self._tasks))
-        self._notebook.done = True
+        await self._insist("register", "", lambda: self.client.register("1.0", self.tasks))
+        await asyncio.gather(*(self._work(task) for task in self.tasks))
+        self.notebook.done = True
 
     async def watch(self) -> None:
         """Write down each version of its budgets that it is shown, for as long as it lives."""
-        await asyncio.gather(*(self._watch(task) for task in self._tasks))
+        await asyncio.gather(*(self._watch(task) for task in self.tasks))
 
     async def _watch(self, task: str) -> None:
-        self._log.note("watch", task, "asked")
+        self.log.note("watch", task, "asked")
         while True:
             try:
-                async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
+                async with aclosing(self.client.watch_budget(task)) as versions:  # type: ignore[type-var]
                     async for budget in versions:
-                        self._log.note("watch", task, "ok", answer_parts(budget))
+                        self.log.note("watch", task, "ok", answer_parts(budget))
             except CoordinatorError as error:
-                self._log.note("watch", task, error.reason)
+                self.log.note("watch", task, error.reason)
             await self._pause(0.2, 1.0)
 
     async def _work(self, task: str) -> None:
-        if self._notebook.page(task).step == 0 and self._ends[task] > 0 and self._rng.random() < 0.3:
-            await self._ask_before_learning(task)
-        while self._notebook.page(task).step < self._ends[task]:
+        if self.notebook.page(task).step == 0 and self.ends[task] > 0 and self.rng.random() < 0.3:
+            # a call outside of any step, perhaps the first that the coordinator hears of this task
+            call = replace(_call(task, -1, 0), call_key=f"first-{task}")
+            await self._complete(self.notebook.calls.setdefault(call.call_key, call))
+        while self.notebook.page(task).step < self.ends[task]:
             await self._one_step(task)
 
-    async def _ask_before_learning(self, task: str) -> None:
-        """A call outside of any step, perhaps the first that the coordinator hears of this task."""
-        call = replace(_call(task, -1, 0), call_key=f"first-{task}")
-        await self._complete(self._notebook.calls.setdefault(call.call_key, call))
-
     async def _one_step(self, task: str) -> None:
-        page = self._notebook.page(task)
-        number = page.step
+        page = self.notebook.page(task)
+        number, key = page.step, f"{task}#{page.step}"
         if page.report is None:
-            if self._rng.random() < 0.1:
-                await self._skip_ahead(task, number)
-            if not await self._opened(task, number):
+            if self.rng.random() < 0.1:  # open a step that is not the next one, and close one that was never opened
+                await self.log.ask("gap", key, self.client.open_step(task, number + 1, 1, 1, WISHED_RATE))
+                await self.log.ask("gap", key, self.client.close_step(task, number + 1, StepUnits(1, 0)))
+
+            async def opening() -> StepOpened:
+                return await self.client.open_step(task, number, self.prompts, GROUP_SIZE, WISHED_RATE)
+
+            if await self._insist("open_step", key, opening) is None:
                 return
             await self._ask_for(task, number)
-            page.report = (self._prompts * GROUP_SIZE, self._rng.randint(0, self._prompts * GROUP_SIZE))
-        total, help_units = page.report
+            page.report = (self.prompts * GROUP_SIZE, self.rng.randint(0, self.prompts * GROUP_SIZE))
+        units = StepUnits(*page.report)
 
         async def report() -> StepClosed:
-            return await self._client.close_step(task, number, StepUnits(total, help_units))
+            return await self.client.close_step(task, number, units)
 
-        closed = await self._insist("close_step", f"{task}#{number}", report)
-        if closed is not None and self._rng.random() < 0.3:  # a report whose answer was lost is sent again
-            await self._log.ask("close_step", f"{task}#{number}", report())
+        closed = await self._insist("close_step", key, report)
+        if closed is not None and self.rng.random() < 0.3:  # a report whose answer was lost is sent again
+            await self.log.ask("close_step", key, report())
         page.step, page.report = page.step + 1, None
-
-    async def _opened(self, task: str, step: int) -> bool:
-        """Open a step; False where another one is expected."""
-
-        async def ask() -> StepOpened:
-            return await self._client.open_step(task, step, self._prompts, GROUP_SIZE, WISHED_RATE)
-
-        return await self._insist("open_step", f"{task}#{step}", ask) is not None
-
-    async def _skip_ahead(self, task: str, step: int) -> None:
-        """Open a step that is not the next one, and close one that was never opened."""
-        await self._log.ask("gap", f"{task}#{step}", self._client.open_step(task, step + 1, 1, 1, WISHED_RATE))
-        await self._log.ask("gap", f"{task}#{step}", self._client.close_step(task, step + 1, StepUnits(1, 0)))
 
     async def _ask_for(self, task: str, step: int) -> None:
         """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""
-        calls = [_call(task, step, number) for number in range(self._prompts)]
-        if self._rng.random() < 0.2:
-            kept = [self._notebook.calls.setdefault(call.call_key, call) for call in calls]
+        calls = [_call(task, step, number) for number in range(self.prompts)]
+        if self.rng.random() < 0.2:
+            kept = [self.notebook.calls.setdefault(call.call_key, call) for call in calls]
             await self._batched(kept)
         else:
             await asyncio.gather(*map(self._group, calls))
@@ -147,18 +127,18 @@ class SimulatedDevice:
     async def _group(self, call: CloudCall) -> None:
         """One prompt group, in one of the ways a device may behave."""
         await self._pause(0.0, 1.0)
-        way = self._rng.choice(WAYS)
+        way = self.rng.choice(WAYS)
         if way in ("serving", "shared", "batch", "cancel"):
             messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
             call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
-        call = self._notebook.calls.setdefault(call.call_key, call)
+        call = self.notebook.calls.setdefault(call.call_key, call)
         await getattr(self, f"_{way}", self._plain)(call)
 
     async def _plain(self, call: CloudCall) -> None:
         answer = await self._complete(call)
-        if isinstance(answer, OutcomeUnknown) and self._rng.random() < 0.5:
+        if isinstance(answer, OutcomeUnknown) and self.rng.random() < 0.5:
             again = replace(call, call_key=f"{call.call_key[:-1]}1")
-            self._notebook.calls.setdefault(again.call_key, again)
+            self.notebook.calls.setdefault(again.call_key, again)
             await self._complete(again)
 
     async def _twice(self, call: CloudCall) -> None:
@@ -167,83 +147,83 @@ class SimulatedDevice:
 
     async def _other_key(self, call: CloudCall) -> None:
         other = replace(call, call_key=f"o{call.call_key}")
-        self._notebook.calls.setdefault(other.call_key, other)
+        self.notebook.calls.setdefault(other.call_key, other)
         await asyncio.gather(self._complete(call), self._complete(other))
 
     async def _batch(self, call: CloudCall) -> None:
         """The call and two serving calls on one stream."""
         extra = [replace(call, call_key=f"b{number}{call.call_key}", step=-1) for number in range(2)]
         for each in extra:
-            self._notebook.calls.setdefault(each.call_key, each)
+            self.notebook.calls.setdefault(each.call_key, each)
         await self._batched([call, *extra])
 
     async def _batched(self, calls: list[CloudCall]) -> None:
         async def items() -> AsyncIterator[CloudCall]:
             for each in calls:
-                self._log.note("complete", each.call_key, "asked")
+                self.log.note("complete", each.call_key, "asked")
                 yield each
 
-        async for reply in self._client.complete_batch(items(), self._patience_s()):
+        async for reply in self.client.complete_batch(items(), self._patience_s()):
             outcome = reply.outcome
             if isinstance(outcome, CoordinatorError):
-                self._log.note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
+                self.log.note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
             else:
-                self._log.note("complete", reply.call_key, "completed", answer_parts(outcome))
-            self._log.note("batch", reply.call_key, "ok")
+                self.log.note("complete", reply.call_key, "completed", answer_parts(outcome))
+            self.log.note("batch", reply.call_key, "ok")
 
     async def _cancel(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
         await self._pause(0.0, 1.5)
-        await self._log.ask("cancel_call", call.call_key, self._client.cancel_call(call.call_key))
+        await self.log.ask("cancel_call", call.call_key, self.client.cancel_call(call.call_key))
         await asking
 
     async def _stream(self, call: CloudCall) -> None:
         async def streamed() -> CloudCompletion:
-            async for delta in self._client.stream_complete(call, self._patience_s()):
+            async for delta in self.client.stream_complete(call, self._patience_s()):
                 if delta.completion is not None:
                     return delta.completion
             raise CoordinatorError("a stream ended without its completion")
 
-        await self._log.ask("complete", call.call_key, streamed())
+        await self.log.ask("complete", call.call_key, streamed())
 
     async def _abandon(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
         await self._pause(0.0, 1.5)
         asking.cancel()
         await asyncio.wait([asking])
-        if self._rng.random() < 0.7:
-            await self._log.ask("get_call", call.call_key, self._client.get_call(call.call_key))
+        if self.rng.random() < 0.7:
+            await self.log.ask("get_call", call.call_key, self.client.get_call(call.call_key))
 
     async def _reuse(self, call: CloudCall) -> None:
         answer = await self._complete(call)
         other = replace(call, messages=(Message("user", "something else"),))
         if isinstance(answer, CloudCompletion | OutcomeUnknown):  # else the key may be free
-            await self._log.ask("reuse", call.call_key, self._client.complete(other, self._patience_s()))
+            await self.log.ask("reuse", call.call_key, self.client.complete(other, self._patience_s()))
 
     async def _foreign(self, call: CloudCall) -> None:
         """A key that only this device uses, and then the same key of another device, which must be unknown to this one."""
         number = call.call_key.rsplit("-", 1)[0]
-        mine = replace(call, call_key=f"{self._log.device}-{number}", prompt_id=f"x{call.prompt_id}")
-        self._notebook.calls.setdefault(mine.call_key, mine)
+        mine = replace(call, call_key=f"{self.log.device}-{number}", prompt_id=f"x{call.prompt_id}")
+        self.notebook.calls.setdefault(mine.call_key, mine)
         await self._complete(mine)
-        for other in self._others:
-            await self._log.ask("foreign", f"{other}-{number}", self._client.get_call(f"{other}-{number}"))
+        for other in self.others:
+            await self.log.ask("foreign", f"{other}-{number}", self.client.get_call(f"{other}-{number}"))
 
     async def _complete(self, call: CloudCall) -> CloudCompletion | CoordinatorError:
-        return await self._log.ask("complete", call.call_key, self._client.complete(call, self._patience_s()))
+        return await self.log.ask("complete", call.call_key, self.client.complete(call, self._patience_s()))
 
     def _patience_s(self) -> float:
-        return self._pace * self._rng.choice([1.0, 5.0, 12.0])
+        return self.pace * self.rng.choice([1.0, 5.0, 12.0])
 
     async def _pause(self, least_s: float, most_s: float) -> None:
-        await asyncio.sleep(self._pace * self._rng.uniform(least_s, most_s))
+        await asyncio.sleep(self.pace * self.rng.uniform(least_s, most_s))
 
     async def _insist(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Ask until there is an answer. None where another step is expected: the notebook follows."""
         while True:
-            value = await self._log.ask(what, key, ask())
+            value = await self.log.ask(what, key, ask())
             if isinstance(value, StepMismatch):
-                page = self._notebook.page(key.rpartition("#")[0])
+                page = self.notebook.page(key.rpartition("#")[0])
                 page.step, page.report = value.expected_step, None
                 return None
             if isinstance(value, KeyReused):
