@@ -8,7 +8,6 @@ import asyncio
 import gc
 import hashlib
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -43,12 +42,11 @@ from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.virtual.disk import Disk
+from tools.simulate.virtual.disk import Disk, scratch_folder
 from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, VirtualClock, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
-SHM = Path("/dev/shm")
 LATE_WORD_S = 15.0
 """What an administrator sent before everything healed has come by then, or never comes."""
 REST_S, AGENTS_REST_S = 120.0, 3600.0
@@ -347,7 +345,7 @@ class World:
 
 def play(scenario: Scenario) -> Outcome:
     """The world of a scenario, played and judged."""
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
+    with scratch_folder() as folder:
         return World(scenario, Path(folder)).run()
 
 
