@@ -86,7 +86,7 @@ class SimulatedDevice:
         if self.notebook.page(task).step == 0 and self.ends[task] > 0 and self.rng.random() < 0.3:
             # a call outside of any step, perhaps the first that the coordinator hears of this task
             call = replace(_call(task, -1, 0), call_key=f"first-{task}")
-            await self._complete(self.notebook.calls.setdefault(call.call_key, call))
+            await self._complete(self.notebook.keep(call))
         while self.notebook.page(task).step < self.ends[task]:
             await self._one_step(task)
 
@@ -119,8 +119,7 @@ class SimulatedDevice:
         """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""
         calls = [_call(task, step, number) for number in range(self.prompts)]
         if self.rng.random() < 0.2:
-            kept = [self.notebook.calls.setdefault(call.call_key, call) for call in calls]
-            await self._batched(kept)
+            await self._batched([self.notebook.keep(call) for call in calls])
         else:
             await asyncio.gather(*map(self._group, calls))
 
@@ -131,14 +130,13 @@ class SimulatedDevice:
         if way in ("serving", "shared", "batch", "cancel"):
             messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
             call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
-        call = self.notebook.calls.setdefault(call.call_key, call)
-        await getattr(self, f"_{way}", self._plain)(call)
+        await getattr(self, f"_{way}", self._plain)(self.notebook.keep(call))
 
     async def _plain(self, call: CloudCall) -> None:
         answer = await self._complete(call)
         if isinstance(answer, OutcomeUnknown) and self.rng.random() < 0.5:
             again = replace(call, call_key=f"{call.call_key[:-1]}1")
-            self.notebook.calls.setdefault(again.call_key, again)
+            self.notebook.keep(again)
             await self._complete(again)
 
     async def _twice(self, call: CloudCall) -> None:
@@ -147,14 +145,14 @@ class SimulatedDevice:
 
     async def _other_key(self, call: CloudCall) -> None:
         other = replace(call, call_key=f"o{call.call_key}")
-        self.notebook.calls.setdefault(other.call_key, other)
+        self.notebook.keep(other)
         await asyncio.gather(self._complete(call), self._complete(other))
 
     async def _batch(self, call: CloudCall) -> None:
         """The call and two serving calls on one stream."""
         extra = [replace(call, call_key=f"b{number}{call.call_key}", step=-1) for number in range(2)]
         for each in extra:
-            self.notebook.calls.setdefault(each.call_key, each)
+            self.notebook.keep(each)
         await self._batched([call, *extra])
 
     async def _batched(self, calls: list[CloudCall]) -> None:
@@ -204,7 +202,7 @@ class SimulatedDevice:
         """A key that only this device uses, and then the same key of another device, which must be unknown to this one."""
         number = call.call_key.rsplit("-", 1)[0]
         mine = replace(call, call_key=f"{self.log.device}-{number}", prompt_id=f"x{call.prompt_id}")
-        self.notebook.calls.setdefault(mine.call_key, mine)
+        self.notebook.keep(mine)
         await self._complete(mine)
         for other in self.others:
             await self.log.ask("foreign", f"{other}-{number}", self.client.get_call(f"{other}-{number}"))

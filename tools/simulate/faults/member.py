@@ -40,6 +40,10 @@ class Notebook:
         """Where it stands with a task."""
         return self.pages.setdefault(task, Page())
 
+    def keep(self, call: CloudCall) -> CloudCall:
+        """Note a call before it is made; where its key is known already, the one it stands for."""
+        return self.calls.setdefault(call.call_key, call)
+
 
 @dataclass(slots=True)
 class Surroundings:

@@ -392,7 +392,7 @@ def draw_agents(seed: int) -> Scenario:
     trouble = 0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.25])
     tasks = ("math", "code") if rng.random() < 0.25 else ("math",)
     lasts_s = rng.choice([120.0, 600.0, 3600.0])
-    acts = rng.sample(ACTS[1:], rng.randint(1, 4))
+    acts = _acts(rng, trouble)
     return Scenario(
         seed=seed,
         agents=tuple(_agent(rng, lasts_s) for _ in range(rng.randint(1, 3))),
@@ -408,7 +408,7 @@ def draw_agents(seed: int) -> Scenario:
         duplicate=trouble * rng.random(),
         late=trouble * rng.random(),
         reorder=trouble * rng.random(),
-        upstream_acts={act: trouble / len(acts) for act in acts},
+        upstream_acts=acts,
         upstream_duplicate=trouble,
         slow_s=rng.choice([0.5, 2.0, 8.0]),
         faults=() if calm else tuple(_agent_faults(rng, lasts_s)),
