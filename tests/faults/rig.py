@@ -23,8 +23,10 @@ from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
 from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
-from tools.simulate.faults.device import DeviceEvent, Notebook, SimulatedDevice, last_questions
+from tools.simulate.faults.device import SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.log import DeviceEvent, DeviceLog
+from tools.simulate.faults.member import Notebook
 from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import History, TaskTerms, Terms
 from tools.simulate.faults.upstream import UpstreamEvent
@@ -189,7 +191,9 @@ class Rig:
             others = tuple(other for other in self._notebooks if other != name)
             client = self._client(name, POLICY)
             rng = random.Random(self._seed * 1000 + number)
-            device = SimulatedDevice(name, others, notebook, self.log, client, rng, steps, prompts, pace=0.1)
+            device = SimulatedDevice(
+                others, notebook, DeviceLog(self.log, name), client, rng, steps=steps, prompts=prompts, pace=0.1
+            )
             self._devices.append(device)
             self._lives.append(asyncio.create_task(device.live()))
 
@@ -222,7 +226,7 @@ class Rig:
         await asyncio.wait_for(asyncio.gather(*self._lives), 120.0)
         await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 3 * SWEEP_S)
         for name, notebook in self._notebooks.items():
-            await last_questions(name, notebook, self.log, self._client(name, PATIENT))
+            await last_questions(notebook, DeviceLog(self.log, name), self._client(name, PATIENT))
         open_files = _open_files(self.process.process.pid)
         for client in self._clients:
             await client.aclose()

@@ -103,6 +103,16 @@ def test_a_file_that_is_no_scenario_is_refused_in_one_line(
     assert main(["explore", "--replay", str(tmp_path / "missing.json")]) == 2
 
 
+def test_output_that_nobody_reads_any_more_ends_it_quietly() -> None:
+    command = [sys.executable, "-m", "tools.simulate", "explore", "--seeds", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_a_scenario_in_a_file_is_the_same_scenario(tmp_path: Path) -> None:
     for kind in KINDS.values():
         for seed in range(40):

@@ -12,11 +12,12 @@ import grpc
 from edge.core.errors import CoordinatorError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
-from tools.simulate.faults.device import DeviceEvent
+from tools.simulate.faults.log import DeviceLog
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, WINDOWS
 from tools.simulate.virtual.network import SimulatedChannel
 
-NAME = "admin"
+ADMINISTRATOR = "admin"
+"""Its name in the log."""
 TIMEOUT_S = 5.0
 ACTS = (
     *(("set_budget",) * 3),
@@ -34,7 +35,7 @@ SETTINGS = dict(zip(UNIT_FIELDS, LIMIT_FIELDS, strict=True))
 class SimulatedAdministrator:
     """Works until it is stopped."""
 
-    def __init__(self, channel: SimulatedChannel, log: list[DeviceEvent], rng: random.Random, devices: tuple[str, ...]) -> None:
+    def __init__(self, channel: SimulatedChannel, log: DeviceLog, rng: random.Random, devices: tuple[str, ...]) -> None:
         self._stub: Any = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
         self._log = log
         self._rng = rng
@@ -46,7 +47,7 @@ class SimulatedAdministrator:
             await asyncio.sleep(self._rng.uniform(0.1, 1.2))
             await getattr(self, self._rng.choice(ACTS))()
         if self._rng.random() < 0.3:
-            await self._ask("drain", "", lambda: self._stub.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT_S))
+            await self._ask("drain", "", self._stub.Drain(admin_pb2.DrainRequest(), timeout=TIMEOUT_S))
 
     async def last_questions(self) -> None:
         """After all faults: the limits that hold, and whether the ledger verifies."""
@@ -72,7 +73,7 @@ class SimulatedAdministrator:
             case _:
                 request.window = self._rng.choice(sorted(WINDOWS))
                 asked = ("window", request.window)
-        await self._ask("set_budget", scope, lambda: self._stub.SetBudget(request, timeout=TIMEOUT_S), asked)
+        await self._ask("set_budget", scope, self._stub.SetBudget(request, timeout=TIMEOUT_S), asked)
 
     async def shut_out(self) -> None:
         """Disable a device, and let it in again after a while."""
@@ -90,36 +91,35 @@ class SimulatedAdministrator:
 
     async def _disable(self, device: str, disabled: bool) -> None:
         what, request = "disable" if disabled else "enable", admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
-        await self._ask(what, device, lambda: self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
+        await self._ask(what, device, self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
 
     async def list_budgets(self, what: str = "list_budgets") -> None:
         """Every budget, page by page, and the limits of the scopes."""
         token, rows = "", []
         while True:
             request = admin_pb2.ListBudgetsRequest(page_size=3, page_token=token)
-            reply = await self._try(lambda request=request: self._stub.ListBudgets(request, timeout=TIMEOUT_S))  # type: ignore[misc]
+            reply = await self._try(self._stub.ListBudgets(request, timeout=TIMEOUT_S))
             if isinstance(reply, CoordinatorError):
-                return self._note(what, "", reply.reason)
+                return self._log.note(what, "", reply.reason)
             rows += [(row.key, _units(row.committed), _units(row.reserved), _limits(row.limits)) for row in reply.budgets]
             token = reply.next_page_token
             if not token:
                 break
         scopes = tuple((scope.scope, _limits(scope.limits)) for scope in reply.scopes)
-        return self._note(what, "", "ok", (tuple(rows), scopes))
+        return self._log.note(what, "", "ok", (tuple(rows), scopes))
 
     async def list_tasks(self) -> None:
         """λ and version of every task."""
         request = admin_pb2.ListTasksRequest(page_size=1000)
-        reply = await self._try(lambda: self._stub.ListTasks(request, timeout=TIMEOUT_S))
-        if isinstance(reply, CoordinatorError):
-            return self._note("list_tasks", "", reply.reason)
-        told = tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
-        return self._note("list_tasks", "", "ok", told)
+        reply = await self._try(self._stub.ListTasks(request, timeout=TIMEOUT_S))
+        self._note_reply(
+            "list_tasks", reply, lambda: tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
+        )
 
     async def list_calls(self) -> None:
         """Some calls; no other reply has them as precisely."""
         request = admin_pb2.ListCallsRequest(page_size=5)
-        await self._ask("list_calls", "", lambda: self._stub.ListCalls(request, timeout=TIMEOUT_S))
+        await self._ask("list_calls", "", self._stub.ListCalls(request, timeout=TIMEOUT_S))
 
     async def read_journal(self) -> None:
         """The journal as it stands."""
@@ -129,31 +129,32 @@ class SimulatedAdministrator:
                 async for entry in self._stub.ReadJournal(admin_pb2.ReadJournalRequest()):
                     entries.append((entry.seq, entry.hash))
         except grpc.RpcError as error:
-            return self._note("read_journal", "", from_rpc_error(error).reason)
+            return self._log.note("read_journal", "", from_rpc_error(error).reason)
         except TimeoutError:
-            return self._note("read_journal", "", "DEADLINE_EXCEEDED")
-        return self._note("read_journal", "", "ok", tuple(entries))
+            return self._log.note("read_journal", "", "DEADLINE_EXCEEDED")
+        return self._log.note("read_journal", "", "ok", tuple(entries))
 
     async def verify_ledger(self) -> None:
         """Have every balance and every λ proved."""
-        reply = await self._try(lambda: self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
+        reply = await self._try(self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
+        self._note_reply("verify_ledger", reply, lambda: (reply.ok, *reply.differences))
+
+    def _note_reply(self, what: str, reply: Any, told: Callable[[], tuple[Any, ...]]) -> None:
         if isinstance(reply, CoordinatorError):
-            return self._note("verify_ledger", "", reply.reason)
-        return self._note("verify_ledger", "", "ok", (reply.ok, *reply.differences))
+            self._log.note(what, "", reply.reason)
+        else:
+            self._log.note(what, "", "ok", told())
 
-    async def _ask(self, what: str, key: str, ask: Callable[[], Awaitable[Any]], asked: tuple[Any, ...] = ()) -> None:
-        self._note(what, key, "asked", asked)
-        reply = await self._try(ask)
-        self._note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
+    async def _ask(self, what: str, key: str, asking: Awaitable[Any], asked: tuple[Any, ...] = ()) -> None:
+        self._log.note(what, key, "asked", asked)
+        reply = await self._try(asking)
+        self._log.note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
 
-    async def _try(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _try(self, asking: Awaitable[Any]) -> Any:
         try:
-            return await ask()
+            return await asking
         except grpc.RpcError as error:
             return from_rpc_error(error)
-
-    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
-        self._log.append(DeviceEvent(asyncio.get_running_loop().time(), NAME, what, key, outcome, told))
 
 
 def _units(amount: admin_pb2.AmountUsed) -> tuple[int, int, int]:

@@ -31,10 +31,9 @@ INVARIANTS = {
 def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) -> None:
     """A1 to A10 of each agent, against the folded journal."""
     for agent in agents:
-        notes = agent.notes
-        verdict.check("A8", not notes.failures, f"{agent.name} broke: {notes.failures[:3]}")
-        verdict.meet("cut step finished after a crash", any("had been cut" in text for text in notes.notices))
-        verdict.meet("learning call refused by the day's budget", any("learning, today's" in text for text in notes.notices))
+        verdict.check("A8", not agent.failures, f"{agent.name} broke: {agent.failures[:3]}")
+        verdict.meet("cut step finished after a crash", any("had been cut" in text for text in agent.notices))
+        verdict.meet("learning call refused by the day's budget", any("learning, today's" in text for text in agent.notices))
         if agent.kept is not None:
             _AgentChecker(agent, fold, verdict).check(agent.kept)
 
@@ -42,9 +41,9 @@ def check_agents(agents: Iterable[AgentMember], fold: Fold, verdict: Verdict) ->
 class _AgentChecker:
     def __init__(self, agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
         self._name = name = agent.name
-        self._scenario = agent.scenario
-        self._plan: AgentPlan = agent.scenario.agents[agent.number]
-        self._asked = agent.notes.asked
+        self._scenario = agent.around.scenario
+        self._plan: AgentPlan = agent.plan
+        self._asked = agent.asked
         self._dial_since = agent.dial_since
         self._verdict = verdict
         self._fold = fold

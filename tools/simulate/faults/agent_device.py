@@ -8,53 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edge.agent import Agent
-from edge.answering.draft import AnswerSettings
 from edge.budget.daily import DailyLimits
 from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
-from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
-from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentComponents, AgentSettings
-from edge.learning.curriculum import Curriculum
-from edge.learning.methods import DaGrpo
-from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
-from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
-from edge.verifiers.math_answer import ExactMathAnswer
-from tools.simulate.faults.device import (
-    MAX_OUTPUT_TOKENS,
-    WISHED_RATE,
-    DeviceEvent,
-    Notebook,
-    Surroundings,
-    answer_parts,
-    refusal_parts,
-)
-from tools.simulate.faults.scenario import AgentPlan, Fault
+from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
+from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
+from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
+from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import DeviceSpeed
-from tools.simulate.fleet.learner import SimulatedLearner
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Question, Rates
-from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_difficulty
-from tools.simulate.fleet.scenario import DifficultyPart, TokensPart
-from tools.simulate.virtual.loop import Host, VirtualClock, is_alive
+from tools.simulate.fleet.mind import Mind
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_question
+from tools.simulate.fleet.scenario import GroupPart, LearningPart, TokensPart
+from tools.simulate.virtual.loop import VirtualClock
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 
 POLICY = ClientPolicy()
@@ -64,14 +48,7 @@ SETTLE_S = 400.0
 """For calls in doubt: an agent asks for their end once a minute at least."""
 STOP_S = 120.0
 SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
-MIND = Mind(skill=0.4, ask=-0.5, ask_slope=3.0)
-TOKENS = TokensPart(prompt=60, local=60, cloud=6)
-DIFFICULTY = DifficultyPart()
-_POINTS = {"asked": "asked", "completed": "answered"}
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
-_MOST_LOCAL_TOKENS = 1024
-Failpoint = Callable[[str], None]
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -84,17 +61,6 @@ class Asked:
     record: AnswerRecord | None = None
     dial_set: bool = False
     """The dial was set while it was answered."""
-
-
-@dataclass(slots=True)
-class AgentNotes:
-    """What the world knows of an agent over all its lives."""
-
-    asked: list[Asked] = field(default_factory=list)
-    ledger: Notebook = field(default_factory=Notebook)
-    notices: list[str] = field(default_factory=list)
-    lives: int = 0
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,71 +110,42 @@ class Kept:
 class LoggedClient(SimulatedClient):
     """The real client, which writes down requests and replies."""
 
-    def __init__(
-        self, channel: SimulatedChannel, name: str, seed: int, around: Surroundings, notebook: Notebook, failpoint: Failpoint
-    ) -> None:
-        """`failpoint` is called with "asked" before a call leaves, and "answered" before its answer is passed on."""
-        super().__init__(channel, name, POLICY, seed)
-        self._name, self._around, self._notebook, self._at_failpoint = name, around, notebook, failpoint
+    def __init__(self, channel: SimulatedChannel, seed: int, notebook: Notebook, log: DeviceLog) -> None:
+        super().__init__(channel, log.device, POLICY, seed)
+        self._notebook = notebook
+        self._log = log
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
         """Ask the cloud once."""
-        return await self._noted("complete", self._known(call), super().complete(call, deadline_s))
+        self._notebook.calls[call.call_key] = call
+        return await self._log.noted("complete", call.call_key, super().complete(call, deadline_s))
 
     async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
         """Ask the cloud once and stream its answer."""
-        key = self._known(call)
-        self._note("complete", key, "asked")
+        self._notebook.calls[call.call_key] = call
+        self._log.note("complete", call.call_key, "asked")
         try:
             async with aclosing(super().stream_complete(call, deadline_s)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.completion is not None:
-                        self._note("complete", key, "completed", answer_parts(delta.completion))
+                        self._log.note("complete", call.call_key, "completed", answer_parts(delta.completion))
                     yield delta
         except CoordinatorError as error:
-            self._note("complete", key, error.reason, refusal_parts(error))
+            self._log.note("complete", call.call_key, error.reason, refusal_parts(error))
             raise
 
     async def get_call(self, call_key: str) -> CloudCompletion:
         """The stored result of an earlier call."""
-        return await self._noted("get_call", call_key, super().get_call(call_key))
+        return await self._log.noted("get_call", call_key, super().get_call(call_key))
 
     async def open_step(self, task: str, step: int, planned_prompts: int, group_size: int, target_rate: float) -> StepOpened:
         """Open a learning step."""
         opening = super().open_step(task, step, planned_prompts, group_size, target_rate)
-        return await self._noted("open_step", f"{task}#{step}", opening)
+        return await self._log.noted("open_step", f"{task}#{step}", opening)
 
     async def close_step(self, task: str, step: int, units: StepUnits) -> StepClosed:
         """Report a step."""
-        return await self._noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
-
-    def _known(self, call: CloudCall) -> str:
-        self._notebook.calls[call.call_key] = call
-        return call.call_key
-
-    async def _noted(self, what: str, key: str, asking: Awaitable[T]) -> T:
-        self._note(what, key, "asked")
-        try:
-            value = await asking
-        except CoordinatorError as error:
-            self._note(what, key, error.reason, refusal_parts(error))
-            raise
-        self._note(what, key, "completed" if isinstance(value, CloudCompletion) else "ok", answer_parts(value))
-        return value
-
-    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
-        if is_alive():
-            self._around.log.append(DeviceEvent(self._around.loop.time(), self._name, what, key, outcome, told))
-            if what == "complete" and outcome in _POINTS:
-                self._at_failpoint(_POINTS[outcome])
-
-
-class SeededState(StateFolder):
-    """A state folder whose run has a name of its own, so that call keys depend on the seed alone."""
-
-    def _run_id(self) -> str:
-        self.set_meta("run_id", self.folder.name)
-        return self.folder.name
+        return await self._log.noted("close_step", f"{task}#{step}", super().close_step(task, step, units))
 
 
 class EvenlySpread:
@@ -233,31 +170,20 @@ class EvenlySpread:
 class AgentLife:
     """An agent from the opening of its state folder to its end. `live` it as a task of a host of its own."""
 
-    def __init__(
-        self,
-        number: int,
-        around: Surroundings,
-        notes: AgentNotes,
-        state: StateFolder,
-        channel: SimulatedChannel,
-        clock: Clock,
-        failpoint: Failpoint,
-    ) -> None:
-        notes.lives += 1
-        self.name = state.run_id
-        self.state = state
-        self._number = number
-        self._scenario = around.scenario
-        self._plan: AgentPlan = around.scenario.agents[number]
-        self._notes = notes
-        self._loop = around.loop
+    def __init__(self, member: AgentMember) -> None:
+        self.name = member.name
+        self.state = SimulatedState(member.folder)
+        self._member = member
+        self._plan = member.plan
+        self._scenario = member.around.scenario
+        self._loop = member.around.loop
+        self._group = _group_of(self._scenario, self._plan)
+        self._number = member.notebook.lives
         self._ended = asyncio.Event()
         self.is_open = False
         self.asked_all = not self._plan.questions
         self.learned_all = not self._plan.steps
-        seed = derive_seed(around.scenario.seed, "client", self.name, notes.lives)
-        client = LoggedClient(channel, self.name, seed, around, notes.ledger, failpoint)
-        self.agent = Agent(self._parts(client, clock, failpoint), self._settings())
+        self.agent = self._make_agent(member)
 
     async def live(self, *, asked: bool) -> None:
         """Learn, answer where `asked`, until `end`; what breaks it is noted."""
@@ -267,7 +193,7 @@ class AgentLife:
                 await self._work(asked=asked)
                 self.is_open = False
         except* Exception as group:
-            self._notes.failures += [f"{type(error).__name__}: {error}" for error in _all_of(group)]
+            self._member.failures += [f"{type(error).__name__}: {error}" for error in _all_of(group)]
         finally:
             self.is_open = False
 
@@ -287,7 +213,7 @@ class AgentLife:
     def emit(self, event: Event) -> None:
         """Implements `EventSink`."""
         if isinstance(event, Notice):
-            self._notes.notices.append(event.text)
+            self._member.notices.append(event.text)
 
     async def _learn(self) -> None:
         if self._plan.steps:
@@ -296,11 +222,11 @@ class AgentLife:
 
     async def _be_asked(self) -> None:
         """One question after the other, sometimes two at once, until there are no more; what is left after `lasts_s` has no pauses."""
-        rng = stream(self._scenario.seed, "people", self.name, self._notes.lives)
+        rng = stream(self._scenario.seed, "people", self.name, self._number)
         async with asyncio.TaskGroup() as people:
-            while len(self._notes.asked) < self._plan.questions and not self._ended.is_set():
+            while len(self._member.asked) < self._plan.questions and not self._ended.is_set():
                 await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
-                if self._ended.is_set() or len(self._notes.asked) >= self._plan.questions:
+                if self._ended.is_set() or len(self._member.asked) >= self._plan.questions:
                     break
                 leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
                 asking = people.create_task(self._ask(rng.choice(_MODES), leaves_s), name=f"{self.name}: question")
@@ -319,10 +245,10 @@ class AgentLife:
             return
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
-        number = self._number * NUMBERS_OF_A_DEVICE + len(self._notes.asked)
-        asked = Asked(f"{number:09d}", self._notes.lives)
-        self._notes.asked.append(asked)
-        question = Question.of(number, self._difficulty(number), self._scenario.seed)
+        number = self._member.number * NUMBERS_OF_A_DEVICE + len(self._member.asked)
+        asked = Asked(f"{number:09d}", self._number)
+        self._member.asked.append(asked)
+        question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
         try:
             async with asyncio.timeout(leaves_s):
@@ -333,94 +259,83 @@ class AgentLife:
         except EdgeError:  # in mode cloud-only
             asked.end = "refused"
 
-    def _difficulty(self, number: int) -> float:
-        return draw_difficulty(DIFFICULTY, 0.0, stream(self._scenario.seed, "difficulty", number))
-
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self, client: LoggedClient, clock: Clock, failpoint: Failpoint) -> AgentComponents:
-        scenario, machine = self._scenario, Machine(self._loop, SPEED)
+    def _make_agent(self, member: AgentMember) -> Agent:
+        scenario, plan, group, machine = self._scenario, self._plan, self._group, Machine(self._loop, SPEED)
+        log = DeviceLog(member.around.log, self.name, member.call_noted)
+        client_seed = derive_seed(scenario.seed, "client", self.name, self._number)
+        client = LoggedClient(member.around.channel(member.link), client_seed, member.notebook, log)
         phases = [
-            PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, self._plan.steps))
+            PhaseConfig(source=f"practice:{task}", target_rate=WISHED_RATE, task=task, steps=max(1, plan.steps))
             for task in scenario.tasks
         ]
-
-        async def open_backend() -> SimulatedBackend:
-            return SimulatedBackend(machine, MIND, Nature(), TOKENS, scenario.seed)
-
-        async def open_learner() -> SimulatedLearner:
-            return SimulatedLearner(machine, MIND, Nature(), Rates())
-
-        return AgentComponents(
-            state=self.state,
-            curriculum=Curriculum(phases, self._practice, self.state, seed=scenario.seed, prompts_per_step=scenario.prompts),
-            open_backend=open_backend,
-            open_learner=open_learner,
-            client=client,
-            coordinator=None,
-            coordinator_name="simulated",
-            verifier=ExactMathAnswer(),
-            policy=SelfOffload(),
-            sink=self,
-            clock=clock,
-            failpoint=failpoint,
-            conditions=EvenlySpread(scenario.lasts_s / (1 + self._plan.steps * len(phases)), self._loop.time),
+        return simulated_agent(
+            group,
+            SimulatedBackend(machine, group.mind, group.nature, group.tokens, scenario.seed),
+            machine,
+            self.state,
+            client,
+            member.clock,
+            self,
+            seed=scenario.seed,
+            phases=phases,
+            practice=self._practice,
+            conditions=EvenlySpread(scenario.lasts_s / (1 + plan.steps * len(phases)), self._loop.time),
+            dual_init=scenario.terms.tasks[group.task].dual_init,
+            most_cloud_tokens=MAX_OUTPUT_TOKENS,
+            patience_s=DEADLINE_S,
+            daily_limits=DailyLimits(plan.calls_limit, plan.spend_limit_uusd),
+            failpoint=member.reached,
         )
 
     def _practice(self, source: str) -> Practice:
         task = source.partition(":")[2]
-        first = self._number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
-        seed = self._scenario.seed
-        return Practice(first, task, DIFFICULTY, seed, self._loop.time, lambda number: stream(seed, "difficulty", number))
+        first = self._member.number * NUMBERS_OF_A_DEVICE + PRACTICE_FROM + 10_000 * self._scenario.tasks.index(task)
+        return Practice(self._group, task, first, self._scenario.seed, self._loop.time)
 
-    def _settings(self) -> AgentSettings:
-        scenario, plan = self._scenario, self._plan
-        seed = derive_seed(scenario.seed, "rollout", self.name)
-        rollout = RolloutSettings(
-            self.name, seed, scenario.group_size, 1.0, _MOST_LOCAL_TOKENS, "compact", "compact", MAX_OUTPUT_TOKENS
-        )
-        answers = AnswerSettings(
-            "auto", scenario.tasks[0], 0.0, _MOST_LOCAL_TOKENS, None, "compact", "compact", MAX_OUTPUT_TOKENS, DEADLINE_S
-        )
-        limits = DailyLimits(plan.calls_limit, plan.spend_limit_uusd)
-        terms = scenario.terms.tasks[scenario.tasks[0]]
-        settings = AgentSettings(rollout, answers, terms.dual_init, DaGrpo(), DEADLINE_S, plan.dial)
-        return replace(settings, daily_limits=limits)
+
+def _group_of(scenario: Scenario, plan: AgentPlan) -> GroupPart:
+    """An agent as the fleet's parts want it described; machine and link are this world's own."""
+    return GroupPart(
+        name="agents",
+        device="laptop",
+        link="simulated",
+        task=scenario.tasks[0],
+        dial=plan.dial,
+        learning=LearningPart(prompts_per_step=scenario.prompts, group_size=scenario.group_size),
+        mind=Mind(skill=0.4, ask=-0.5, ask_slope=3.0),
+        tokens=TokensPart(prompt=60, local=60, cloud=6),
+    )
 
 
 class Died(BaseException):
     """Unwinds what an agent was doing when it died, so that it comes to no end of its own."""
 
 
-class AgentMember:
+class AgentMember(Member):
     """A real agent of a world, over all its lives."""
 
     invariant = "A8"
 
     def __init__(self, number: int, around: Surroundings, folder: Path) -> None:
+        super().__init__(f"agent-{number}", around)
         self.number = number
-        self.name = f"agent-{number}"
-        self.link = around.link()
-        self.notes = AgentNotes()
-        self.leftovers: list[str] = []
+        self.plan = around.scenario.agents[number]
+        self.folder = folder / self.name
+        self.clock = VirtualClock(around.loop, around.scenario.begins_s)
+        self.asked: list[Asked] = []
+        self.notices: list[str] = []
+        self.failures: list[str] = []
+        """What broke it."""
         self.dial_since = 0
         """How many questions had been asked when its dial was set last."""
         self.kept: Kept | None = None
         """What its folder has at the end; None: it did not come to one."""
-        self.scenario = around.scenario
-        self._around = around
-        self._folder = folder / self.name
-        self._clock = VirtualClock(around.loop, around.scenario.begins_s)
-        self._host: Host | None = None
         self._life: AgentLife | None = None
         self._living: asyncio.Task[None] | None = None
         self._dies_at = ""
         self._down_s = 0.0
-
-    @property
-    def notebook(self) -> Notebook:
-        """The calls it made."""
-        return self.notes.ledger
 
     @property
     def up(self) -> bool:
@@ -447,12 +362,10 @@ class AgentMember:
         """Begin a life, unless it lives; `asked`: people ask it."""
         if self._life is not None:
             return
-        around = self._around
-        around.note(f"{self.name} started")
-        self._host = Host(f"{self.name} life {self.notes.lives + 1}", around.loop)
-        state, channel = SeededState(self._folder), around.channel(self.link)
-        self._life = AgentLife(self.number, around, self.notes, state, channel, self._clock, self._reached)
-        self._living = self._host.spawn(self._life.live(asked=asked), "life")
+        self.around.note(f"{self.name} started")
+        host = self.new_host()
+        self._life = AgentLife(self)
+        self._living = host.spawn(self._life.live(asked=asked), "life")
 
     async def suffer(self, fault: Fault) -> None:
         """What befalls one agent."""
@@ -469,28 +382,24 @@ class AgentMember:
                 await asyncio.sleep(fault.for_s)
                 self.boot()
             case "device_clock_jump":
-                self._clock.jump(float(fault.detail or 0.0))
+                self.clock.jump(float(fault.detail or 0.0))
             case "dial":
                 self._set_dial(fault.detail)
-            case "cloud_paused":
-                self._pause_cloud(True)
+            case "cloud_paused" | "learning_paused":
+                self._pause(fault.kind, True)
                 await asyncio.sleep(fault.for_s)
-                self._pause_cloud(False)
-            case "learning_paused":
-                self._pause_learning(True)
-                await asyncio.sleep(fault.for_s)
-                self._pause_learning(False)
+                self._pause(fault.kind, False)
 
     def heal(self) -> None:
         """No fault any more."""
-        self.link.heal()
+        super().heal()
         self._dies_at = ""
 
     async def resume(self) -> None:
         """Everything is over: it learns and asks again."""
-        await self._around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
-        self._pause_learning(False)
-        self._pause_cloud(False)
+        await self.around.until(lambda: self._is_open, SETTLE_S, CHECK_S)
+        self._pause("learning_paused", False)
+        self._pause("cloud_paused", False)
 
     async def stop(self) -> None:
         """Ask it to end; one that does not is killed, which is a violation unless it crashes meanwhile."""
@@ -502,7 +411,7 @@ class AgentMember:
         if self._life is not life:
             return
         if living.done():
-            self.leftovers += [f"{name} of {self.name}" for name in self._around.loop.live_tasks(host)]
+            self.leftovers += [f"{name} of {self.name}" for name in self.around.loop.live_tasks(host)]
             self._life = self._living = None
         else:
             self.leftovers.append(f"{self.name} did not stop within {STOP_S:g} s")
@@ -515,25 +424,30 @@ class AgentMember:
 
     def read(self) -> None:
         """Read the folder of an agent that does not run."""
-        with SeededState(self._folder) as state:
-            self.kept = Kept.read(state, self.scenario.tasks)
+        with SimulatedState(self.folder) as state:
+            self.kept = Kept.read(state, self.around.scenario.tasks)
 
     def _die(self) -> None:
         """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
         assert self._host is not None
         assert self._life is not None
-        self._around.note(f"{self.name} crashed")
+        self.around.note(f"{self.name} crashed")
         self._host.die()
         self._life.state.close()
         self._life = self._living = None
 
-    def _reached(self, point: str) -> None:
-        """A place in a learning step was passed: the agent may be armed to die there."""
+    def call_noted(self, what: str, outcome: str) -> None:
+        """Its log has another line: it may be armed to die before a call leaves, and before the answer is passed on."""
+        if what == "complete" and outcome in ("asked", "completed"):
+            self.reached("asked" if outcome == "asked" else "answered")
+
+    def reached(self, point: str) -> None:
+        """A place in a learning step, or around a call, was passed: the agent may be armed to die there."""
         if self._dies_at == point and self._life is not None:
             self._dies_at = ""
-            self._around.injected[f"agent died at {point}"] += 1
+            self.around.injected[f"agent died at {point}"] += 1
             self._die()
-            self._around.network.later(self._down_s, self.boot)
+            self.around.network.later(self._down_s, self.boot)
             raise Died(point)
 
     @property
@@ -544,16 +458,16 @@ class AgentMember:
         if self._life is None or not self._is_open:
             return
         self._life.agent.access.dials.set(float(rate) if rate else None)
-        for asked in self.notes.asked:
+        for asked in self.asked:
             asked.dial_set = True
-        self.dial_since = next((place for place, one in enumerate(self.notes.asked) if not one.end), len(self.notes.asked))
+        self.dial_since = next((place for place, one in enumerate(self.asked) if not one.end), len(self.asked))
 
-    def _pause_cloud(self, paused: bool) -> None:
-        if self._life is not None and self._is_open:
-            self._life.agent.access.switch.pause(paused, self._clock.now())
-
-    def _pause_learning(self, paused: bool) -> None:
-        if self._life is not None and self._is_open:
+    def _pause(self, what: str, paused: bool) -> None:
+        if self._life is None or not self._is_open:
+            return
+        if what == "cloud_paused":
+            self._life.agent.access.switch.pause(paused, self.clock.now())
+        else:
             self._life.agent.learning.pause(paused)
 
 

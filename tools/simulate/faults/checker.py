@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 from tools.simulate.faults.agent_checker import check_agents
 from tools.simulate.faults.agent_device import AgentMember
-from tools.simulate.faults.device import DeviceEvent
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.faults.log import DeviceEvent
 from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES, History
 from tools.simulate.faults.upstream import UpstreamEvent

@@ -1,17 +1,13 @@
 """A scripted device: works through learning steps with the real client in ways that strain the coordinator, and writes down all it asks and
-all replies.
-
-Its notebook survives a crash of the device, as the state folder of an agent does; its log is one of the three that the checker reads.
-"""
+all replies."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
@@ -20,14 +16,12 @@ from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from tools.batch_client import BatchingClient
-from tools.simulate.faults.scenario import GROUP_SIZE, Fault, Scenario
-from tools.simulate.virtual.loop import Host, SeededLoop
-from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
-from tools.simulate.virtual.site import Site
+from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
+from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
+from tools.simulate.faults.scenario import GROUP_SIZE, Fault
+from tools.simulate.virtual.network import SimulatedClient
 
 TASKS = ("math",)
-WISHED_RATE = 0.5
-MAX_OUTPUT_TOKENS = 8
 POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=6.0, max_retries=4)
 WAYS = (
     "plain",
@@ -46,160 +40,103 @@ WAYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceEvent:
-    """One line of a device's log: what was asked (`what`, about `key`), and how it ended (`outcome`, with `told`)."""
-
-    at: float
-    device: str
-    what: str
-    key: str
-    outcome: str
-    told: tuple[Any, ...] = ()
-
-
-@dataclass(slots=True)
-class Page:
-    """Of one task: the step at hand, and what is to be reported of it."""
-
-    step: int = 0
-    report: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
-class Notebook:
-    """What a device keeps over a crash: where it stands with each task, and the calls it made."""
-
-    pages: dict[str, Page] = field(default_factory=dict)
-    calls: dict[str, CloudCall] = field(default_factory=dict)
-    done: bool = False
-    lives: int = 0
-
-    def page(self, task: str) -> Page:
-        """Where it stands with a task."""
-        return self.pages.setdefault(task, Page())
-
-
+@dataclass(eq=False)
 class SimulatedDevice:
-    """One life of a device. `pace` scales all its durations."""
+    """One life of a device, which makes so many steps of so many prompts of each task. `pace` scales all its durations."""
 
-    def __init__(
-        self,
-        name: str,
-        others: tuple[str, ...],
-        notebook: Notebook,
-        log: list[DeviceEvent],
-        client: BatchingClient,
-        rng: random.Random,
-        steps: int,
-        prompts: int,
-        pace: float = 1.0,
-        tasks: tuple[str, ...] = TASKS,
-    ) -> None:
-        self._name = name
-        self._others = others
-        self._notebook = notebook
-        self._log = log
-        self._client = client
-        self._rng = rng
-        self._tasks = tasks
-        self._ends = dict.fromkeys(tasks, steps)
-        self._prompts = prompts
-        self._pace = pace
+    others: tuple[str, ...]
+    notebook: Notebook
+    log: DeviceLog
+    client: BatchingClient
+    rng: random.Random
+    steps: int
+    prompts: int
+    tasks: tuple[str, ...] = TASKS
+    pace: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.ends = dict.fromkeys(self.tasks, self.steps)
 
     def finish(self) -> None:
         """The steps at hand are the last ones."""
-        self._ends = {task: min(end, self._notebook.page(task).step + 1) for task, end in self._ends.items()}
+        self.ends = {task: min(end, self.notebook.page(task).step + 1) for task, end in self.ends.items()}
 
     async def live(self) -> None:
         """All the steps: one after the other of each task, the tasks beside each other."""
-        await self._insist("register", "", lambda: self._client.register("1.0", self._tasks))
-        await asyncio.gather(*(self._work(task) for task in self._tasks))
-        self._notebook.done = True
+        await self._insist("register", "", lambda: self.client.register("1.0", self.tasks))
+        await asyncio.gather(*(self._work(task) for task in self.tasks))
+        self.notebook.done = True
 
     async def watch(self) -> None:
         """Write down each version of its budgets that it is shown, for as long as it lives."""
-        await asyncio.gather(*(self._watch(task) for task in self._tasks))
+        await asyncio.gather(*(self._watch(task) for task in self.tasks))
 
     async def _watch(self, task: str) -> None:
-        self._note("watch", task, "asked")
+        self.log.note("watch", task, "asked")
         while True:
             try:
-                async with aclosing(self._client.watch_budget(task)) as versions:  # type: ignore[type-var]
+                async with aclosing(self.client.watch_budget(task)) as versions:  # type: ignore[type-var]
                     async for budget in versions:
-                        self._note("watch", task, "ok", answer_parts(budget))
+                        self.log.note("watch", task, "ok", answer_parts(budget))
             except CoordinatorError as error:
-                self._note("watch", task, error.reason)
+                self.log.note("watch", task, error.reason)
             await self._pause(0.2, 1.0)
 
     async def _work(self, task: str) -> None:
-        if self._notebook.page(task).step == 0 and self._ends[task] > 0 and self._rng.random() < 0.3:
-            await self._ask_before_learning(task)
-        while self._notebook.page(task).step < self._ends[task]:
+        if self.notebook.page(task).step == 0 and self.ends[task] > 0 and self.rng.random() < 0.3:
+            # a call outside of any step, perhaps the first that the coordinator hears of this task
+            call = replace(_call(task, -1, 0), call_key=f"first-{task}")
+            await self._complete(self.notebook.keep(call))
+        while self.notebook.page(task).step < self.ends[task]:
             await self._one_step(task)
 
-    async def _ask_before_learning(self, task: str) -> None:
-        """A call outside of any step, perhaps the first that the coordinator hears of this task."""
-        call = replace(_call(task, -1, 0), call_key=f"first-{task}")
-        await self._complete(self._notebook.calls.setdefault(call.call_key, call))
-
     async def _one_step(self, task: str) -> None:
-        page = self._notebook.page(task)
-        number = page.step
+        page = self.notebook.page(task)
+        number, key = page.step, f"{task}#{page.step}"
         if page.report is None:
-            if self._rng.random() < 0.1:
-                await self._skip_ahead(task, number)
-            if not await self._opened(task, number):
+            if self.rng.random() < 0.1:  # open a step that is not the next one, and close one that was never opened
+                await self.log.ask("gap", key, self.client.open_step(task, number + 1, 1, 1, WISHED_RATE))
+                await self.log.ask("gap", key, self.client.close_step(task, number + 1, StepUnits(1, 0)))
+
+            async def opening() -> StepOpened:
+                return await self.client.open_step(task, number, self.prompts, GROUP_SIZE, WISHED_RATE)
+
+            if await self._insist("open_step", key, opening) is None:
                 return
             await self._ask_for(task, number)
-            page.report = (self._prompts * GROUP_SIZE, self._rng.randint(0, self._prompts * GROUP_SIZE))
-        total, help_units = page.report
+            page.report = (self.prompts * GROUP_SIZE, self.rng.randint(0, self.prompts * GROUP_SIZE))
+        units = StepUnits(*page.report)
 
         async def report() -> StepClosed:
-            return await self._client.close_step(task, number, StepUnits(total, help_units))
+            return await self.client.close_step(task, number, units)
 
-        closed = await self._insist("close_step", f"{task}#{number}", report)
-        if closed is not None and self._rng.random() < 0.3:  # a report whose answer was lost is sent again
-            await self._try("close_step", f"{task}#{number}", report)
+        closed = await self._insist("close_step", key, report)
+        if closed is not None and self.rng.random() < 0.3:  # a report whose answer was lost is sent again
+            await self.log.ask("close_step", key, report())
         page.step, page.report = page.step + 1, None
-
-    async def _opened(self, task: str, step: int) -> bool:
-        """Open a step; False where another one is expected."""
-
-        async def ask() -> StepOpened:
-            return await self._client.open_step(task, step, self._prompts, GROUP_SIZE, WISHED_RATE)
-
-        return await self._insist("open_step", f"{task}#{step}", ask) is not None
-
-    async def _skip_ahead(self, task: str, step: int) -> None:
-        """Open a step that is not the next one, and close one that was never opened."""
-        await self._try("gap", f"{task}#{step}", lambda: self._client.open_step(task, step + 1, 1, 1, WISHED_RATE))
-        await self._try("gap", f"{task}#{step}", lambda: self._client.close_step(task, step + 1, StepUnits(1, 0)))
 
     async def _ask_for(self, task: str, step: int) -> None:
         """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""
-        calls = [_call(task, step, number) for number in range(self._prompts)]
-        if self._rng.random() < 0.2:
-            kept = [self._notebook.calls.setdefault(call.call_key, call) for call in calls]
-            await self._batched(kept)
+        calls = [_call(task, step, number) for number in range(self.prompts)]
+        if self.rng.random() < 0.2:
+            await self._batched([self.notebook.keep(call) for call in calls])
         else:
             await asyncio.gather(*map(self._group, calls))
 
     async def _group(self, call: CloudCall) -> None:
         """One prompt group, in one of the ways a device may behave."""
         await self._pause(0.0, 1.0)
-        way = self._rng.choice(WAYS)
+        way = self.rng.choice(WAYS)
         if way in ("serving", "shared", "batch", "cancel"):
             messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
             call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
-        call = self._notebook.calls.setdefault(call.call_key, call)
-        await getattr(self, f"_{way}", self._plain)(call)
+        await getattr(self, f"_{way}", self._plain)(self.notebook.keep(call))
 
     async def _plain(self, call: CloudCall) -> None:
-        outcome = await self._complete(call)
-        if outcome == "OUTCOME_UNKNOWN" and self._rng.random() < 0.5:
+        answer = await self._complete(call)
+        if isinstance(answer, OutcomeUnknown) and self.rng.random() < 0.5:
             again = replace(call, call_key=f"{call.call_key[:-1]}1")
-            self._notebook.calls.setdefault(again.call_key, again)
+            self.notebook.keep(again)
             await self._complete(again)
 
     async def _twice(self, call: CloudCall) -> None:
@@ -208,90 +145,83 @@ class SimulatedDevice:
 
     async def _other_key(self, call: CloudCall) -> None:
         other = replace(call, call_key=f"o{call.call_key}")
-        self._notebook.calls.setdefault(other.call_key, other)
+        self.notebook.keep(other)
         await asyncio.gather(self._complete(call), self._complete(other))
 
     async def _batch(self, call: CloudCall) -> None:
         """The call and two serving calls on one stream."""
         extra = [replace(call, call_key=f"b{number}{call.call_key}", step=-1) for number in range(2)]
         for each in extra:
-            self._notebook.calls.setdefault(each.call_key, each)
+            self.notebook.keep(each)
         await self._batched([call, *extra])
 
     async def _batched(self, calls: list[CloudCall]) -> None:
         async def items() -> AsyncIterator[CloudCall]:
             for each in calls:
-                self._note("complete", each.call_key, "asked")
+                self.log.note("complete", each.call_key, "asked")
                 yield each
 
-        async for reply in self._client.complete_batch(items(), self._patience_s()):
+        async for reply in self.client.complete_batch(items(), self._patience_s()):
             outcome = reply.outcome
             if isinstance(outcome, CoordinatorError):
-                self._note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
+                self.log.note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
             else:
-                self._note("complete", reply.call_key, "completed", answer_parts(outcome))
-            self._note("batch", reply.call_key, "ok")
+                self.log.note("complete", reply.call_key, "completed", answer_parts(outcome))
+            self.log.note("batch", reply.call_key, "ok")
 
     async def _cancel(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
         await self._pause(0.0, 1.5)
-        await self._try("cancel_call", call.call_key, lambda: self._client.cancel_call(call.call_key))
+        await self.log.ask("cancel_call", call.call_key, self.client.cancel_call(call.call_key))
         await asking
 
     async def _stream(self, call: CloudCall) -> None:
-        await self._try("complete", call.call_key, lambda: self._streamed(call))
+        async def streamed() -> CloudCompletion:
+            async for delta in self.client.stream_complete(call, self._patience_s()):
+                if delta.completion is not None:
+                    return delta.completion
+            raise CoordinatorError("a stream ended without its completion")
 
-    async def _streamed(self, call: CloudCall) -> CloudCompletion:
-        text = ""
-        async for delta in self._client.stream_complete(call, self._patience_s()):
-            text += delta.text
-            if delta.completion is not None:
-                return delta.completion
-        raise CoordinatorError("a stream ended without its completion")
+        await self.log.ask("complete", call.call_key, streamed())
 
     async def _abandon(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
         await self._pause(0.0, 1.5)
         asking.cancel()
         await asyncio.wait([asking])
-        if self._rng.random() < 0.7:
-            await self._try("get_call", call.call_key, lambda: self._client.get_call(call.call_key))
+        if self.rng.random() < 0.7:
+            await self.log.ask("get_call", call.call_key, self.client.get_call(call.call_key))
 
     async def _reuse(self, call: CloudCall) -> None:
-        outcome = await self._complete(call)
+        answer = await self._complete(call)
         other = replace(call, messages=(Message("user", "something else"),))
-        if outcome in ("completed", "OUTCOME_UNKNOWN"):  # else the key may be free
-            await self._try("reuse", call.call_key, lambda: self._client.complete(other, self._patience_s()))
+        if isinstance(answer, CloudCompletion | OutcomeUnknown):  # else the key may be free
+            await self.log.ask("reuse", call.call_key, self.client.complete(other, self._patience_s()))
 
     async def _foreign(self, call: CloudCall) -> None:
         """A key that only this device uses, and then the same key of another device, which must be unknown to this one."""
         number = call.call_key.rsplit("-", 1)[0]
-        mine = replace(call, call_key=f"{self._name}-{number}", prompt_id=f"x{call.prompt_id}")
-        self._notebook.calls.setdefault(mine.call_key, mine)
+        mine = replace(call, call_key=f"{self.log.device}-{number}", prompt_id=f"x{call.prompt_id}")
+        self.notebook.keep(mine)
         await self._complete(mine)
-        for other in self._others:
-            key = f"{other}-{number}"
-            await self._try("foreign", key, lambda key=key: self._client.get_call(key))  # type: ignore[misc]
+        for other in self.others:
+            await self.log.ask("foreign", f"{other}-{number}", self.client.get_call(f"{other}-{number}"))
 
-    async def _complete(self, call: CloudCall) -> str:
-        return await self._try("complete", call.call_key, lambda: self._client.complete(call, self._patience_s()))
+    async def _complete(self, call: CloudCall) -> CloudCompletion | CoordinatorError:
+        return await self.log.ask("complete", call.call_key, self.client.complete(call, self._patience_s()))
 
     def _patience_s(self) -> float:
-        return self._pace * self._rng.choice([1.0, 5.0, 12.0])
+        return self.pace * self.rng.choice([1.0, 5.0, 12.0])
 
     async def _pause(self, least_s: float, most_s: float) -> None:
-        await asyncio.sleep(self._pace * self._rng.uniform(least_s, most_s))
-
-    async def _try(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> str:
-        """Ask once (the client retries by itself); how it ended, as it was written down."""
-        return (await self._asked(what, key, ask))[0]
+        await asyncio.sleep(self.pace * self.rng.uniform(least_s, most_s))
 
     async def _insist(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Ask until there is an answer. None where another step is expected: the notebook follows."""
         while True:
-            _, value = await self._asked(what, key, ask)
+            value = await self.log.ask(what, key, ask())
             if isinstance(value, StepMismatch):
-                page = self._notebook.page(key.rpartition("#")[0])
+                page = self.notebook.page(key.rpartition("#")[0])
                 page.step, page.report = value.expected_step, None
                 return None
             if isinstance(value, KeyReused):
@@ -299,20 +229,6 @@ class SimulatedDevice:
             if not isinstance(value, CoordinatorError):
                 return value
             await self._pause(0.2, 1.0)
-
-    async def _asked(self, what: str, key: str, ask: Callable[[], Awaitable[Any]]) -> tuple[str, Any]:
-        self._note(what, key, "asked")
-        try:
-            value = await ask()
-        except CoordinatorError as error:
-            self._note(what, key, error.reason, refusal_parts(error))
-            return error.reason, error
-        outcome = "completed" if isinstance(value, CloudCompletion) else "ok"
-        self._note(what, key, outcome, answer_parts(value))
-        return outcome, value
-
-    def _note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
-        self._log.append(DeviceEvent(asyncio.get_running_loop().time(), self._name, what, key, outcome, told))
 
 
 def _call(task: str, step: int, number: int) -> CloudCall:
@@ -327,78 +243,16 @@ def _call(task: str, step: int, number: int) -> CloudCall:
     )
 
 
-def refusal_parts(error: CoordinatorError) -> tuple[Any, ...]:
-    """The parts of a refusal that the checker reads."""
-    if isinstance(error, OutcomeUnknown):
-        return tuple(sorted(error.metadata.items()))
-    return (error.metadata.get("budget", ""),)
-
-
-def answer_parts(value: Any) -> tuple[Any, ...]:
-    """The parts of an answer that the checker compares."""
-    match value:
-        case CloudCompletion():
-            usage = value.usage
-            return (value.text, usage.input_tokens, usage.output_tokens, value.charged_uusd, value.cached)
-        case _ if hasattr(value, "dual_after"):
-            return (value.dual_before.hex(), value.dual_after.hex(), value.assist_rate.hex())
-        case _ if hasattr(value, "call_credit"):
-            return (value.dual.hex(), value.target_rate.hex(), value.call_credit)
-        case _ if hasattr(value, "spend_uusd"):
-            limits = (value.calls_limit, value.tokens_limit, value.spend_limit_uusd)
-            return (value.version, value.dual.hex(), value.calls, value.tokens, value.spend_uusd, *limits)
-        case _:
-            return ()
-
-
-@dataclass(slots=True)
-class Surroundings:
-    """What the devices and agents of a world share, and where they note what happens to them."""
-
-    scenario: Scenario
-    loop: SeededLoop
-    network: Network
-    site: Site
-    log: list[DeviceEvent] = field(default_factory=list)
-    story: list[tuple[float, str]] = field(default_factory=list)
-    injected: Counter[str] = field(default_factory=Counter)
-
-    def link(self) -> LinkFaults:
-        """A link with the scenario's faults."""
-        scenario = self.scenario
-        return LinkFaults(drop=scenario.drop, duplicate=scenario.duplicate, late=scenario.late, reorder=scenario.reorder)
-
-    def channel(self, link: LinkFaults) -> SimulatedChannel:
-        """To the coordinator that serves when something is sent."""
-        return SimulatedChannel(self.network, lambda: self.site.endpoint, link)
-
-    def note(self, text: str) -> None:
-        """Note what happened to the world."""
-        self.story.append((self.loop.time(), text))
-
-    async def until(self, holds: Callable[[], bool], most_s: float, every_s: float) -> bool:
-        """Wait until something holds; False where it does not after so many seconds."""
-        end = self.loop.time() + most_s
-        while not holds() and self.loop.time() < end:  # noqa: ASYNC110
-            await asyncio.sleep(every_s)
-        return holds()
-
-
-class ScriptedMember:
+class ScriptedMember(Member):
     """A scripted device of a world, over all its lives."""
 
     invariant = "I14"
     up = True
 
     def __init__(self, name: str, others: tuple[str, ...], around: Surroundings) -> None:
-        self.name = name
-        self.link = around.link()
-        self.notebook = Notebook()
-        self.leftovers: list[str] = []
+        super().__init__(name, around)
         self.watching: asyncio.Task[None] | None = None
         self._others = others
-        self._around = around
-        self._host: Host | None = None
 
     @property
     def done(self) -> bool:
@@ -409,16 +263,21 @@ class ScriptedMember:
 
     def boot(self) -> None:
         """Begin a life."""
-        scenario, note = self._around.scenario, self.notebook
-        note.lives += 1
-        self._host = Host(f"{self.name} life {note.lives}", self._around.loop)
-        rng = stream(scenario.seed, "device", self.name, note.lives)
-        client = SimulatedClient(self._around.channel(self.link), self.name, POLICY, note.lives)
-        log, steps, prompts = self._around.log, scenario.steps, scenario.prompts
-        living = SimulatedDevice(self.name, self._others, note, log, client, rng, steps, prompts, tasks=scenario.tasks)
-        self._host.spawn(living.live(), "life")
+        scenario, host, life = self.around.scenario, self.new_host(), self.notebook.lives
+        client = SimulatedClient(self.around.channel(self.link), self.name, POLICY, life)
+        living = SimulatedDevice(
+            self._others,
+            self.notebook,
+            DeviceLog(self.around.log, self.name),
+            client,
+            stream(scenario.seed, "device", self.name, life),
+            steps=scenario.steps,
+            prompts=scenario.prompts,
+            tasks=scenario.tasks,
+        )
+        host.spawn(living.live(), "life")
         if scenario.watched:
-            self.watching = self._host.spawn(living.watch(), "watch")
+            self.watching = host.spawn(living.watch(), "watch")
 
     async def suffer(self, fault: Fault) -> None:
         """Crash, and begin another life after a while."""
@@ -428,20 +287,13 @@ class ScriptedMember:
         await asyncio.sleep(fault.for_s)
         self.boot()
 
-    def heal(self) -> None:
-        """No fault any more."""
-        self.link.heal()
-
     async def resume(self) -> None:
-        """Nothing to undo."""
+        """Nothing was paused."""
 
 
-async def last_questions(
-    name: str, notebook: Notebook, log: list[DeviceEvent], client: BatchingClient, tasks: tuple[str, ...] = TASKS
-) -> None:
+async def last_questions(notebook: Notebook, log: DeviceLog, client: BatchingClient, tasks: tuple[str, ...] = TASKS) -> None:
     """After all faults: what became of every call, and the budgets. A call that never arrived is NOT_FOUND."""
-    device = SimulatedDevice(name, (), notebook, log, client, random.Random(0), 0, 0)
     for key in sorted(notebook.calls):
-        await device._try("final_call", key, lambda key=key: client.get_call(key))  # type: ignore[misc]
+        await log.ask("final_call", key, client.get_call(key))
     for task in tasks:
-        await device._try("final_budget", task, lambda task=task: client.get_budget(task))  # type: ignore[misc]
+        await log.ask("final_budget", task, client.get_budget(task))

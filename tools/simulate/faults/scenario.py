@@ -291,18 +291,7 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
 
 def _task(rng: random.Random, begins_s: float) -> TaskTerms:
     scheduled = rng.random() < 0.25
-    return _with_rule(_without_rule(rng, begins_s, scheduled))
-
-
-def _with_rule(terms: TaskTerms) -> TaskTerms:
-    """What was drawn decides whether λ knows more than η, so that a seed's story stays what it was."""
-    if terms.dual_lr == 0.05 and terms.scope in ("task", "global"):
-        return replace(terms, proportional=0.5 if terms.rate_from_device else 2.0, window=2)
-    return replace(terms, ceiling=0.75) if terms.dual_lr == 3.0 else terms
-
-
-def _without_rule(rng: random.Random, begins_s: float, scheduled: bool) -> TaskTerms:
-    return TaskTerms(
+    terms = TaskTerms(
         scope=rng.choice(["task", "task", "global", "fleet", "fleet", "fleet_all"]),
         target_rate=rng.choice([0.0, 0.3, 0.7]),
         rate_from_device=rng.random() < 0.6 and not scheduled,
@@ -312,6 +301,10 @@ def _without_rule(rng: random.Random, begins_s: float, scheduled: bool) -> TaskT
         credit_factor=rng.choice([None, None, 1.0, 2.0, 2.0]),
         answer_cache=rng.choice(["off", "device", "device", "fleet"]),
     )
+    # what was drawn decides whether λ knows more than η, so that a seed's story stays what it was
+    if terms.dual_lr == 0.05 and terms.scope in ("task", "global"):
+        return replace(terms, proportional=0.5 if terms.rate_from_device else 2.0, window=2)
+    return replace(terms, ceiling=0.75) if terms.dual_lr == 3.0 else terms
 
 
 def _schedule(rng: random.Random, begins_s: float) -> tuple[RateChange, ...]:
@@ -368,7 +361,11 @@ def _acts(rng: random.Random, trouble: float) -> dict[str, float]:
 
 
 def _faults(rng: random.Random) -> list[Fault]:
-    faults = [_fault(rng, rng.choice([*FAULTS])) for _ in range(rng.randint(0, 4))]
+    faults = []
+    for _ in range(rng.randint(0, 4)):
+        kind, at = rng.choice([*FAULTS]), rng.uniform(0.0, 8.0)
+        for_s = rng.choice([rng.uniform(0.1, 3.0), rng.uniform(3.0, 14.0)])
+        faults.append(FAULTS[kind](rng, kind, at, for_s))
     if rng.random() < 0.2:  # a disk that fails again and again while calls are under way
         at = 0.0
         for _ in range(rng.randint(SICK_FAILURES, 8)):
@@ -388,11 +385,6 @@ def _with_terms(rng: random.Random, faults: list[Fault], terms: Terms, begins_s:
     return tuple(told)
 
 
-def _fault(rng: random.Random, kind: str) -> Fault:
-    at, for_s = rng.uniform(0.0, 8.0), rng.choice([rng.uniform(0.1, 3.0), rng.uniform(3.0, 14.0)])
-    return FAULTS[kind](rng, kind, at, for_s)
-
-
 def draw_agents(seed: int) -> Scenario:
     """The world of real agents that a seed stands for."""
     rng = stream(seed, "agents")
@@ -400,7 +392,7 @@ def draw_agents(seed: int) -> Scenario:
     trouble = 0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.25])
     tasks = ("math", "code") if rng.random() < 0.25 else ("math",)
     lasts_s = rng.choice([120.0, 600.0, 3600.0])
-    acts = rng.sample(ACTS[1:], rng.randint(1, 4))
+    acts = _acts(rng, trouble)
     return Scenario(
         seed=seed,
         agents=tuple(_agent(rng, lasts_s) for _ in range(rng.randint(1, 3))),
@@ -416,7 +408,7 @@ def draw_agents(seed: int) -> Scenario:
         duplicate=trouble * rng.random(),
         late=trouble * rng.random(),
         reorder=trouble * rng.random(),
-        upstream_acts={act: trouble / len(acts) for act in acts},
+        upstream_acts=acts,
         upstream_duplicate=trouble,
         slow_s=rng.choice([0.5, 2.0, 8.0]),
         faults=() if calm else tuple(_agent_faults(rng, lasts_s)),
@@ -465,13 +457,12 @@ def _agent_caps(rng: random.Random, most: int) -> Caps:
 
 
 def _agent_faults(rng: random.Random, lasts_s: float) -> list[Fault]:
-    faults = [_agent_fault(rng, rng.choice([*AGENT_FAULTS]), lasts_s) for _ in range(rng.randint(0, 6))]
+    faults = []
+    for _ in range(rng.randint(0, 6)):
+        kind, at = rng.choice([*AGENT_FAULTS]), rng.uniform(0.0, lasts_s)
+        for_s = rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
+        faults.append(AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3)))
     return sorted(faults, key=lambda fault: fault.at)
-
-
-def _agent_fault(rng: random.Random, kind: str, lasts_s: float) -> Fault:
-    at, for_s = rng.uniform(0.0, lasts_s), rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
-    return AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3))
 
 
 def without_some(items: Sequence[T]) -> Iterator[tuple[T, ...]]:

@@ -8,13 +8,12 @@ import asyncio
 import gc
 import hashlib
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coordinator import failpoints
 from coordinator.config import (
@@ -32,21 +31,22 @@ from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from edge.rpc.grpc_client import ClientPolicy
-from tools.simulate.faults.administrator import SimulatedAdministrator
+from tools.simulate.faults.administrator import ADMINISTRATOR, SimulatedAdministrator
 from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Notebook, ScriptedMember, Surroundings, last_questions
+from tools.simulate.faults.device import ScriptedMember, last_questions
 from tools.simulate.faults.fold import Rules
+from tools.simulate.faults.log import DeviceLog
+from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Surroundings
 from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.virtual.disk import Disk
+from tools.simulate.virtual.disk import Disk, scratch_folder
 from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, VirtualClock, quiet_finalisers, quiet_logs
-from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
+from tools.simulate.virtual.network import Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
-SHM = Path("/dev/shm")
 LATE_WORD_S = 15.0
 """What an administrator sent before everything healed has come by then, or never comes."""
 REST_S, AGENTS_REST_S = 120.0, 3600.0
@@ -65,29 +65,6 @@ OF_DEVICES = frozenset(
 )
 """Faults that hold up no lease of the coordinator's."""
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
-
-
-class Member(Protocol):
-    """A device or agent of the world. `rests`: nothing is left to do but what waits for the end of the faults; `done`: nothing at all;
-    `invariant`: what its `leftovers` violate."""
-
-    name: str
-    link: LinkFaults
-    leftovers: list[str]
-    invariant: str
-
-    @property
-    def notebook(self) -> Notebook: ...
-    @property
-    def up(self) -> bool: ...
-    @property
-    def rests(self) -> bool: ...
-    @property
-    def done(self) -> bool: ...
-    def boot(self) -> None: ...
-    async def suffer(self, fault: Fault) -> None: ...
-    def heal(self) -> None: ...
-    async def resume(self) -> None: ...
 
 
 class World:
@@ -159,7 +136,7 @@ class World:
     def _new_administrator(self) -> SimulatedAdministrator:
         channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
         rng, names = stream(self.scenario.seed, "administrator"), tuple(device.name for device in self.devices)
-        return SimulatedAdministrator(channel, self.around.log, rng, names)
+        return SimulatedAdministrator(channel, DeviceLog(self.around.log, ADMINISTRATOR), rng, names)
 
     async def _chaos(self) -> None:
         undoing: list[asyncio.Task[None]] = []
@@ -301,7 +278,7 @@ class World:
         await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
         for member in self.members:
             client = SimulatedClient(self.around.channel(member.link), member.name, PATIENT, 0)
-            await last_questions(member.name, member.notebook, self.around.log, client, self.scenario.tasks)
+            await last_questions(member.notebook, DeviceLog(self.around.log, member.name), client, self.scenario.tasks)
         if self.scenario.administered:
             await self._new_administrator().last_questions()
         watching = [device.watching for device in self.devices if device.watching is not None]
@@ -368,7 +345,7 @@ class World:
 
 def play(scenario: Scenario) -> Outcome:
     """The world of a scenario, played and judged."""
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
+    with scratch_folder() as folder:
         return World(scenario, Path(folder)).run()
 
 

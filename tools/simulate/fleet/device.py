@@ -5,40 +5,31 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.agent import Agent
-from edge.answering.draft import AnswerSettings
 from edge.config.schema import PhaseConfig
 from edge.core.clock import Clock
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
-from edge.evaluation.judging import RolloutSettings
-from edge.learning.components import AgentComponents, AgentSettings
-from edge.learning.curriculum import Curriculum
-from edge.learning.methods import DaGrpo
-from edge.routing.policy import SelfOffload
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import StepFinished
-from edge.state.folder import StateFolder
-from edge.state.schema import open_in_memory
 from edge.tasks.source import TaskSource
-from edge.verifiers.math_answer import ExactMathAnswer
+from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend, right_answer
 from tools.simulate.fleet.cloud import most_tokens
-from tools.simulate.fleet.learner import SimulatedLearner
-from tools.simulate.fleet.link import FleetChannel, Link
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.link import FleetChannel, FleetNetwork, Link
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Question
-from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_difficulty, draw_further
+from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_question
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, LearningPart, Scenario
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
-from tools.simulate.virtual.network import SimulatedClient
+from tools.simulate.virtual.network import ServiceEndpoint, SimulatedClient
 
 _CHECK_AGAIN_S = 900.0
 _GRAIN = 1e-3
@@ -86,13 +77,10 @@ class Timetable:
             day += 1
 
 
-MOST_LOCAL_TOKENS = 4096
 BOOT_S = 60.0
 """Devices are switched on within so many seconds of each other."""
 EMPTY = "battery empty"
 PATIENCE = ClientPolicy()
-
-
 _CALLS = (
     "SELECT json_extract(record, '$.call_key'), json_extract(record, '$.charged_uusd'),"
     " json_extract(record, '$.call_state') != 'unsettled' FROM requests WHERE json_extract(record, '$.call_key') != ''"
@@ -100,61 +88,54 @@ _CALLS = (
 )
 
 
-class MemoryState(StateFolder):
-    """A state folder whose database is in memory and whose run has a name of its own."""
+@dataclass(slots=True)
+class FleetGroup:
+    """The devices of one group, and what they have in common. `target_rate` and `dual_init` are those of its task."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._name = name
-        super().__init__(folder)
-
-    def _open_database(self) -> sqlite3.Connection:
-        return open_in_memory()
-
-    def _run_id(self) -> str:
-        return self._name
+    part: GroupPart
+    speed: DeviceSpeed
+    link: LinkModel
+    tally: GroupTally
+    target_rate: float
+    dual_init: float
+    devices: list[FleetDevice] = field(default_factory=list)
+    energy_wh: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all devices of a world share. `target_rate` and `dual_init` are those of the group's task."""
+    """What all devices of a world share. `folder`: for their checkpoints; `endpoint`: of the coordinator that serves now, if any."""
 
     scenario: Scenario
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    network: FleetNetwork
     folder: Path
-    target_rate: float
-    dual_init: float
+    endpoint: Callable[[], ServiceEndpoint | None]
 
 
 class FleetDevice:
     """`live` it as a task of a host of its own; `end` asks it to."""
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        group: GroupPart,
-        machine: Machine,
-        link: Link,
-        channel: FleetChannel,
-        tally: GroupTally,
-        around: Surroundings,
-    ) -> None:
+    def __init__(self, index: int, group: FleetGroup, around: Surroundings) -> None:
         self.index = index
-        self.name = name
-        self.group = group
-        self.machine = machine
-        self.link = link
-        self.channel = channel
-        self.figures = DeviceFigures(around.dual_init)
+        self.name = f"{group.part.name}-{len(group.devices):05d}"
+        self.group = group.part
+        self.figures = DeviceFigures(group.dual_init)
         self.kept = 0
+        """How many records the state folder has at the end."""
         self.charges: dict[str, int | None] = {}
-        self._tally = tally
+        """What each call cost by these records, in micro-USD; None: that is not known yet."""
+        self._tally = group.tally
         self._around = around
         self._seed = around.scenario.seed
         self._ended = asyncio.Event()
-        self.state = MemoryState(around.folder / name, name)
-        self.agent = Agent(self._parts(), self._settings())
+        self.machine = Machine(around.loop, group.speed)
+        self.link = Link(group.link, self._rng("link"), around.scenario.starts_at_h)
+        self.channel = FleetChannel(around.network, around.endpoint, self.link)
+        self.state = SimulatedState(around.folder / self.name, in_memory=True)
+        self.backend = self._make_backend()
+        self.agent = self._make_agent(group.target_rate, group.dual_init)
 
     # life ----------------------------------------------------------------------------------------------------------------------
 
@@ -201,8 +182,7 @@ class FleetDevice:
         if self.machine.empty:
             self._tally.refused[EMPTY] += 1
             return
-        difficulty = draw_difficulty(self.group.difficulty, self._around.loop.time(), self._numbered("difficulty", number))
-        question = Question.of(number, difficulty, self._seed, self._further(number))
+        question = draw_question(self.group, self._seed, number, self._around.loop.time())
         self.figures.asked += 1
         record = await self.agent.answerer.answer(
             AnswerRequest((Message("user", question.text),), id=f"{number:012d}", seed=number)
@@ -219,44 +199,33 @@ class FleetDevice:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _parts(self) -> AgentComponents:
-        group, around = self.group, self._around
-        phases = (PhaseConfig(source="practice", target_rate=around.target_rate, task=group.task),)
-        prompts = group.learning.prompts_per_step if group.learning else 1
-        self.backend = self._make_backend()
-        return AgentComponents(
-            state=self.state,
-            curriculum=Curriculum(phases, lambda _: self._practice(), self.state, seed=self._seed, prompts_per_step=prompts),
-            open_backend=self._open_backend,
-            open_learner=self._open_learner,
-            client=SimulatedClient(self.channel, self.name, PATIENCE, derive_seed(self._seed, "client", self.name)),
-            coordinator=None,
-            coordinator_name="simulated",
-            verifier=ExactMathAnswer(),
-            policy=SelfOffload(),
-            sink=self,
-            clock=around.clock,
-            conditions=self._timetable(),
-        )
-
     def _make_backend(self) -> SimulatedBackend:
         group = self.group
         return SimulatedBackend(self.machine, group.mind, group.nature, group.tokens, self._seed)
 
-    async def _open_backend(self) -> SimulatedBackend:
-        return self.backend
-
-    async def _open_learner(self) -> SimulatedLearner:
-        group = self.group
-        return SimulatedLearner(self.machine, group.mind, group.nature, group.rates)
+    def _make_agent(self, target_rate: float, dual_init: float) -> Agent:
+        group, around = self.group, self._around
+        client_seed = derive_seed(self._seed, "client", self.name)
+        return simulated_agent(
+            group,
+            self.backend,
+            self.machine,
+            self.state,
+            SimulatedClient(self.channel, self.name, PATIENCE, client_seed),
+            around.clock,
+            self,
+            seed=self._seed,
+            phases=(PhaseConfig(source="practice", target_rate=target_rate, task=group.task),),
+            practice=lambda _: self._practice(),
+            conditions=self._timetable(),
+            dual_init=dual_init,
+            most_cloud_tokens=most_tokens(group.tokens),
+            patience_s=around.scenario.cloud.deadline_s,
+        )
 
     def _practice(self) -> TaskSource:
-        first, loop = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM, self._around.loop
-        draws = lambda number: self._numbered("difficulty", number)  # noqa: E731
-        return Practice(first, self.group.task, self.group.difficulty, self._seed, loop.time, draws, self._further)
-
-    def _further(self, number: int) -> int:
-        return draw_further(self.group.tokens, self._numbered("length", number))
+        first = self.index * NUMBERS_OF_A_DEVICE + PRACTICE_FROM
+        return Practice(self.group, self.group.task, first, self._seed, self._around.loop.time)
 
     def _timetable(self) -> Timetable | None:
         learning, around = self.group.learning, self._around
@@ -265,17 +234,5 @@ class FleetDevice:
         shift = 0.0 if learning.at_once else self._rng("turn").random()
         return Timetable(learning, around.scenario.starts_at_h, shift, around.loop.time, lambda: self.machine.empty)
 
-    def _settings(self) -> AgentSettings:
-        group, around = self.group, self._around
-        patience_s, most = around.scenario.cloud.deadline_s, most_tokens(group.tokens)
-        size = group.learning.group_size if group.learning else 2
-        seed = derive_seed(self._seed, "rollout", self.name)
-        rollout = RolloutSettings(self.name, seed, size, 1.0, MOST_LOCAL_TOKENS, "compact", "compact", most)
-        answers = AnswerSettings("auto", group.task, 0.0, MOST_LOCAL_TOKENS, None, "compact", "compact", most, patience_s)
-        return AgentSettings(rollout, answers, around.dual_init, DaGrpo(), patience_s, group.dial, price=group.price)
-
     def _rng(self, what: str) -> random.Random:
         return stream(self._seed, what, self.name)
-
-    def _numbered(self, what: str, number: int) -> random.Random:
-        return stream(self._seed, what, number)

@@ -78,7 +78,8 @@ class Link:
         """When something passes again; `now` itself while the link is up."""
         while self._ahead[0].ends <= now:
             self._over.append(self._ahead.popleft())
-            self._look_ahead()
+            if not self._ahead:
+                self._ahead.append(next(self._chance))
         while self._hours.ends <= now:
             self._over.append(self._hours)
             self._hours = next(self._offline)
@@ -96,10 +97,6 @@ class Link:
             self._ahead.append(next(self._chance))
             found = self._ahead[-1] if self._ahead[-1].ends - self._ahead[-1].began > PATIENCE_S else None
         return min(found or self._ahead[-1], self._hours, key=lambda outage: outage.began)
-
-    def _look_ahead(self) -> None:
-        if not self._ahead:
-            self._ahead.append(next(self._chance))
 
     def delay_s(self, now: float, size: int, up: bool) -> float:
         """How long a message of so many bytes takes; those of one direction share the bandwidth."""

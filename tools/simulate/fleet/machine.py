@@ -59,7 +59,13 @@ class Machine:
 
     async def serve(self, seconds: float) -> None:
         """Work for whom is served; `seconds` at full speed."""
-        await asyncio.sleep(self._stretched(seconds))
+        now = self._loop.time()
+        full_s = self._throttles_in(now)
+        if full_s is None:
+            seconds /= self._share(now)
+        elif seconds > full_s:
+            seconds = full_s + (seconds - full_s) / self.speed.throttle_share
+        await asyncio.sleep(seconds)
 
     # learning ------------------------------------------------------------------------------------------------------------------
 
@@ -129,7 +135,14 @@ class Machine:
         busy = self._busy
         self._draw(elapsed, self.speed.busy_w if busy else self.speed.idle_w)
         if busy and not self._serving:
-            self._work_off(elapsed * self._share(now - elapsed))
+            seconds = elapsed * self._share(now - elapsed)
+            if self._alone:
+                self._alone[0].left -= seconds
+            else:
+                rows = sum(work.rows for work in self._batch)
+                each = seconds * self.speed.decode_rate(rows) / rows
+                for work in self._batch:
+                    work.left -= each * work.rows
 
     def _draw(self, elapsed: float, watts: float) -> None:
         used = watts * elapsed / HOUR_S
@@ -141,15 +154,6 @@ class Machine:
                 used = used if self._busy else self._charge_wh
             self._charge_wh = max(0.0, self._charge_wh - used)
         self.energy_wh += used
-
-    def _work_off(self, seconds: float) -> None:
-        if self._alone:
-            self._alone[0].left -= seconds
-            return
-        rows = sum(work.rows for work in self._batch)
-        each = seconds * self.speed.decode_rate(rows) / rows
-        for work in self._batch:
-            work.left -= each * work.rows
 
     def _plan(self) -> None:
         """Heat, and the time at which something is next done or speeds change."""
@@ -200,13 +204,6 @@ class Machine:
     def _share(self, now: float) -> float:
         hot = self.speed.throttle_after_s is not None and self._hot_since is not None and self._throttles_in(now) is None
         return self.speed.throttle_share if hot else 1.0
-
-    def _stretched(self, seconds: float) -> float:
-        now = self._loop.time()
-        full_s = self._throttles_in(now)
-        if full_s is None or seconds <= full_s:
-            return seconds / (self._share(now) if full_s is None else 1.0)
-        return full_s + (seconds - full_s) / self.speed.throttle_share
 
 
 def _finish(work: _Work) -> None:

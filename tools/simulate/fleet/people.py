@@ -6,10 +6,11 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from edge.core.types import AnswerKind, TaskItem
+from edge.core.rng import stream
+from edge.core.types import AnswerKind, Split, TaskItem
 from tools.simulate.fleet.backend import right_answer
 from tools.simulate.fleet.mind import Question
-from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart, TokensPart
+from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart
 
 NUMBERS_OF_A_DEVICE = 1_000_000
 """Questions are numbered device by device; the second half is practice."""
@@ -45,9 +46,11 @@ def draw_difficulty(part: DifficultyPart, virtual_s: float, rng: random.Random) 
     return mean
 
 
-def draw_further(part: TokensPart, rng: random.Random) -> int:
-    """Tokens by which a question is longer than the least."""
-    return round(rng.expovariate(1.0 / part.prompt_further)) if part.prompt_further else 0
+def draw_question(group: GroupPart, seed: int, number: int, virtual_s: float) -> Question:
+    """The question of this number, as difficult and as long as the group's are at this time."""
+    further = group.tokens.prompt_further
+    tokens = round(stream(seed, "length", number).expovariate(1.0 / further)) if further else 0
+    return Question.of(number, draw_difficulty(group.difficulty, virtual_s, stream(seed, "difficulty", number)), seed, tokens)
 
 
 class Practice:
@@ -55,24 +58,13 @@ class Practice:
 
     name = "practice"
 
-    def __init__(
-        self,
-        first: int,
-        task: str,
-        difficulty: DifficultyPart,
-        seed: int,
-        time: Callable[[], float],
-        rng_of: Callable[[int], random.Random],
-        further_of: Callable[[int], int] = lambda number: 0,
-    ) -> None:
-        """`first`: the number of the device's first practice question; `further_of`: by how many tokens one is longer than the least."""
-        self._first = first
+    def __init__(self, group: GroupPart, task: str, first: int, seed: int, time: Callable[[], float]) -> None:
+        """`first`: the number of the first one; `time`: virtual seconds."""
+        self._group = group
         self._task = task
-        self._difficulty = difficulty
+        self._first = first
         self._seed = seed
         self._time = time
-        self._rng_of = rng_of
-        self._further_of = further_of
 
     def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
         """Endless."""
@@ -83,18 +75,16 @@ class Practice:
         return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
 
     def _question(self, place: int) -> Question:
-        number = self._first + place
-        difficulty = draw_difficulty(self._difficulty, self._time(), self._rng_of(number))
-        return Question.of(number, difficulty, self._seed, self._further_of(number))
+        return draw_question(self._group, self._seed, self._first + place, self._time())
 
-    def _item(self, place: int, split: str) -> TaskItem:
+    def _item(self, place: int, split: Split) -> TaskItem:
         question = self._question(place)
         return TaskItem(
             id=f"practice-{place}",
             task=self._task,
             family="simulated",
             level=1,
-            split="train" if split == "train" else "test",
+            split=split,
             question=question.text,
             answer=right_answer(question),
             kind=AnswerKind.MATH,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,9 +23,9 @@ from tools.simulate.reports.assertions import evaluate, holds
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
+from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
 
-SHM = Path("/dev/shm")
 _VIOLATIONS_SHOWN = 10
 
 
@@ -96,7 +95,7 @@ def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[Simulation
 
     Raises Stuck for a world that comes to no end, UsageError for an unknown device or link.
     """
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=SHM if SHM.is_dir() else None) as folder:
+    with scratch_folder() as folder:
         world = FleetWorld(scenario, name, Path(folder))
         with _progress(world, show_progress):
             try:

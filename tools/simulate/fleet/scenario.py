@@ -8,6 +8,7 @@ Calendar: the local clock is UTC, and a scenario begins on Monday 2024-01-01 at 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +26,9 @@ from coordinator.config import (
 from edge.config.loader import ValueAt
 from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import UsageError
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
-from tools.simulate.fleet.profiles import DEVICES, LINKS, from_folder, read_yaml
+from tools.simulate.fleet.profiles import DEVICES, LINKS, from_folder, load_device, load_link, read_yaml
 from tools.simulate.reports.assertions import EACH, Assertion
 
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -139,6 +141,11 @@ class GroupPart(Section):
         factors = [part.factor for part in self.demand if part.from_h <= virtual_h]
         return self.by_weekday[day % 7] * (factors[-1] if factors else 1.0)
 
+    def hardware(self) -> tuple[DeviceSpeed, LinkModel]:
+        """What the devices and their links are able to do. Raises UsageError, ConfigError for one that is not known."""
+        speed = load_device(self.device, self.model)
+        return replace(speed, battery_wh=None) if self.on_mains else speed, load_link(self.link)
+
 
 class CloudPart(Section):
     """The upstream LLM behind the coordinator."""
@@ -175,6 +182,10 @@ class CoordinatorPart(Section):
         for name, terms in (self.tasks or {ANY_TASK: TaskConfig()}).items():
             self.tasks[name] = terms if terms.controller else terms.model_copy(update={"controller": "paper"})
         return self
+
+    def task(self, label: str) -> TaskConfig:
+        """What a task label is held to."""
+        return self.tasks.get(label) or self.tasks.get(ANY_TASK) or TaskConfig()
 
 
 class EventPart(Section):
@@ -242,8 +253,14 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _configurations_can_be_read(self) -> Scenario:
         for place, event in enumerate(self.events):
-            if event.coordinator is not None:
-                self._require_readable(place)
+            if event.coordinator is None:
+                continue
+            try:
+                CoordinatorPart.model_validate(merged(self.coordinator.model_dump(mode="json"), event.coordinator))
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                key = ".".join(str(part) for part in first["loc"])
+                raise ValueAt(("events", place, "coordinator"), f"events.{place}.coordinator.{key}: {first['msg']}") from error
         return self
 
     @model_validator(mode="after")
@@ -283,14 +300,9 @@ class Scenario(Section):
         """What the local clock shows, in hours of the day."""
         return (self.starts_at_h + virtual_s / HOUR_S) % 24.0
 
-    def _require_readable(self, place: int) -> None:
-        data = merged(self.coordinator.model_dump(mode="json"), self.events[place].coordinator or {})
-        try:
-            CoordinatorPart.model_validate(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise ValueAt(("events", place, "coordinator"), f"events.{place}.coordinator.{key}: {first['msg']}") from error
+    def calendar_at(self, virtual_s: float) -> float:
+        """What the calendar shows, in seconds since the epoch."""
+        return MONDAY_MIDNIGHT + self.starts_at_h * HOUR_S + virtual_s
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +321,11 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
     Raises ConfigError with one line: file and line, the key, and what is allowed.
     """
     found = read_yaml(Scenario, Path(path), sets, example="lasts_h=24")
-    groups = [_at_home(group, place, found.origins, Path(path).parent) for place, group in enumerate(found.config.groups)]
+    groups = []
+    for place, group in enumerate(found.config.groups):
+        of_file = [key for key in HARDWARE if not found.origins.get(f"groups.{place}.{key}", "--").startswith("--")]
+        paths = {key: from_folder(getattr(group, key), Path(path).parent, HARDWARE[key]) for key in of_file}
+        groups.append(group.model_copy(update=paths))
     return found.config.model_copy(update={"groups": tuple(groups)})
 
 
@@ -321,10 +337,3 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "scenario"
         raise UsageError(f"{place}: {first['msg']}", hint="see tools/simulate/README.md") from None
-
-
-def _at_home(group: GroupPart, place: int, origins: Mapping[str, str], folder: Path) -> GroupPart:
-    """The group with paths that the file in `folder` names, and no option, beginning there."""
-    of_file = [key for key in HARDWARE if not origins.get(f"groups.{place}.{key}", "--").startswith("--")]
-    paths = {key: from_folder(getattr(group, key), folder, HARDWARE[key]) for key in of_file}
-    return group.model_copy(update=paths)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
+from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.scenario import GroupPart
 from tools.simulate.reports.result import QUANTILES, SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
 
 
@@ -53,17 +56,98 @@ class Sample:
     energy_wh: float
 
 
-class GroupTally:
-    """Counts of one group."""
+class GroupCounts(ABC):
+    """What one group did, whichever engine counts it."""
 
-    def __init__(self, report_every_s: float, lasts_s: float, warm_up_s: float) -> None:
+    def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.refused: Counter[str] = Counter()
+        self.settled = Interval()
+        """What came after the warm-up."""
+
+    @abstractmethod
+    def intervals(self) -> list[Interval]:
+        """One for each sample."""
+
+    @abstractmethod
+    def latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
+        """Of the sources that answered, in the order of SOURCES; `first`: to the first visible letter."""
+
+    def result(
+        self,
+        group: GroupPart,
+        speed: DeviceSpeed,
+        link: LinkModel,
+        calls_by_device: Sequence[int],
+        spend_by_device_uusd: Sequence[int],
+        *,
+        target_rate: float,
+        energy_wh: float,
+        training_target_rate: float | None = None,
+        dual: float | None = None,
+        steps: int = 0,
+        battery_empty_s: float = 0.0,
+        lost: int = 0,
+    ) -> GroupResult:
+        """Everything together, with τ and λ as they are at the end."""
+        intervals, samples, total, settled = self.intervals(), self.samples, Interval(), self.settled
+        for interval in intervals:
+            total = total.plus(interval)
+        latencies = self.latencies(first=False)
+        series = Series(
+            at_s=[rounded(sample.at_s) for sample in samples],
+            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
+            training_assist_rate=[share(each.asking, each.units) for each in intervals],
+            dual=[rounded(sample.dual) for sample in samples],
+            joint_accuracy=[share(each.right, each.answers) for each in intervals],
+            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
+            answers=[each.answers for each in intervals],
+            cloud_calls=[each.calls for each in intervals],
+            spend_uusd=[each.spend_uusd for each in intervals],
+            online_share=[rounded(sample.online_share) for sample in samples],
+            energy_wh=[rounded(sample.energy_wh) for sample in samples],
+            target_rate=changing_rates([sample.target_rate for sample in samples], target_rate),
+            training_target_rate=changing_rates([sample.training_target_rate for sample in samples], training_target_rate),
+        )
+        return GroupResult(
+            name=group.name,
+            devices=group.devices,
+            profile=speed.name,
+            link=link.name,
+            target_rate=rounded(target_rate),
+            answers={source: histogram.count for source, histogram in latencies.items()},
+            latency_first=self.latencies(first=True),
+            latency_total=latencies,
+            assist_rate=share(total.from_cloud, total.answers),
+            settled_assist_rate=share(settled.from_cloud, settled.answers),
+            training_assist_rate=share(total.asking, total.units),
+            settled_training_assist_rate=share(settled.asking, settled.units),
+            accuracy=share(total.right, total.answers),
+            local_accuracy=share(total.stayed_right, total.stayed),
+            dual=dual,
+            steps=steps,
+            calls=sum(calls_by_device),
+            spend_uusd=sum(spend_by_device_uusd),
+            refused=dict(sorted((reason, count) for reason, count in self.refused.items() if count)),
+            energy_wh=rounded(energy_wh),
+            battery_empty_s=rounded(battery_empty_s),
+            calls_by_device=quantiles(calls_by_device),
+            spend_by_device_uusd=quantiles(spend_by_device_uusd),
+            series=series,
+            lost=lost,
+            training_target_rate=rounded(training_target_rate),
+        )
+
+
+class GroupTally(GroupCounts):
+    """What the agents of one group did, answer by answer."""
+
+    def __init__(self, report_every_s: float, lasts_s: float, warm_up_s: float) -> None:
+        super().__init__()
         self._every_s = report_every_s
         self._lasts_s = lasts_s
         self._warm_up_s = warm_up_s
         self._intervals: defaultdict[int, Interval] = defaultdict(Interval)
-        self._settled = Interval()
         self._first: dict[str, Counter[int]] = {source: Counter() for source in SOURCES}
         self._total: dict[str, Counter[int]] = {source: Counter() for source in SOURCES}
         self._first_s: Counter[str] = Counter()
@@ -99,76 +183,20 @@ class GroupTally:
         place = int(min(at_s, self._lasts_s - 1e-6) // self._every_s)
         self._intervals[place] = self._intervals[place].plus(counts)
         if at_s >= self._warm_up_s:
-            self._settled = self._settled.plus(counts)
+            self.settled = self.settled.plus(counts)
 
     def intervals(self) -> list[Interval]:
         """One for each sample."""
         return [self._intervals[place] for place in range(len(self.samples))]
 
-    def result(
-        self,
-        devices: Sequence[DeviceFigures],
-        *,
-        name: str,
-        profile: str,
-        link: str,
-        target_rate: float,
-        training_target_rate: float | None,
-        learns: bool,
-        energy_wh: float,
-        battery_empty_s: float,
-        lost: int,
-    ) -> GroupResult:
-        """Everything together. `learns`: whether there is a λ to report."""
-        intervals, total, settled = self.intervals(), Interval(), self._settled
-        for interval in intervals:
-            total = total.plus(interval)
-        used = [source for source in SOURCES if self._total[source]]
-        return GroupResult(
-            name=name,
-            devices=len(devices),
-            profile=profile,
-            link=link,
-            target_rate=rounded(target_rate),
-            answers={source: self._total[source].total() for source in used},
-            latency_first={source: _histogram(self._first[source], self._first_s[source]) for source in used},
-            latency_total={source: _histogram(self._total[source], self._total_s[source]) for source in used},
-            assist_rate=share(total.from_cloud, total.answers),
-            settled_assist_rate=share(settled.from_cloud, settled.answers),
-            training_assist_rate=share(total.asking, total.units),
-            settled_training_assist_rate=share(settled.asking, settled.units),
-            accuracy=share(total.right, total.answers),
-            local_accuracy=share(total.stayed_right, total.stayed),
-            dual=mean(figures.dual for figures in devices) if learns else None,
-            steps=sum(figures.steps for figures in devices),
-            calls=sum(figures.calls for figures in devices),
-            spend_uusd=sum(figures.spend_uusd for figures in devices),
-            refused=dict(sorted(self.refused.items())),
-            energy_wh=rounded(energy_wh),
-            battery_empty_s=rounded(battery_empty_s),
-            calls_by_device=quantiles([figures.calls for figures in devices]),
-            spend_by_device_uusd=quantiles([figures.spend_uusd for figures in devices]),
-            series=self._series(intervals, target_rate, training_target_rate),
-            lost=lost,
-            training_target_rate=rounded(training_target_rate),
-        )
-
-    def _series(self, intervals: Sequence[Interval], target_rate: float, training_target_rate: float | None) -> Series:
-        return Series(
-            at_s=[rounded(sample.at_s) for sample in self.samples],
-            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
-            training_assist_rate=[share(each.asking, each.units) for each in intervals],
-            dual=[rounded(sample.dual) for sample in self.samples],
-            joint_accuracy=[share(each.right, each.answers) for each in intervals],
-            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
-            answers=[each.answers for each in intervals],
-            cloud_calls=[each.calls for each in intervals],
-            spend_uusd=[each.spend_uusd for each in intervals],
-            online_share=[rounded(sample.online_share) for sample in self.samples],
-            energy_wh=[rounded(sample.energy_wh) for sample in self.samples],
-            target_rate=changing_rates([sample.target_rate for sample in self.samples], target_rate),
-            training_target_rate=changing_rates([sample.training_target_rate for sample in self.samples], training_target_rate),
-        )
+    def latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
+        """Of the sources that answered."""
+        counts, sums = (self._first, self._first_s) if first else (self._total, self._total_s)
+        return {
+            source: LatencyHistogram(dict(sorted(counts[source].items())), rounded(float(sums[source]), 6))
+            for source in SOURCES
+            if counts[source]
+        }
 
 
 def changing_rates(rates: Sequence[float | None], last: float | None) -> list[float]:
@@ -204,7 +232,3 @@ def jain_index(values: Sequence[float]) -> float | None:
 def share(part: int, whole: int) -> float | None:
     """part / whole, None where there is no whole."""
     return rounded(part / whole) if whole else None
-
-
-def _histogram(counts: Counter[int], sum_s: float) -> LatencyHistogram:
-    return LatencyHistogram(dict(sorted(counts.items())), rounded(float(sum_s), 6))

@@ -8,13 +8,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from coordinator.config import ANY_TASK, CoordinatorConfig, TaskConfig, UpstreamConfig
+from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, CallRow, CallState, budget_key
 from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
@@ -22,12 +21,9 @@ from coordinator.ledger.tables import BUDGET, CALL, PRICE
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
-from tools.simulate.fleet.device import FleetDevice, Surroundings
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link, Outage, covered_s
-from tools.simulate.fleet.machine import Machine
+from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
+from tools.simulate.fleet.link import PATIENCE_S, FleetNetwork, Outage, covered_s
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
-from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import (
     DAY_S,
     HOUR_S,
@@ -48,18 +44,6 @@ SETTLE_S = 1800.0
 CHECK_S = 5.0
 
 
-@dataclass(slots=True)
-class _Group:
-    part: GroupPart
-    speed: DeviceSpeed
-    link: LinkModel
-    tally: GroupTally
-    target_rate: float
-    dual_init: float
-    devices: list[FleetDevice] = field(default_factory=list)
-    energy_wh: float = 0.0
-
-
 class FleetWorld:
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
@@ -76,18 +60,17 @@ class FleetWorld:
         self.scenario = scenario
         self.name = name
         self.loop = SeededLoop(scenario.seed, inline_executor=True)
-        offset_s = MONDAY_MIDNIGHT - EPOCH + scenario.starts_at_h * HOUR_S
-        self.clock = VirtualClock(self.loop, offset_s)
+        self.clock = VirtualClock(self.loop, MONDAY_MIDNIGHT - EPOCH + scenario.starts_at_h * HOUR_S)
         self.network = FleetNetwork(self.loop, stream(scenario.seed, "network"))
         self.cloud = make_cloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
         self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
         self.happened: list[tuple[float, str]] = []
         self.found: list[str] = []
-        self._folder = folder
+        self._around = Surroundings(scenario, self.loop, self.clock, self.network, folder, lambda: self.site.endpoint)
         self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
-        self._of_device: list[_Group] = [group for group in self._groups for _ in range(group.part.devices)]
+        self._of_device: list[FleetGroup] = [group for group in self._groups for _ in range(group.part.devices)]
         self._series = CloudResult([], [], [], [], [], [], [], [], [], {}, 0, None)
         self._down: list[Outage] = []
         self._still_asking = scenario.devices
@@ -145,19 +128,14 @@ class FleetWorld:
         for device in self.devices:
             device.end()
         await asyncio.gather(*lives)
-        self.loop.create_task(self._stop_site(), name="stop")
+        if self.site.broker is not None:
+            self.loop.create_task(self.site.broker.drain(0.0), name="stop")
         await asyncio.sleep(CHECK_S)
 
-    def _switch_on(self, index: int, group: _Group) -> asyncio.Task[None]:
-        name = f"{group.part.name}-{len(group.devices):05d}"
-        around = Surroundings(self.scenario, self.loop, self.clock, self._folder, group.target_rate, group.dual_init)
-        machine = Machine(self.loop, group.speed)
-        link = Link(group.link, stream(self.scenario.seed, "link", name), self.scenario.starts_at_h)
-        channel = FleetChannel(self.network, lambda: self.site.endpoint, link)
-        host = Host(name, self.loop)
-        device = self._make_device(index, name, group.part, machine, link, channel, group.tally, around)
+    def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:
+        device = self._make_device(index, group, self._around)
         group.devices.append(device)
-        return host.spawn(device.live(self._one_asked_all), "life")
+        return Host(device.name, self.loop).spawn(device.live(self._one_asked_all), "life")
 
     def _beside(self) -> Iterator[tuple[Any, str]]:
         yield self._sample(), "sample"
@@ -192,10 +170,6 @@ class FleetWorld:
         while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
             await asyncio.sleep(CHECK_S)
 
-    async def _stop_site(self) -> None:
-        if self.site.broker is not None:
-            await self.site.broker.drain(0.0)
-
     async def _until_served(self) -> None:
         """Until the coordinator has started; then those who wait for it look again."""
         while self.site.endpoint is None:  # noqa: ASYNC110
@@ -209,19 +183,18 @@ class FleetWorld:
     async def _happen(self, event: EventPart) -> None:
         await asyncio.sleep(event.at_h * HOUR_S - self.loop.time())
         if event.cloud_down_for_s is not None:
-            await self._cloud_down(event.cloud_down_for_s)
+            self._note(f"the cloud is down for {event.cloud_down_for_s:g} s")
+            self.cloud.down = True
+            await asyncio.sleep(event.cloud_down_for_s)
+            self.cloud.down = False
         elif event.coordinator_down_for_s is not None:
             await self._coordinator_down(event.coordinator_down_for_s)
         elif event.links_down_for_s is not None:
             await self._links_down(event.links_down_for_s, event.groups)
         else:
-            self._reload(event)
-
-    async def _cloud_down(self, seconds: float) -> None:
-        self._note(f"the cloud is down for {seconds:g} s")
-        self.cloud.down = True
-        await asyncio.sleep(seconds)
-        self.cloud.down = False
+            self._note("the coordinator reads a changed configuration")
+            self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
+            self.site.reload(self._config())
 
     async def _coordinator_down(self, seconds: float) -> None:
         self._note(f"the coordinator is killed, and started again after {seconds:g} s")
@@ -242,11 +215,6 @@ class FleetWorld:
             await asyncio.sleep(PATIENCE_S)
             for device in hit:
                 device.channel.break_streams()
-
-    def _reload(self, event: EventPart) -> None:
-        self._note("the coordinator reads a changed configuration")
-        self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
-        self.site.reload(self._config())
 
     async def _recharge(self) -> None:
         midnight = (-self.scenario.starts_at_h * HOUR_S) % DAY_S
@@ -271,7 +239,7 @@ class FleetWorld:
             for group in self._groups:
                 group.tally.samples.append(self._sample_group(group, before, at))
 
-    def _sample_group(self, group: _Group, before: float, at: float) -> Sample:
+    def _sample_group(self, group: FleetGroup, before: float, at: float) -> Sample:
         for device in group.devices:
             device.machine.settle()
         energy_wh = sum(device.machine.energy_wh for device in group.devices)
@@ -286,18 +254,18 @@ class FleetWorld:
             used,
         )
 
-    def _target_rate(self, group: _Group) -> float:
+    def _target_rate(self, group: FleetGroup) -> float:
         """τ in force of people's questions: of the dial, or the coordinator's."""
         return self._coordinators_rate(group) if group.part.dial is None else group.part.dial
 
-    def _training_target_rate(self, group: _Group) -> float | None:
+    def _training_target_rate(self, group: FleetGroup) -> float | None:
         """τ in force of learning steps, which λ steers to; None where people's questions have the same or nothing is learned."""
         return None if group.part.dial is None or group.part.learning is None else self._coordinators_rate(group)
 
-    def _coordinators_rate(self, group: _Group) -> float:
+    def _coordinators_rate(self, group: FleetGroup) -> float:
         """The coordinator's τ for the steps that the devices have come to."""
         steps = sum(device.figures.steps for device in group.devices) // max(1, len(group.devices))
-        return self._task(group.part.task).rate_at(steps, self.clock.now())
+        return self._part.task(group.part.task).rate_at(steps, self.clock.now())
 
     def _sample_cloud(self, before: float, at: float) -> None:
         series, budget = self._series, self._part.budgets.fleet
@@ -318,7 +286,7 @@ class FleetWorld:
     def _spent(self, window: str) -> Amount:
         """What the ledger has charged to the fleet's budget since its window began."""
         at = min(self.loop.time(), self.scenario.lasts_s) - 1e-3
-        label = window_label(window, MONDAY_MIDNIGHT + self.scenario.starts_at_h * HOUR_S + at)
+        label = window_label(window, self.scenario.calendar_at(at))
         row = self.disk.tables.get(BUDGET, budget_key("fleet", window=label))
         return Amount() if row is None else row.committed
 
@@ -326,7 +294,6 @@ class FleetWorld:
 
     def _result(self) -> SimulationResult:
         scenario = self.scenario
-        groups = [self._group_result(group) for group in self._groups]
         return SimulationResult(
             format=FORMAT,
             scenario=self.name,
@@ -336,21 +303,24 @@ class FleetWorld:
             virtual_s=scenario.lasts_s,
             warm_up_s=scenario.warm_up_s,
             devices=scenario.devices,
-            groups=groups,
+            groups=[self._group_result(group) for group in self._groups],
             cloud=self._cloud_result(),
             events=list(self.happened),
             assertions=[],
         )
 
-    def _group_result(self, group: _Group) -> GroupResult:
+    def _group_result(self, group: FleetGroup) -> GroupResult:
+        figures = [device.figures for device in group.devices]
         return group.tally.result(
-            [device.figures for device in group.devices],
-            name=group.part.name,
-            profile=group.speed.name,
-            link=group.link.name,
+            group.part,
+            group.speed,
+            group.link,
+            [each.calls for each in figures],
+            [each.spend_uusd for each in figures],
             target_rate=self._target_rate(group),
             training_target_rate=self._training_target_rate(group),
-            learns=group.part.learning is not None,
+            dual=mean(each.dual for each in figures) if group.part.learning else None,
+            steps=sum(each.steps for each in figures),
             energy_wh=group.energy_wh,
             battery_empty_s=sum(device.machine.empty_for_s for device in group.devices),
             lost=sum(device.figures.asked - device.kept for device in group.devices),
@@ -368,16 +338,10 @@ class FleetWorld:
 
     # making --------------------------------------------------------------------------------------------------------------------
 
-    def _group(self, part: GroupPart) -> _Group:
-        scenario, task = self.scenario, self._task(part.task)
+    def _group(self, part: GroupPart) -> FleetGroup:
+        scenario, task = self.scenario, self._part.task(part.task)
         tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
-        speed = load_device(part.device, part.model)
-        speed = replace(speed, battery_wh=None) if part.on_mains else speed
-        return _Group(part, speed, load_link(part.link), tally, task.target_rate, task.dual_init)
-
-    def _task(self, label: str) -> TaskConfig:
-        tasks = self._part.tasks
-        return tasks.get(label) or tasks.get(ANY_TASK) or TaskConfig()
+        return FleetGroup(part, *part.hardware(), tally, task.target_rate, task.dual_init)
 
     def _asked_by(self, number: int) -> Asked:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
@@ -388,7 +352,7 @@ class FleetWorld:
 
     def _config(self) -> CoordinatorConfig:
         part, cloud = self._part, self.scenario.cloud
-        tasks = dict(part.tasks) or {ANY_TASK: TaskConfig()}
+        tasks = part.tasks
         # τ is the coordinator's, unless the scenario says that devices send theirs
         led = {name: task.model_copy(update={"target_rate_from_device": False}) for name, task in tasks.items()}
         own = {name: task for name, task in tasks.items() if "target_rate_from_device" in task.model_fields_set}

@@ -11,7 +11,17 @@ from itertools import accumulate
 from math import nan
 from typing import Any
 
-from tools.simulate.reports.drawing import Chart, Stroke, colour, drawn, from_nothing, stroke_of, time_axis, unit_of_time
+from tools.simulate.reports.drawing import (
+    Chart,
+    Stroke,
+    colour,
+    drawn,
+    from_nothing,
+    log_axis,
+    stroke_of,
+    time_axis,
+    unit_of_time,
+)
 from tools.simulate.reports.quantities import Unit, weighted, written
 from tools.simulate.reports.result import (
     GROWTH,
@@ -354,18 +364,12 @@ def _within(histogram: LatencyHistogram, share: float) -> str:
 
 
 def _waiting_axes(axis: Any, histograms: Sequence[LatencyHistogram]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     low = min(histogram.quantile(0.001) or LEAST_S for histogram in histograms)
     high = max(histogram.quantile(0.999) or LEAST_S for histogram in histograms)
-    axis.set_xscale("log")
     wider = max(1.1, (_LEAST_SPAN * low / high) ** 0.5)
     low, high = low / wider, high * wider
+    log_axis(axis, lambda value: written(value, Unit.SECONDS), subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,))
     axis.set_xlim(low, high)
-    several = 1.0 if high / low < 200 else 0.0
-    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if several else (1.0,)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, Unit.SECONDS)))
-    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("time (logarithmic)")
     axis.set_ylabel("share of answers")
     _percent_axis(axis, whole=True)

@@ -152,6 +152,16 @@ def _event_labels(at_s: Sequence[float], ends_s: float) -> list[tuple[float, str
     return labels
 
 
+def log_axis(axis: Any, written: Callable[[float], str], *, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """A logarithmic x axis with plain numbers at 1, 2, 5, 10 ..., as `written`, and none between."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=subs))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
 def from_nothing(axis: Any) -> None:
     """Let the y axis begin at 0 (below where something is), with room above what is highest."""
     low, high = axis.get_ylim()

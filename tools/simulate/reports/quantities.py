@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 
-from edge.core.formatting import money
+from edge.core.formatting import money, percent
 from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, SimulationResult, all_sources
 
 
@@ -291,7 +291,7 @@ def _watt_hours(value: float) -> str:
 
 _WRITTEN: dict[Unit, Callable[[float], str]] = {
     Unit.SECONDS: _seconds,
-    Unit.SHARE: lambda value: f"{100 * value:.1f} %",
+    Unit.SHARE: percent,
     Unit.DOLLARS: lambda value: money(1e6 * value),
     Unit.COUNT: lambda value: f"{value:,.0f}",
     Unit.WATT_HOURS: _watt_hours,

@@ -25,7 +25,7 @@ from tools.simulate.reports.page import write_page
 from tools.simulate.reports.places import check_folder, put
 from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
 from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
-from tools.simulate.sweeps.summary import Row, charts_of, rows_of, short_table_of, table_of
+from tools.simulate.sweeps.summary import Row, charts_of, rows_of, table_of
 
 RUN = "tools.simulate.fleet.run:run_scenario"
 
@@ -111,7 +111,7 @@ def _report(ends: Sequence[Finished | Failed], variations: Sequence[Variation], 
     if not runs:
         raise EdgeError(f"no run gave a result; the first: {next(end.why for end in ends if isinstance(end, Failed))}")
     rows = rows_of(runs)
-    console.print(_table(*short_table_of(rows, variations)))
+    console.print(_table(*table_of(rows, variations, short=True)))
     heads, cells = table_of(rows, variations)
     failed = [(end.job.label, end.why) for end in ends if isinstance(end, Failed)]
     _write_json(folder / "sweep.json", runs, rows)

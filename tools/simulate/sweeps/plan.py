@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 
 from edge.core.errors import UsageError
-from tools.simulate.fleet.profiles import load_device, load_link
 from tools.simulate.fleet.scenario import Scenario
 from tools.simulate.reports.result import FORMAT
 
@@ -153,8 +152,7 @@ def ingredients_of(scenario: Scenario) -> str:
 
     Raises UsageError, ConfigError for a device or link that cannot be had.
     """
-    hardware = [(load_device(group.device, group.model), load_link(group.link)) for group in scenario.groups]
-    return f"{hardware!r} {program()}"
+    return f"{[group.hardware() for group in scenario.groups]!r} {program()}"
 
 
 @cache

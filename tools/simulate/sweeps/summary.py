@@ -40,25 +40,31 @@ class Row:
         found = self.figures[name]
         return sum(found) / len(found) if found else None
 
+    def written(self, name: str, *, spread: bool = False) -> str:
+        """The mean; with `spread` the least and the most of the seeds behind it, where they differ."""
+        unit, found = figure(name).unit, self.figures[name]
+        mean = written(self.mean(name), unit)
+        ends = [written(end, unit) for end in (min(found), max(found))] if spread and found else ["", ""]
+        return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+
 
 def rows_of(runs: Sequence[Finished]) -> list[Row]:
     """A row for each combination, in the order in which they come."""
-    return [_row(list(own)) for _, own in groupby(runs, key=lambda run: json.dumps(dict(run.job.settings), default=str))]
-
-
-def _row(runs: Sequence[Finished]) -> Row:
-    return Row(
-        values=tuple(runs[0].job.settings.values()),
-        seeds=tuple(run.job.seed for run in runs),
-        figures={name: _known(name, runs) for name in FIGURES},
-        holding=sum(holds(run.result) for run in runs),
-        asserting=sum(bool(run.result.assertions) or not holds(run.result) for run in runs),
-    )
-
-
-def _known(name: str, runs: Sequence[Finished]) -> list[float]:
-    values = (figure(name).measure(Asked(run.result, run.result.groups)) for run in runs)
-    return [value for value in values if value is not None]
+    rows = []
+    for _, group in groupby(runs, key=lambda run: json.dumps(dict(run.job.settings), default=str)):
+        own = list(group)
+        whole = [Asked(run.result, run.result.groups) for run in own]
+        measured = {name: [figure(name).measure(each) for each in whole] for name in FIGURES}
+        rows.append(
+            Row(
+                values=tuple(own[0].job.settings.values()),
+                seeds=tuple(run.job.seed for run in own),
+                figures={name: [value for value in values if value is not None] for name, values in measured.items()},
+                holding=sum(holds(run.result) for run in own),
+                asserting=sum(bool(run.result.assertions) or not holds(run.result) for run in own),
+            )
+        )
+    return rows
 
 
 def shown_figures(rows: Sequence[Row]) -> list[str]:
@@ -66,40 +72,19 @@ def shown_figures(rows: Sequence[Row]) -> list[str]:
     return [name for name in FIGURES if is_shown(name, [value for row in rows for value in row.figures[name]])]
 
 
-def table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells: the varied values, the seeds, how many runs hold what the scenario asserts, and every figure with its spread."""
-    names = shown_figures(rows)
-    return _heads(rows, variations, [WORDS[name] for name in names]), _cells(rows, names, _spread)
-
-
-def short_table_of(rows: Sequence[Row], variations: Sequence[Variation]) -> tuple[list[str], list[list[str]]]:
-    """The same for a terminal: the means of the figures that one looks at first."""
-    names = [name for name in shown_figures(rows) if name in _FIRST]
-    return _heads(rows, variations, names), _cells(rows, names, lambda row, name: written(row.mean(name), figure(name).unit))
-
-
-def _heads(rows: Sequence[Row], variations: Sequence[Variation], figures: Sequence[str]) -> list[str]:
-    return [*short_names([each.path for each in variations]), "seeds", *(["hold"] if _asserts(rows) else []), *figures]
-
-
-def _cells(rows: Sequence[Row], names: Sequence[str], cell: Callable[[Row, str], str]) -> list[list[str]]:
-    asserts = _asserts(rows)
-    return [[*_about(row, asserts), *(cell(row, name) for name in names)] for row in rows]
-
-
-def _asserts(rows: Sequence[Row]) -> bool:
-    return any(row.asserting for row in rows)
-
-
-def _about(row: Row, asserts: bool) -> list[str]:
-    return [*map(str, row.values), str(len(row.seeds)), *([f"{row.holding} of {len(row.seeds)}"] if asserts else [])]
-
-
-def _spread(row: Row, name: str) -> str:
-    unit, found = figure(name).unit, row.figures[name]
-    mean = written(row.mean(name), unit)
-    ends = [written(min(found), unit), written(max(found), unit)] if found else ["", ""]
-    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+def table_of(rows: Sequence[Row], variations: Sequence[Variation], *, short: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: the varied values, the seeds, how many runs hold what the scenario asserts, and every figure with its spread.
+    `short`, for a terminal: the means of the figures that one looks at first."""
+    names = [name for name in shown_figures(rows) if not short or name in _FIRST]
+    asserts = any(row.asserting for row in rows)
+    heads = [*short_names([each.path for each in variations]), "seeds", *(["hold"] if asserts else [])]
+    heads += names if short else [WORDS[name] for name in names]
+    cells = []
+    for row in rows:
+        hold = [f"{row.holding} of {len(row.seeds)}"] if asserts else []
+        figures = [row.written(name, spread=not short) for name in names]
+        cells.append([*map(str, row.values), str(len(row.seeds)), *hold, *figures])
+    return heads, cells
 
 
 def charts_of(rows: Sequence[Row], variations: Sequence[Variation]) -> list[Chart]:
@@ -136,7 +121,7 @@ def _label(row: Row, variations: Sequence[Variation]) -> str:
 
 
 def _means(name: str, rows: Sequence[Row]) -> str:
-    return ", ".join(f"{row.values[0]}: {written(row.mean(name), figure(name).unit)}" for row in rows)
+    return ", ".join(f"{row.values[0]}: {row.written(name)}" for row in rows)
 
 
 def _paint(axis: Any, *, name: str, lines: Sequence[_Drawn], variation: Variation, over: str) -> None:

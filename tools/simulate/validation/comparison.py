@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from tools.simulate.reports.drawing import log_axis
 from tools.simulate.validation.seen import Answered, Run, Taken
 
-T = TypeVar("T")
 GOAL = 0.15
 """How far a simulated p50 or p95 may be off, as a share of the real one."""
 _SOURCES = ("local", "cloud", "local-fallback")
@@ -36,20 +36,23 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "real": self.real,
-            "simulated": self.simulated,
-            "off": self.off,
-            "met": self.met,
-        }
+        return {**asdict(self), "off": self.off}
 
 
 def compare(real: Run, simulated: Run) -> list[Row]:
     """Latencies by source, rates, λ. A source that only one of the two has is no row."""
-    rows = [*_latency_rows(real.answers, simulated.answers), *_rate_rows(real.answers, simulated.answers)]
-    return [*rows, *_step_rows(real, simulated)]
+    rows = list(_latency_rows(real.answers, simulated.answers))
+
+    def add(name: str, unit: str, value: Callable[[Run], float]) -> None:
+        rows.append(Row(name, unit, value(real), value(simulated)))
+
+    if real.answers and simulated.answers:
+        add("realised rate", "", lambda run: fmean(each.asked for each in run.answers))
+    if real.steps and simulated.steps:
+        add("assist rate of training", "", lambda run: fmean(step.assist_rate for step in run.steps))
+        add("λ after the last step", "", lambda run: run.steps[-1].dual)
+        add("a learning step, p50", "s", lambda run: median(step.seconds for step in run.steps))
+    return rows
 
 
 def dual_distance(real: Sequence[Taken], simulated: Sequence[Taken]) -> float | None:
@@ -81,25 +84,6 @@ def _quantile_rows(
     for share, word in _SHARES:
         one, other = (float(np.quantile([value(each) for each in answers], share)) for answers in both)
         yield Row(f"{name}, {word}", "s", one, other, abs(other - one) <= GOAL * one if judged else None)
-
-
-def _rate_rows(real: Sequence[Answered], simulated: Sequence[Answered]) -> Iterator[Row]:
-    if real and simulated:
-        yield Row("realised rate", "", *_both((real, simulated), lambda answers: fmean(each.asked for each in answers)))
-
-
-def _step_rows(real: Run, simulated: Run) -> Iterator[Row]:
-    if not real.steps or not simulated.steps:
-        return
-    both = (real.steps, simulated.steps)
-    yield Row("assist rate of training", "", *_both(both, lambda steps: fmean(step.assist_rate for step in steps)))
-    yield Row("λ after the last step", "", *_both(both, lambda steps: steps[-1].dual))
-    yield Row("a learning step, p50", "s", *_both(both, lambda steps: median(step.seconds for step in steps)))
-
-
-def _both(pair: Sequence[T], value: Callable[[T], float]) -> tuple[float, float]:
-    one, other = pair
-    return value(one), value(other)
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -137,59 +121,33 @@ def draw(path: Path, real: Run, simulated: Run, target_rate: float) -> None:
     figure = Figure(figsize=(11.5, 4.2 * (panels // 2)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(panels // 2, 2).flatten()
-    _draw_times(axes[0], real, simulated, "total_s", "Whole answers")
-    _draw_times(axes[1], real, simulated, "first_s", "First letters")
+    both = [
+        (kind, {"linestyle": style, "linewidth": width}, run)
+        for (kind, style, width), run in zip(_KINDS, (real, simulated), strict=True)
+    ]
+    for axis, what, title in ((axes[0], "total_s", "Whole answers"), (axes[1], "first_s", "First letters")):
+        for source, colour in _COLOURS.items():
+            for kind, look, run in both:
+                times = [1e3 * getattr(each, what) for each in run.answers if each.source == source]
+                if times:
+                    axis.ecdf(times, label=f"{source}, {kind}", color=colour, **look)
+        axis.set(title=title, xlabel="milliseconds", ylabel="share of answers", ylim=(0.0, 1.02))
+        log_axis(axis, lambda value: f"{value:g}")
+        for share in (0.5, 0.95):
+            axis.axhline(share, color="#999999", linewidth=0.7, linestyle=":")
+        axis.legend(loc="lower right", fontsize=9)
     if panels == 4:
-        _draw_duals(axes[2], real, simulated)
-        _draw_rates(axes[3], real.steps, simulated.steps, target_rate)
+        for kind, look, run in both:
+            duals = [run.dual_init, *(step.dual for step in run.steps)]
+            axes[2].plot(range(len(duals)), duals, color="#2a8c4a", label=kind, **look)
+            axes[3].plot(range(1, len(duals)), [step.assist_rate for step in run.steps], color="#8a4fb0", label=kind, **look)
+        low, high = axes[2].get_ylim()
+        ylim = (min(low, real.dual_init - _LEAST_SPAN), max(high, real.dual_init + _LEAST_SPAN))
+        axes[2].set(title="The price of asking", xlabel="learning steps", ylabel="λ", ylim=ylim)
+        axes[3].axhline(target_rate, color="#666666", linewidth=0.9, linestyle=":", label="τ")
+        axes[3].set(
+            title="Who asks in training", xlabel="learning step", ylabel="share of responses that ask", ylim=(-0.02, 1.02)
+        )
+        for axis in axes[2:]:
+            axis.legend()
     figure.savefig(path)
-
-
-def _draw_times(axis: Any, real: Run, simulated: Run, what: str, title: str) -> None:
-    for source, colour in _COLOURS.items():
-        for (kind, style, width), run in zip(_KINDS, (real, simulated), strict=True):
-            own = [each for each in run.answers if each.source == source]
-            if own:
-                _draw_distribution(axis, own, what, label=f"{source}, {kind}", color=colour, linestyle=style, linewidth=width)
-    axis.set(xscale="log", xlabel="milliseconds", ylabel="share of answers", ylim=(0.0, 1.02))
-    _plain_ticks(axis)
-    for share in (0.5, 0.95):
-        axis.axhline(share, color="#999999", linewidth=0.7, linestyle=":")
-    axis.set_title(title)
-    axis.legend(loc="lower right", fontsize=9)
-
-
-def _plain_ticks(axis: Any) -> None:
-    """1, 2, 5, 10 ... and no powers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _draw_distribution(axis: Any, answers: Sequence[Answered], what: str, **look: Any) -> None:
-    times = sorted(1e3 * getattr(each, what) for each in answers)
-    shares = [(place + 1) / len(times) for place in range(len(times))]
-    axis.step([times[0], *times], [0.0, *shares], where="post", **look)
-
-
-def _draw_duals(axis: Any, real: Run, simulated: Run) -> None:
-    for (kind, style, width), run in zip(_KINDS, (real, simulated), strict=True):
-        duals = [run.dual_init, *(step.dual for step in run.steps)]
-        axis.plot(range(len(duals)), duals, color="#2a8c4a", linestyle=style, linewidth=width, label=kind)
-    low, high = axis.get_ylim()
-    middle = real.dual_init
-    axis.set(xlabel="learning steps", ylabel="λ", ylim=(min(low, middle - _LEAST_SPAN), max(high, middle + _LEAST_SPAN)))
-    axis.set_title("The price of asking")
-    axis.legend()
-
-
-def _draw_rates(axis: Any, real: Sequence[Taken], simulated: Sequence[Taken], target_rate: float) -> None:
-    for (kind, style, width), steps in zip(_KINDS, (real, simulated), strict=True):
-        rates = [step.assist_rate for step in steps]
-        axis.plot(range(1, len(rates) + 1), rates, color="#8a4fb0", linestyle=style, linewidth=width, label=kind)
-    axis.axhline(target_rate, color="#666666", linewidth=0.9, linestyle=":", label="τ")
-    axis.set(xlabel="learning step", ylabel="share of responses that ask", ylim=(-0.02, 1.02))
-    axis.set_title("Who asks in training")
-    axis.legend()

@@ -7,8 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, pstdev
+from statistics import fmean, linear_regression, median, pstdev
 from typing import Any
+
+import numpy as np
 
 from edge.core.errors import EdgeError
 from tools.simulate.fleet.backend import Pace
@@ -75,14 +77,13 @@ def _growing(known: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """(a, g) of seconds = a n + g n²/2 by least squares over (tokens, seconds), none below 0. What is far from the usual pace is left out,
     so that a moment in which the machine did something else bends nothing; all of one length show no growth."""
     usual = median(seconds / tokens for tokens, seconds in known)
-    kept = [(tokens, seconds) for tokens, seconds in known if seconds <= _FAR * usual * tokens]
-    squares = [sum(tokens**power for tokens, _ in kept) for power in (2, 3, 4)]
-    sides = [sum(seconds * tokens**power for tokens, seconds in kept) for power in (1, 2)]
-    determinant = squares[0] * squares[2] - squares[1] ** 2
-    if determinant <= 0:
+    tokens, seconds = np.array([(count, took) for count, took in known if took <= _FAR * usual * count]).T
+    if np.ptp(tokens) == 0:
         return usual, 0.0
-    half = max(0.0, (squares[0] * sides[1] - squares[1] * sides[0]) / determinant)
-    return max(0.0, (sides[0] - half * squares[1]) / squares[0]), 2.0 * half
+    each_s, growth_s = np.linalg.lstsq(np.stack([tokens, tokens**2 / 2], axis=1), seconds)[0]
+    if growth_s < 0:
+        return float(tokens @ seconds / (tokens @ tokens)), 0.0
+    return max(0.0, float(each_s)), float(growth_s)
 
 
 def cloud_pace(calibration: Sequence[Timed]) -> CloudPace:
@@ -113,7 +114,8 @@ def fit_mind(samples: Sequence[Sampled], nature: Nature | None = None) -> Fitted
     skill = fmean(rights)
     hard = [min(1.0, max(0.0, 0.5 - (right - skill) / nature.hardness)) for right in rights]
     asks = [_log_odds(min(1 - 1e-6, max(1e-6, each.asks))) for each in samples]
-    ask, slope = _line([each - 0.5 for each in hard], asks)
+    same = len(set(hard)) < 2
+    slope, ask = (0.0, fmean(asks)) if same else linear_regression([each - 0.5 for each in hard], asks)
     left = [known - ask - slope * (each - 0.5) for known, each in zip(asks, hard, strict=True)]
     noise = max(_LEAST_NOISE, pstdev(left))
     counted = sum(each.asked + each.right + each.wrong + each.broken for each in samples)
@@ -155,11 +157,3 @@ def _cell(family: str, level: int, samples: Sequence[Sampled]) -> dict[str, Any]
 
 def _log_odds(share: float) -> float:
     return math.log(share / (1.0 - share))
-
-
-def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope by least squares; a flat one where all x are the same."""
-    x, y = fmean(xs), fmean(ys)
-    spread = sum((one - x) ** 2 for one in xs)
-    slope = sum((one - x) * (other - y) for one, other in zip(xs, ys, strict=True)) / spread if spread > 0.0 else 0.0
-    return y - slope * x, slope

@@ -253,7 +253,7 @@ class _KnownPrompts(Practice):
     """The prompts of a calibration in their order, again from the first one where there are no more."""
 
     def __init__(self, prompts: Sequence[tuple[float, float]], group: GroupPart, seed: int) -> None:
-        super().__init__(PRACTICE_FROM, group.task, group.difficulty, seed, lambda: 0.0, lambda number: stream(seed, number))
+        super().__init__(group, group.task, PRACTICE_FROM, seed, time=lambda: 0.0)
         self._prompts = prompts
 
     def _question(self, place: int) -> Question:

@@ -7,14 +7,12 @@ Time goes on in stretches of a minute, cut where an hour, an interval of the rep
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from coordinator.config import ANY_TASK, TaskConfig
 from edge.budget.dial import BIAS_BOUND, DIAL_LR, STEADINESS, WINDOW
 from edge.core.errors import UsageError
 from tools.simulate.fleet.cloud import TURN_TOKENS, most_tokens
@@ -22,9 +20,8 @@ from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.link import OVERHEAD_BYTES
 from tools.simulate.fleet.machine import COOL_S
 from tools.simulate.fleet.mind import cloud_right, help_log_odds, right_log_odds, sigmoid
-from tools.simulate.fleet.profiles import load_device, load_link
-from tools.simulate.fleet.scenario import DAY_S, HOUR_S, MONDAY_MIDNIGHT, GroupPart, Scenario
-from tools.simulate.fleet.tally import changing_rates, jain_index, quantiles, share
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, Scenario
+from tools.simulate.fleet.tally import GroupCounts, Interval, Sample, jain_index
 from tools.simulate.reports.result import (
     FORMAT,
     GROWTH,
@@ -33,7 +30,6 @@ from tools.simulate.reports.result import (
     CloudResult,
     GroupResult,
     LatencyHistogram,
-    Series,
     SimulationResult,
     rounded,
 )
@@ -54,7 +50,7 @@ Hardware = tuple[DeviceSpeed, LinkModel]
 def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "") -> SimulationResult:
     """Play a scenario, with its own seed where none is given; `name` is what the result calls it. Raises UsageError for a device or link
     that is not known, and for what only the exact simulation plays."""
-    hardware = [_hardware(part) for part in scenario.groups]
+    hardware = [part.hardware() for part in scenario.groups]
     found = only_exact(scenario, hardware)
     if found:
         told = f"the vectorised fleet has dials, budgets and latencies only; this scenario has {', '.join(found)}"
@@ -83,11 +79,6 @@ def only_exact(scenario: Scenario, hardware: Sequence[Hardware]) -> list[str]:
     found += ["errors of the cloud"] if scenario.cloud.error_rate else []
     rates = [rate.calls_per_min for _, part in scenario.configurations() for rate in (part.rates.fleet, part.rates.device)]
     return found + (["rates of starting calls"] if any(rates) else [])
-
-
-def _hardware(part: GroupPart) -> Hardware:
-    speed = load_device(part.device, part.model)
-    return replace(speed, battery_wh=None) if part.on_mains else speed, load_link(part.link)
 
 
 class _World:
@@ -131,7 +122,7 @@ class _World:
         return sorted(edge for edge in edges if edge <= lasts_s)
 
     def _ask(self, begins: float, ends: float) -> None:
-        now = self._calendar(begins)
+        now = self._scenario.calendar_at(begins)
         asking = [(group, group.questions(begins, ends)) for group in self._groups]
         while asking:
             rounds = [(group, group.ask(*one), lines) for group, lines in asking if (one := next(lines, None)) is not None]
@@ -158,12 +149,7 @@ class _World:
         """τ in force of people's questions: of the dial, or the coordinator's."""
         if group.part.dial is not None:
             return group.part.dial
-        tasks = self._coordinator.tasks
-        terms = tasks.get(group.part.task) or tasks.get(ANY_TASK) or TaskConfig()
-        return terms.rate_at(0, self._calendar(at))
-
-    def _calendar(self, at: float) -> float:
-        return MONDAY_MIDNIGHT + self._scenario.starts_at_h * HOUR_S + at
+        return self._coordinator.task(group.part.task).rate_at(0, self._scenario.calendar_at(at))
 
     def result(self, name: str) -> SimulationResult:
         scenario, curves = self._scenario, self._curves
@@ -312,35 +298,16 @@ class _Group:
 
     def result(self, ends_at: Sequence[float]) -> GroupResult:
         """Everything together."""
-        tally, total = self.tally, self.tally.total.histograms()
-        series = tally.series(ends_at, self._speed.idle_w, self._speed.busy_w)
-        answers, asked, right, local, local_right = (int(curve.sum()) for curve in tally.counts)
-        return GroupResult(
-            name=self.part.name,
-            devices=self.part.devices,
-            profile=self._speed.name,
-            link=self._link.name,
+        tally = self.tally
+        tally.sample(ends_at, self._speed.idle_w, self._speed.busy_w)
+        return tally.result(
+            self.part,
+            self._speed,
+            self._link,
+            tally.calls_by_device.tolist(),
+            tally.spend_by_device.tolist(),
             target_rate=tally.target_rates[-1],
-            answers={source: histogram.count for source, histogram in total.items()},
-            latency_first=tally.first.histograms(),
-            latency_total=total,
-            assist_rate=share(asked, answers),
-            settled_assist_rate=share(*tally.settled),
-            training_assist_rate=None,
-            settled_training_assist_rate=None,
-            accuracy=share(right, answers),
-            local_accuracy=share(local_right, local),
-            dual=None,
-            steps=0,
-            calls=int(tally.calls_by_device.sum()),
-            spend_uusd=int(tally.spend_by_device.sum()),
-            refused=dict(sorted((reason, count) for reason, count in tally.refused.items() if count)),
-            energy_wh=rounded(sum(series.energy_wh), 6),
-            battery_empty_s=0.0,
-            calls_by_device=quantiles(tally.calls_by_device.tolist()),
-            spend_by_device_uusd=quantiles(tally.spend_by_device.tolist()),
-            series=series,
-            lost=0,
+            energy_wh=round(sum(sample.energy_wh for sample in tally.samples), 6),
         )
 
 
@@ -460,31 +427,29 @@ class Latencies:
         return found
 
 
-class Tally:
-    """What one group did. `counts` by interval of the report: answers, those of the cloud, right ones, local ones, right local ones.
-    `settled`: answers of the cloud and all answers after the warm-up."""
+class Tally(GroupCounts):
+    """What one group did. `counts` by interval of the report: answers, those of the cloud, right ones, local ones, right local ones."""
 
     def __init__(self, devices: int, intervals: int, every_s: float, warm_up_s: float) -> None:
-        self.first, self.total = Latencies(), Latencies()
+        super().__init__()
+        self._first, self._total = Latencies(), Latencies()
         self.counts = np.zeros((5, intervals), np.int64)
-        self.settled = (0, 0)
         self.target_rates: list[float] = []
         self.calls_by_device = np.zeros(devices, np.int32)
         self.spend_by_device = np.zeros(devices, np.int64)
-        self.refused: Counter[str] = Counter()
         self._calls, self._spend_uusd = np.zeros((2, intervals), np.int64)
         self._busy_s = np.zeros(intervals)
         self._intervals, self._every_s, self._warm_up_s = intervals, every_s, warm_up_s
 
     def answered(self, at: Floats, source: Ints, first_s: Floats, total_s: Floats, right: Bools, worked_s: Floats) -> None:
         """Questions were answered at these times."""
-        self.first.add(source, first_s)
-        self.total.add(source, total_s)
+        self._first.add(source, first_s)
+        self._total.add(source, total_s)
         place, cloud = self._interval(at), source == SOURCES.index("cloud")
         for curve, mine in zip(self.counts, (slice(None), cloud, right, ~cloud, ~cloud & right), strict=True):
             curve += np.bincount(place[mine], minlength=self._intervals)
         settled = at >= self._warm_up_s
-        self.settled = (self.settled[0] + int((settled & cloud).sum()), self.settled[1] + int(settled.sum()))
+        self.settled = self.settled.plus(Interval(int(settled.sum()), int((settled & cloud).sum())))
         self._busy_s += np.bincount(self._interval(at - total_s), weights=worked_s, minlength=self._intervals)
 
     def called(self, at: Floats, who: Ints, spend_uusd: Ints) -> None:
@@ -498,27 +463,20 @@ class Tally:
     def _interval(self, at: Floats) -> Ints:
         return np.clip((at / self._every_s).astype(np.int64), 0, self._intervals - 1)
 
-    def series(self, ends_at: Sequence[float], idle_w: float, busy_w: float) -> Series:
-        """The curves, with energy from the time that devices were busy."""
-        answers, asked, right, local, local_right = self.counts
+    def intervals(self) -> list[Interval]:
+        """One for each interval of the report."""
+        return [
+            Interval(*counts)
+            for counts in zip(*self.counts.tolist(), self._calls.tolist(), self._spend_uusd.tolist(), strict=True)
+        ]
+
+    def latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
+        """Of the sources that answered."""
+        return (self._first if first else self._total).histograms()
+
+    def sample(self, ends_at: Sequence[float], idle_w: float, busy_w: float) -> None:
+        """The ends of all intervals, with energy from the time that devices were busy."""
         whole_s = self.calls_by_device.size * np.diff([0.0, *ends_at])
         energy_wh = (self._busy_s * busy_w + np.maximum(0.0, whole_s - self._busy_s) * idle_w) / 3600.0
-        nothing: list[float | None] = [None] * len(ends_at)
-        return Series(
-            at_s=[rounded(at) for at in ends_at],
-            assist_rate=_shares(asked, answers),
-            training_assist_rate=nothing,
-            dual=nothing,
-            joint_accuracy=_shares(right, answers),
-            local_accuracy=_shares(local_right, local),
-            answers=answers.tolist(),
-            cloud_calls=self._calls.tolist(),
-            spend_uusd=self._spend_uusd.tolist(),
-            online_share=[1.0] * len(ends_at),
-            target_rate=changing_rates(self.target_rates, self.target_rates[-1]),
-            energy_wh=[round(float(value), 6) for value in energy_wh],
-        )
-
-
-def _shares(part: Ints, whole: Ints) -> list[float | None]:
-    return [share(one, of) for one, of in zip(part.tolist(), whole.tolist(), strict=True)]
+        rows = zip(ends_at, self.target_rates, energy_wh, strict=True)
+        self.samples = [Sample(at, None, rate, None, 1.0, round(float(energy), 6)) for at, rate, energy in rows]

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tools.simulate.fleet.run import play
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.reports.compare import read_result
 from tools.simulate.reports.places import check_files, put
-from tools.simulate.reports.result import GroupResult, SimulationResult, all_sources
+from tools.simulate.reports.quantities import Asked, answers_of, figure
+from tools.simulate.reports.result import SOURCES, GroupResult, SimulationResult
 from tools.simulate.vectorised.fleet import run_vectorised
 
 NEAR = 0.05
@@ -29,6 +31,8 @@ CHANCE = 3.0
 """Standard deviations that chance alone is granted."""
 FEWEST_ANSWERS = 1000
 """Quantiles of fewer answers are not shown: their own chance is beyond what is looked for."""
+COUNTED = ("answers", "rate", "joint accuracy", "local accuracy", "calls", "spend", "energy")
+TIMED = ("p50", "p95", "p99", "p50 first token", "p95 first token", "p99 first token")
 WIDTH = 110
 
 
@@ -96,35 +100,27 @@ def compared(exact: SimulationResult, fleets: Sequence[SimulationResult]) -> lis
     """Every figure that both have."""
     rows = []
     for place, group in enumerate(exact.groups):
-        others = [dict(figures(fleet.groups[place])) for fleet in fleets]
-        for figure, value in figures(group):
-            values = [each[figure] for each in others if figure in each]
+        others = [dict(figures(fleet, fleet.groups[place])) for fleet in fleets]
+        for name, value in figures(exact, group):
+            values = [each[name] for each in others if name in each]
             if values:
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                rows.append(Compared(group.name, figure, value, statistics.fmean(values), spread))
+                rows.append(Compared(group.name, name, value, statistics.fmean(values), spread))
     return rows
 
 
-def figures(group: GroupResult) -> Iterator[tuple[str, float]]:
+def figures(result: SimulationResult, group: GroupResult) -> Iterator[tuple[str, float]]:
     """The figures of a group by name; those that there are."""
-    known = {
-        "answers": sum(group.answers.values()),
-        "assist rate": group.assist_rate,
-        "accuracy": group.accuracy,
-        "local accuracy": group.local_accuracy,
-        "calls": group.calls,
-        "spend uUSD": group.spend_uusd,
-        "energy Wh": group.energy_wh,
-    }
-    for name, value in known.items():
+    asked = Asked(result, [group])
+    for name in COUNTED:
+        value = figure(name).measure(asked)
         if value is not None:
-            yield name, float(value)
-    for kind, histograms in (("first letter", group.latency_first), ("latency", group.latency_total)):
-        for source, histogram in (*histograms.items(), ("all", all_sources(histograms))):
-            for share in (0.5, 0.95, 0.99):
-                found = histogram.quantile(share)
-                if found is not None and histogram.count >= FEWEST_ANSWERS:
-                    yield f"{kind} p{100 * share:g} {source}", found
+            yield name, value
+    for name, source in product(TIMED, (*SOURCES, "")):
+        asked = Asked(result, [group], source)
+        value = figure(name).measure(asked)
+        if value is not None and answers_of(group, asked.sources) >= FEWEST_ANSWERS:
+            yield f"{name}, {source or 'all'}", value
 
 
 def _exact(scenario: Scenario, name: str, file: Path | None) -> SimulationResult:

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coordinator.ledger.stores.buffered import Batch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, RowsFile
 from coordinator.ledger.stores.memory import MemoryRows
 from tools.simulate.virtual.loop import is_alive
+
+
+def scratch_folder() -> TemporaryDirectory[str]:
+    """A real folder for what agents keep beside their database; in memory where the system has such a place."""
+    memory = Path("/dev/shm")
+    return TemporaryDirectory(prefix="simulate-", dir=memory if memory.is_dir() else None)
 
 
 class DiskError(Exception):

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -37,82 +38,62 @@ from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Host, SeededLoop, VirtualClock
 from tools.simulate.virtual.network import Network, ServiceEndpoint
 
-MAX_OUTPUT_TOKENS = 64
-MAX_STREAMS = 64
 DRAIN_GRACE_S = 1.0
 RESTART_S = 0.5
 NOWHERE = Path("/nonexistent")
 T = TypeVar("T")
 
 
+@dataclass(eq=False, slots=True)
 class Site:
-    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, or None while it is down."""
+    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, `host` the process that runs or is starting,
+    or None while it is down."""
 
-    def __init__(
-        self,
-        loop: SeededLoop,
-        disk: Disk,
-        network: Network,
-        upstream: CloudProvider,
-        clock: VirtualClock,
-        config: CoordinatorConfig,
-        slots: int,
-        max_queue: int,
-        *,
-        max_output_tokens: int = MAX_OUTPUT_TOKENS,
-        max_streams: int = MAX_STREAMS,
-        shared_pause_s: float = SHARED_PAUSE_S,
-    ) -> None:
-        self.endpoint: ServiceEndpoint | None = None
-        self.admin_endpoint: ServiceEndpoint | None = None
-        self.broker: Broker | None = None
-        self.gate: Gate | None = None
-        self.config = config
-        self.starts = 0
-        self.kills = 0
-        self._loop = loop
-        self._disk = disk
-        self._network = network
-        self._upstream = upstream
-        self._clock = clock
-        self._slots = slots
-        self._max_queue = max_queue
-        self._max_output_tokens = max_output_tokens
-        self._max_streams = max_streams
-        self._shared_pause_s = shared_pause_s
-        self._parts: Changeable | None = None
-        self._store: DiskStore | None = None
-        self._host: Host | None = None
-        self._api: DeviceApi | None = None
-
-    @property
-    def host(self) -> Host | None:
-        """The process that runs or is starting; None while it is down."""
-        return self._host
+    loop: SeededLoop
+    disk: Disk
+    network: Network
+    upstream: CloudProvider
+    clock: VirtualClock
+    config: CoordinatorConfig
+    slots: int
+    max_queue: int
+    max_output_tokens: int = 64
+    max_streams: int = 64
+    shared_pause_s: float = SHARED_PAUSE_S
+    host: Host | None = None
+    endpoint: ServiceEndpoint | None = None
+    admin_endpoint: ServiceEndpoint | None = None
+    broker: Broker | None = None
+    gate: Gate | None = None
+    starts: int = 0
+    kills: int = 0
+    _parts: Changeable | None = None
+    _store: DiskStore | None = None
+    _api: DeviceApi | None = None
 
     def start(self) -> None:
         """Begin another process run."""
         self.starts += 1
-        self._host = Host(f"coordinator {self.starts}", self._loop)
-        self._host.spawn(self._run(self._host), "start")
+        self.host = Host(f"coordinator {self.starts}", self.loop)
+        self.host.spawn(self._run(self.host), "start")
 
     def kill(self) -> None:
         """As kill -9 does, in the middle of anything; what is not on the disk is gone."""
-        host, endpoint = self._host, self.endpoint
+        host, endpoint = self.host, self.endpoint
         if host is None:
             return
         self.kills += 1
-        self._host = self.endpoint = self.broker = self._parts = self._store = None
+        self.host = self.endpoint = self.broker = self._parts = self._store = None
         admin, self.admin_endpoint = self.admin_endpoint, None
         host.die()
-        self._loop.call_soon(self._disk.crash)
+        self.loop.call_soon(self.disk.crash)
         for broken in (endpoint, admin):
             if broken is not None:
-                self._loop.call_soon(broken.connections_break)
+                self.loop.call_soon(broken.connections_break)
 
     def stop(self, grace_s: float) -> asyncio.Task[None] | None:
         """As SIGTERM does: admit nothing, settle, and cut what does not end within the grace. None while it is down."""
-        return None if self._host is None else self._host.spawn(self._drain(grace_s), "drain")
+        return None if self.host is None else self.host.spawn(self._drain(grace_s), "drain")
 
     async def _drain(self, grace_s: float) -> None:
         if self.broker is not None and self._api is not None:
@@ -128,46 +109,46 @@ class Site:
 
     def elsewhere(self, write: Callable[[DiskStore], Awaitable[object]]) -> None:
         """As another replica on the same ledger writes: this one is not told but by what it reads. Nothing while it is down."""
-        if self._host is not None and self._store is not None:
-            self._host.spawn(_unless_unwritable(write(self._store)), "another replica's write")
+        if self.host is not None and self._store is not None:
+            self.host.spawn(_unless_unwritable(write(self._store)), "another replica's write")
 
     def _drain_and_restart(self, grace_s: float | None) -> None:
         """What an administrator's word does, with a service manager that starts the process again."""
-        host, draining = self._host, self.stop(DRAIN_GRACE_S if grace_s is None else grace_s)
+        host, draining = self.host, self.stop(DRAIN_GRACE_S if grace_s is None else grace_s)
 
         def ended() -> None:
-            if self._host is host:
+            if self.host is host:
                 self.kill()
-                self._network.later(RESTART_S, lambda: None if self._host is not None else self.start())
+                self.network.later(RESTART_S, lambda: None if self.host is not None else self.start())
 
         if draining is not None:
-            draining.add_done_callback(lambda _: self._network.later(0.0, ended), context=contextvars.Context())
+            draining.add_done_callback(lambda _: self.network.later(0.0, ended), context=contextvars.Context())
 
     async def _run(self, host: Host) -> None:
-        notifier = BudgetNotifier(self._shared_pause_s)
+        notifier = BudgetNotifier(self.shared_pause_s)
         store = await self._open()
-        fleet = Fleet(store, self._clock)
+        fleet = Fleet(store, self.clock)
         host.spawn(notify_changes(notifier, store.changes(), fleet.heard), "budget notifier")
         await _insist(fleet.refresh)
         set_before = await _insist(store.list_set_limits)
         config, service = self.config, self.config.service
         upstream = Upstream(
             alias="default",
-            provider=self._upstream,
+            provider=self.upstream,
             model="m",
             price=_tariffs(config)["default"],
-            gate=Gate("default", self._slots, self._max_queue),
+            gate=Gate("default", self.slots, self.max_queue),
             deadline_s=config.effective_upstreams["default"].deadline_s,
-            max_output_tokens=self._max_output_tokens,
+            max_output_tokens=self.max_output_tokens,
         )
         self.gate = upstream.gate
         book = BudgetBook(config.budgets, config.fleet.fairness_floor)
         book.learn(set_before)
-        controller = StepController(store, config.effective_tasks, self._clock)
-        table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self._clock)
-        broker = Broker(store, table, controller, book, self._clock, service, limiter)
+        controller = StepController(store, config.effective_tasks, self.clock)
+        table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self.clock)
+        broker = Broker(store, table, controller, book, self.clock, service, limiter)
         api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, service=service)
-        tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock)
+        tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock)
         admin = AdminApi(
             store,
             broker,
@@ -175,14 +156,14 @@ class Site:
             table,
             book,
             tokens,
-            self._clock,
+            self.clock,
             verify=partial(_verified, store),
             begin_drain=self._drain_and_restart,
         )
-        upkeep = Upkeep(store, book, config, self._clock, fleet)
-        streams = Turnstile("streams are open", self._max_streams)
+        upkeep = Upkeep(store, book, config, self.clock, fleet)
+        streams = Turnstile("streams are open", self.max_streams)
         boundary = Boundary(self._access("device"), device_caller, api.requests, streams, service.max_message_bytes)
-        endpoint = ServiceEndpoint(host, self._network, "unix:")
+        endpoint = ServiceEndpoint(host, self.network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
         self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store
         self.admin_endpoint = self._admin_endpoint(host, admin)
@@ -192,20 +173,20 @@ class Site:
     def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:
         requests, streams = Turnstile("requests run", 64), Turnstile("streams are open", 64)
         boundary = Boundary(self._access("admin"), the_identity, requests, streams, self.config.service.max_message_bytes)
-        endpoint = ServiceEndpoint(host, self._network, "unix:")
+        endpoint = ServiceEndpoint(host, self.network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(ADMIN_SERVICE, api, boundary, LASTING),))
         return endpoint
 
     def _access(self, role: Literal["device", "admin"]) -> Access:
         """Whoever connects is on this machine, and a device is the one that it says it is."""
-        tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self._clock), FailureLimiter(self._clock, 20)
-        return Access(Authenticator(tokens, AuthConfig(), limiter, self._clock, local_role=role))
+        tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock), FailureLimiter(self.clock, 20)
+        return Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role))
 
     async def _open(self) -> DiskStore:
         """Open the ledger, again and again while the disk does not let it."""
         while True:
             try:
-                return await DiskStore.open(self._disk, self._clock.now())
+                return await DiskStore.open(self.disk, self.clock.now())
             except DiskError:
                 await asyncio.sleep(0.5)
 
