@@ -265,7 +265,7 @@ class TaskConfig(Section):
         description="Closed steps whose mean dual_proportional acts on; small batches are noisy (null: dial 4, paper 1).",
     )
     dual_ceiling: NotNegative | None = Field(
-        None, description="Highest λ, so that none winds up that no price would change (null: none)."
+        None, description="Highest λ, an anti-windup bound where asking does not react to λ (null: none)."
     )
     step_credit_kappa: NotNegative | None = Field(
         2.0, description="κ: a step may make at most ceil(κ·τ·planned_prompts) calls (null: no such limit)."

@@ -63,7 +63,7 @@ class Spending:
         if not used:
             yield "nothing was spent yet"
         for price in self.prices:
-            yield f"shared price {price.key}: λ {price.dual:.4f} after {counted(price.updates, 'step')}"
+            yield f"shared λ of {price.key}: {price.dual:.4f} after {counted(price.updates, 'step')}"
         for task in self.tasks:
             calls = amount_text("calls", task.charged.calls)
             yield f"{task.device} {task.task}: λ {task.dual:.4f}, τ {task.target_rate:g}, next step {task.next_step}, {calls}"

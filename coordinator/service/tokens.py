@@ -89,41 +89,39 @@ class _JsonFile(Generic[T]):
         self._path = str(path)
         self._decode = decode
         self._monotonic = monotonic
-        self._stamp: tuple[int, int, int] | None = None
-        self._content: T | None = None
+        self._seen: tuple[tuple[int, int, int] | None, T] | None = None  # one value: other threads read here, too
         self.fresh_until = 0.0
 
     def content(self) -> T:
         """What it holds now; of no file what an empty list stands for. Raises StateError when it is damaged."""
         now = 0.0 if self._monotonic is None else self._monotonic()
-        if self._content is None or now >= self.fresh_until:
-            self._content = self._read()
+        seen = self._seen
+        if seen is None or now >= self.fresh_until:
+            self._seen = seen = self._read(seen)
             self.fresh_until = 0.0 if self._monotonic is None else now + CHECK_FILES_S
-        return self._content
+        return seen[1]
 
     def put(self, rows: list[dict[str, Any]]) -> None:
         """Replace it whole."""
         write_atomically(Path(self._path), json.dumps(rows, indent=1).encode(), mode=0o600)
         self.fresh_until = 0.0
 
-    def _read(self) -> T:
+    def _read(self, seen: tuple[tuple[int, int, int] | None, T] | None) -> tuple[tuple[int, int, int] | None, T]:
+        """Stamp and content as they are now; `seen` where nothing has changed."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 - at every call
         except FileNotFoundError:
-            self._stamp = None
-            return self._decode([])
+            return None, self._decode([])
         except OSError as error:
             raise StateError(f"{self._path} cannot be read: {error.strerror}") from error
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if self._content is not None and stamp == self._stamp:
-            return self._content
+        if seen is not None and stamp == seen[0]:
+            return seen
         try:
-            content = self._decode(json.loads(Path(self._path).read_text(encoding="utf-8")))
+            return stamp, self._decode(json.loads(Path(self._path).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             hint = "restore it, or delete the folder and issue all tokens anew"
             raise StateError(f"{self._path} is damaged", hint=hint) from error
-        self._stamp = stamp
-        return content
 
 
 class TokenStore:

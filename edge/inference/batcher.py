@@ -230,7 +230,7 @@ class Batcher:
         self._help = HelpTokens(tokens.texts)
         self._help_ids = {key: np.array(ids, dtype=np.intp) for key, ids in self._help.starts.items()}
         self._instead_ids = {tag: np.array(ids, dtype=np.intp) for tag, ids in self._help.instead.items()}
-        self._sampler = RowSampler(engine.vocab_size, engine.rows)
+        self.sampler = RowSampler(engine.vocab_size, engine.rows)
         self._inbox: deque[Request] = deque()
         self._waiting: list[tuple[int, int, Request]] = []
         self._ticket = itertools.count()
@@ -406,7 +406,7 @@ class Batcher:
                 given[row] = sequence.forced if sequence.is_forced else self._permitted(sequence, logits_V, uniform)
         temperatures = np.array([sequence.temperature for sequence in sequences])
         shares = np.array([sequence.request.sampling.top_p for sequence in sequences]) if narrow else None
-        ids, logprobs = self._sampler.sample(logits_RV, temperatures, uniforms, given, shares)
+        ids, logprobs = self.sampler.sample(logits_RV, temperatures, uniforms, given, shares)
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
     def _permitted(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
@@ -461,7 +461,7 @@ class Batcher:
         """The token that these logits would give."""
         top_p = sequence.request.sampling.top_p
         shares = np.array([top_p]) if top_p < 1.0 else None
-        ids, _ = self._sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]), None, shares)
+        ids, _ = self.sampler.sample(logits_V[None], np.array([sequence.temperature]), np.array([uniform]), None, shares)
         return int(ids[0])
 
     def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:

@@ -66,10 +66,15 @@ class LlamaCppBackend(BatchedBackend):
             rollout_rows=rollout_rows,
             close_model=model.close if loaded is None else None,
         )
+        self._batcher.sampler.use_threads(n_threads or physical_cores())
 
     async def use_threads(self, threads: int) -> None:
         """Compute with so many from now on."""
-        await self._worker.call(lambda: self._llama.use_threads(threads), Priority.SERVING)
+        await self._worker.call(lambda: self._use_threads(threads), Priority.SERVING)
+
+    def _use_threads(self, threads: int) -> None:
+        self._llama.use_threads(threads)
+        self._batcher.sampler.use_threads(threads)
 
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""

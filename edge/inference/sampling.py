@@ -8,14 +8,12 @@ the log-probability of a token is exact to about 1e-6 nats.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.core.errors import NotFinite
-from edge.core.machine import physical_cores
 
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
@@ -32,11 +30,16 @@ class RowSampler:
     of building a float64 cumulative sum of it.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, threads: int = 1) -> None:
         self.vocab_size = vocab_size
         self._block = block_width(vocab_size)
         blocks = -(-vocab_size // self._block)
         self._mass = np.zeros((max_rows, blocks * self._block), dtype=np.float32)
+        self.use_threads(threads)
+
+    def use_threads(self, threads: int) -> None:
+        """Share large batches out among so many from now on; not while one is sampled."""
+        self._threads = ThreadPoolExecutor(threads, "sampling")
 
     def sample(
         self,
@@ -54,6 +57,8 @@ class RowSampler:
         NotFinite.
         """
         peak_R, sums_RB = self._weigh(logits_RV)
+        if not np.isfinite(peak_R).all():
+            raise NotFinite("the model's scores are not finite numbers", hint=_DIVERGED)
         mass_RV = self._mass[: len(logits_RV)]
         log_total_R = np.log(sums_RB.sum(axis=1))
         if (temperatures_R == 0.0).all():
@@ -73,19 +78,14 @@ class RowSampler:
 
         def weigh(part: slice) -> None:
             peak_R[part] = logits_RV[part].max(axis=1)
-            if not np.isfinite(peak_R[part]).all():
-                raise NotFinite("the model's scores are not finite numbers", hint=_DIVERGED)
-            sums_RB[part] = self._block_sums(self._exponentials(logits_RV[part], peak_R[part], part))
+            with np.errstate(invalid="ignore"):  # the caller rejects peaks that are not finite
+                sums_RB[part] = self._block_sums(self._exponentials(logits_RV[part], peak_R[part], part))
 
         if logits_RV.size < _SHARED_FROM:
             weigh(slice(0, len(logits_RV)))
         else:
             list(self._threads.map(weigh, (slice(row, row + 1) for row in range(len(logits_RV)))))  # a row at a time fits a cache
         return peak_R, sums_RB
-
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(physical_cores(), "sampling")
 
     def _exponentials(self, logits_RV: Floats, peak_R: Floats, part: slice) -> Floats:
         """exp(logit - peak) in these rows of the scratch memory, zeros behind the vocabulary."""

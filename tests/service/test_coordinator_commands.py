@@ -292,7 +292,7 @@ def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     asyncio.run(write())
     assert main(["budget", "show", "--state", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "shared price fleet[task:math]: λ 0.5070 after 1 step" in out
+    assert "shared λ of fleet[task:math]: 0.5070 after 1 step" in out
     assert "d1 math: λ 0.5070" in out
     assert main(["budget", "show", "--state", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

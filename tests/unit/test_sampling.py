@@ -165,3 +165,15 @@ def test_alternatives_are_the_likeliest_with_the_distance_to_the_chosen_one(voca
     exact = exact_logprobs(row)
     np.testing.assert_allclose(exact[chosen] + above, exact[ids], atol=1e-5)
     assert float(log_probabilities(row[None], np.array([chosen]))[0]) == pytest.approx(exact[chosen], abs=1e-6)
+
+
+def test_threads_change_no_bit_and_reject_scores_that_are_not_finite() -> None:
+    logits = made_up_logits(9, 150_000, 3, 3.5)
+    ones, uniforms = np.ones(9), np.linspace(0.05, 0.95, 9)
+    alone = RowSampler(150_000, 9).sample(logits, ones, uniforms)
+    shared = RowSampler(150_000, 9, threads=3)
+    for found, expected in zip(shared.sample(logits, ones, uniforms), alone, strict=True):
+        assert np.array_equal(found, expected)
+    logits[4, 7] = np.nan
+    with pytest.raises(NotFinite):
+        shared.sample(logits, ones, uniforms)

@@ -185,6 +185,8 @@ def migrate_sqlite_file(path: Path, found: int, schema: Schema = LEDGER) -> Path
     All in one transaction: a failure leaves the file as it was. Raises StateError.
     """
     backup = path.with_name(f"{path.name}.v{found}.backup")
+    for draft in path.parent.glob(f".{backup.name}.*.draft"):  # of a migration that was killed
+        draft.unlink(missing_ok=True)
     copy_database(path, backup)
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
