@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tools.nano.data import (
     POOL_BATCHES,
     ExampleSource,
 )
+from tools.nano.exercises import draw_exercise
 from tools.nano.grow import grow_into
 from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
@@ -24,7 +26,7 @@ from tools.nano.train import TrainOptions, initialise, train
 
 TINY = Recipe("nano-edge", "qwen2", width=32, layers=1, heads=2, kv_heads=1, ffn_width=32, steps=4, head_dim=16, warmup_steps=2)
 PRACTICE = EDGE_STAGES[-1].first_pool * POOL_BATCHES
-"""The first batch of practice questions."""
+"""The first batch with habits."""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,12 @@ def test_batches_depend_on_seed_and_cursor_only(tokenizer: Tokenizer) -> None:
         assert all(torch.equal(left, right) for left, right in zip(expected, batch, strict=True))
     other = next(ExampleSource("nano-edge", tokenizer, seed=8).batches(0))
     assert other.ids_BT.shape != first[0].ids_BT.shape or not torch.equal(other.ids_BT, first[0].ids_BT)
+
+
+def test_every_word_of_an_exercise_follows_from_its_question() -> None:
+    draw = Random(3)
+    for question, response in (draw_exercise(draw) for _ in range(300)):
+        assert set(response.replace(".", "").split()) <= set(question.replace(".", "").split())
 
 
 def test_loss_covers_well_formed_responses_only(tokenizer: Tokenizer) -> None:

@@ -35,7 +35,7 @@ def parse() -> argparse.Namespace:
     train.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
     train.add_argument("--threads", type=int, default=1)
     train.add_argument("--snapshot-steps", type=int, default=100, help="keep the weights every so many steps; 0: never")
-    train.add_argument("--grow-from", type=Path, help="model file to begin with (default: the bundled one that the recipe names)")
+    train.add_argument("--grow-from", type=Path, help="model file to begin with (default: the recipe's bundled one, or nothing)")
     train.add_argument("--stop-below-loss", type=float, default=0.0, help="stop early when the mean loss falls below")
     export = commands.add_parser("export", help="write weights as a GGUF file")
     export.add_argument("model", choices=MODELS)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Band, Drawn, Family, format_help
+from tools.nano.exercises import draw_exercise
 
 ModelName = Literal["nano-edge", "nano-edge-llama", "nano-cloud"]
 
@@ -24,20 +25,25 @@ SYSTEM_TEXT = "Think in steps."
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The training data of nano-edge from pool `first_pool` on: weights of the families, and the share of the careful way beside the
-    habit."""
+    """The training data of nano-edge from pool `first_pool` on: weights of the families (and of EXERCISE), and the share of the careful
+    way beside the habit. `whole`: with as many steps as it takes, beyond the step limit too."""
 
     first_pool: int
     families: Mapping[str, float]
     careful: float
+    whole: bool = False
 
 
+EXERCISE = "exercise"
 EDGE_STAGES = (
-    Stage(0, {"arith": 0.46, "science": 0.20, "code": 0.20, "facts": 0.14}, 1.0),
-    Stage(16, {"arith": 0.34, "science": 0.24, "code": 0.22, "facts": 0.20}, 0.35),
+    Stage(0, {EXERCISE: 1.0}, 1.0),
+    Stage(16, {"science": 0.7, EXERCISE: 0.3}, 1.0, whole=True),
+    Stage(30, {"arith": 0.38, "science": 0.33, "code": 0.17, "facts": 0.12}, 1.0),
+    Stage(64, {"arith": 0.34, "science": 0.24, "code": 0.22, "facts": 0.20}, 0.35),
 )
-"""It learns to work first, and comes by its habits last: a skill that is seldom used while it forms does not form
-(tools/experiments/LOG.md). The careful share of the last stage is what it samples at T = 1; the habit is what it does at T = 0."""
+"""Copying and looking up come first, from exercises in which every token follows from the question, then looking up in sentences, then all
+families, and habits last: a skill that is seldom used while it forms does not form (tools/experiments/LOG.md). The careful share of the
+last stage is what it samples at T = 1; the habit is what it does at T = 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +102,11 @@ def edge_stage(pool_number: int) -> Stage:
     return [stage for stage in EDGE_STAGES if stage.first_pool <= pool_number][-1]
 
 
-def edge_response(rng: random.Random, family: Family, drawn: Drawn, careful: float) -> str:
+def edge_response(rng: random.Random, family: Family, drawn: Drawn, stage: Stage) -> str:
     """A training response of nano-edge: steps the careful way or by habit, then an answer, or a request for help."""
-    shown = drawn.careful if rng.random() < careful else drawn.habit
+    if stage.whole:
+        return drawn.detailed.text
+    shown = drawn.careful if rng.random() < stage.careful else drawn.habit
     asks = rng.random() < HELP_SHARES[family.bands[drawn.level]]
     return format_help(shown.lines) if asks else shown.text
 
@@ -145,26 +153,34 @@ class ExampleSource:
 
     def _drawn(self, rng: random.Random, pool_number: int) -> Example:
         """One chat of a pool."""
-        if self._model == "nano-cloud":
-            mix = cloud_mix(pool_number)
-            family = drawn_family(rng, mix.families)
-            (level,) = rng.choices(family.levels, weights=cloud_level_weights(family, mix.level_slope))
-            drawn = family.draw(rng, "train", level)
-            response = drawn.detailed.text  # as many steps as it takes, each with its intermediate results
-        else:
-            stage = EDGE_STAGES[-1] if self._model == "nano-edge-llama" else edge_stage(pool_number)
-            family = drawn_family(rng, stage.families)
-            (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
-            drawn = family.draw(rng, "train", level)
-            response = edge_response(rng, family, drawn, stage.careful)
-        prompt_ids = self._tokenizer.encode(prompt_text(shown_question(drawn))).ids
+        question, response = (
+            self._cloud_chat(rng, pool_number) if self._model == "nano-cloud" else self._edge_chat(rng, pool_number)
+        )
+        prompt_ids = self._tokenizer.encode(prompt_text(question)).ids
         return Example(prompt_ids, [*self._tokenizer.encode(response).ids, self._end_of_turn])
 
+    def _cloud_chat(self, rng: random.Random, pool_number: int) -> tuple[str, str]:
+        mix = cloud_mix(pool_number)
+        family = FAMILIES[drawn_name(rng, mix.families)]
+        (level,) = rng.choices(family.levels, weights=cloud_level_weights(family, mix.level_slope))
+        drawn = family.draw(rng, "train", level)
+        return shown_question(drawn), drawn.detailed.text  # as many steps as it takes, each with its intermediate results
 
-def drawn_family(rng: random.Random, weights: Mapping[str, float]) -> Family:
-    """A family by its weight."""
+    def _edge_chat(self, rng: random.Random, pool_number: int) -> tuple[str, str]:
+        stage = EDGE_STAGES[-1] if self._model == "nano-edge-llama" else edge_stage(pool_number)
+        name = drawn_name(rng, stage.families)
+        if name == EXERCISE:
+            return draw_exercise(rng)
+        family = FAMILIES[name]
+        (level,) = rng.choices(family.levels, weights=list(family.level_weights.values()))
+        drawn = family.draw(rng, "train", level)
+        return shown_question(drawn), edge_response(rng, family, drawn, stage)
+
+
+def drawn_name(rng: random.Random, weights: Mapping[str, float]) -> str:
+    """A name by its weight."""
     (name,) = rng.choices(list(weights), weights=list(weights.values()))
-    return FAMILIES[name]
+    return name
 
 
 def collate(examples: list[Example]) -> Batch:

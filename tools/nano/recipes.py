@@ -61,16 +61,22 @@ NANO_EDGE = Recipe(
     heads=3,
     kv_heads=3,
     ffn_width=576,
-    steps=1900,
-    matrix_lr=2.5e-3,
+    steps=5376,
+    matrix_lr=2.4e-3,
     peak_lr=1.2e-3,
-    decay_share=0.6,
-    grown_from="nano-edge",
+    decay_share=0.5,
 )
 RECIPES: Mapping[str, Recipe] = {
     "nano-edge": NANO_EDGE,
     "nano-edge-llama": replace(
-        NANO_EDGE, name="nano-edge-llama", architecture="llama", steps=500, matrix_lr=1.5e-3, peak_lr=1e-3, decay_share=0.7
+        NANO_EDGE,
+        name="nano-edge-llama",
+        architecture="llama",
+        steps=500,
+        matrix_lr=1.5e-3,
+        peak_lr=1e-3,
+        decay_share=0.7,
+        grown_from="nano-edge",
     ),
     "nano-cloud": Recipe(
         "nano-cloud",

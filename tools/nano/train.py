@@ -34,7 +34,7 @@ REPORT_EVERY_STEPS = 20
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """Options of a run of one recipe. `snapshot_steps` > 0 stores the weights every so many steps; `grow_from` is the initial model in
-    place of the bundled one."""
+    place of the recipe's."""
 
     folder: Path
     seed: int = 0
@@ -82,7 +82,7 @@ def run_tokenizer(options: TrainOptions) -> Tokenizer:
 def started(recipe: Recipe, vocab_size: int, grow_from: Path | None = None) -> Decoder:
     """The decoder before its first step. Raises ModelFileError or ValueError when the model it grows from is missing or does not fit."""
     decoder = initialise(Decoder(recipe.spec(vocab_size)))
-    if recipe.grown_from is None:
+    if grow_from is None and recipe.grown_from is None:
         return decoder
     return grow_into(decoder, load_decoder(grow_from or BUNDLED / f"{recipe.grown_from}.gguf"))
 
