@@ -242,8 +242,9 @@ def test_template_with_tools_receives_tools_and_their_calls(tiny: LlamaCppBacken
     assert ends == len(TURNS) + 1, "control tokens in texts stay text"
 
 
-def test_only_templates_that_write_and_read_tool_calls_alike_call_tools(tiny: LlamaCppBackend) -> None:
-    model = GgufModel(Path(tiny.model.path), vocab_only=True)
+def test_only_templates_that_write_and_read_tool_calls_alike_call_tools(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny.gguf", chat_template=TOOL_TEMPLATE, context_length=4096)
+    model = GgufModel(tmp_path / "tiny.gguf", vocab_only=True)
     other_forms = (
         TOOL_TEMPLATE.replace('"arguments": {{', '"parameters": {{'),
         TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),

@@ -72,7 +72,7 @@ async def test_both_engines_get_the_same_prompt_and_agree_on_continuations(tiny:
         for response in group.responses
     ]
     assert np.concatenate(differences).mean() < 0.06  # llama.cpp rounds activations to 8 bits
-    for field in ("architecture", "context_tokens", "file_bytes", "name", "parameters", "path", "prompt_form", "sha256"):
+    for field in ("architecture", "context_tokens", "file_bytes", "name", "parameters", "prompt_form", "sha256"):
         assert getattr(ours.model, field) == getattr(theirs.model, field), field
     await ours.aclose()
     await theirs.aclose()
