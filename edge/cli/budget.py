@@ -111,7 +111,7 @@ def limit_changes(spend: str | None, calls: str | None, tokens: str | None, per:
 
 def _count_of(text: str) -> int:
     if not text.strip().isascii() or not text.strip().isdecimal() or len(text.strip()) > 15:
-        raise ValueError(f"must be a whole number, not {text!r}")
+        raise ValueError(f"must be a whole number of at most 15 digits, not {text!r}")
     return int(text)
 
 

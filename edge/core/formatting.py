@@ -53,7 +53,7 @@ def uusd_of(text: str) -> int:
     word = text.strip().removeprefix("$").upper().removesuffix("USD").strip()
     whole, _, rest = word.partition(".")
     if not (whole + rest).isascii() or not (whole + rest).isdecimal() or len(rest) > 6 or len(whole) > 9:
-        raise ValueError(f"must be an amount of USD such as 5 or 0.25, not {text!r}")
+        raise ValueError(f"must be an amount of USD such as 5 or 0.25, below 1,000,000,000, not {text!r}")
     return int(whole or "0") * 1_000_000 + int(rest.ljust(6, "0") or "0")
 
 
