@@ -8,7 +8,7 @@ amounts and limits one column per unit. `:name` in a question is its parameter; 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -65,9 +65,12 @@ _CODECS: Mapping[Any, Codec] = {
 
 
 class Table(Generic[Row]):
-    """One kind of row. `key` names the columns of its primary key."""
+    """One kind of row. `key` names the columns of its primary key, `fixed` those that never change once a row is there.
 
-    def __init__(self, name: str, row: type[Row], *key: str) -> None:
+    `or_changed` follows an INSERT of whole rows: what then happens to a row whose key is there already.
+    """
+
+    def __init__(self, name: str, row: type[Row], *key: str, fixed: Collection[str] = ()) -> None:
         self.name = name
         self.key = key
         self.key_of: Callable[[Row], tuple[Any, ...]] = attrgetter(*key) if len(key) > 1 else lambda row: (getattr(row, key[0]),)
@@ -90,6 +93,8 @@ class Table(Generic[Row]):
                 self._encoders.append((place, encode))
             self._decoders.append((place, place + 1, decode))
         self.columns = tuple(columns)
+        changed = (f"{column} = excluded.{column}" for column in columns if column not in (*key, *fixed))
+        self.or_changed = f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(changed)}"
         self._flat: Callable[[Row], tuple[Any, ...]] = attrgetter(*paths)
 
     def __repr__(self) -> str:
@@ -113,9 +118,10 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+HOLD = tuple(f"hold_{unit}" for unit in UNITS)
 BUDGET = Table("budget", BudgetRow, "key")
-CALL = Table("call", CallRow, "device", "key")
-ATTEMPT = Table("attempt", AttemptRow, "device", "key", "number")
+CALL = Table("call", CallRow, "device", "key", fixed=("fingerprint", "task", "step", "prompt_id"))
+ATTEMPT = Table("attempt", AttemptRow, "device", "key", "number", fixed=(*HOLD, "budgets", "epoch", "lease_ms"))
 STEP = Table("step", StepRow, "device", "task", "step")
 TASK = Table("task_state", TaskRow, "device", "task")
 PRICE = Table("price", PriceRow, "key")

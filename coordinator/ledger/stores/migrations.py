@@ -159,6 +159,40 @@ ALTER TABLE price ADD COLUMN recent TEXT NOT NULL DEFAULT '';
     Version("ALTER TABLE step ADD COLUMN own_rate TEXT NOT NULL DEFAULT '';"),
     # What a report said besides, by which it is known when it comes again.
     Version("ALTER TABLE step ADD COLUMN uncalled_units INTEGER;"),
+    # Calls and attempts in the order in which they came: in that of their keys, every row that a commit wrote lay in a page of its own.
+    Version(
+        "",
+        sqlite="""
+CREATE TABLE arrived_call (
+  device TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL, task TEXT NOT NULL, step INTEGER NOT NULL,
+  prompt_id TEXT NOT NULL, model TEXT NOT NULL, help_units INTEGER NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
+  charged_calls INTEGER NOT NULL, charged_tokens INTEGER NOT NULL, charged_uusd INTEGER NOT NULL,
+  input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, result TEXT, result_sha256 TEXT NOT NULL, finish TEXT NOT NULL,
+  upstream_id TEXT NOT NULL, reason TEXT NOT NULL, source_key TEXT NOT NULL, cache_key TEXT NOT NULL, updated_ms INTEGER NOT NULL,
+  beyond_text TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (device, key)
+) STRICT;
+INSERT INTO arrived_call SELECT * FROM call ORDER BY updated_ms, device, key;
+DROP TABLE call;
+ALTER TABLE arrived_call RENAME TO call;
+CREATE INDEX call_by_step ON call (device, task, step, prompt_id);
+CREATE INDEX call_by_cache_key ON call (cache_key, updated_ms)
+  WHERE state = 'completed' AND result IS NOT NULL AND source_key = '' AND cache_key <> '';
+CREATE INDEX call_with_result ON call (updated_ms) WHERE result IS NOT NULL;
+CREATE TABLE arrived_attempt (
+  device TEXT NOT NULL, key TEXT NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL,
+  hold_calls INTEGER NOT NULL, hold_tokens INTEGER NOT NULL, hold_uusd INTEGER NOT NULL,
+  charged_calls INTEGER NOT NULL, charged_tokens INTEGER NOT NULL, charged_uusd INTEGER NOT NULL,
+  budgets TEXT NOT NULL, epoch INTEGER NOT NULL, lease_ms INTEGER NOT NULL,
+  PRIMARY KEY (device, key, number),
+  CHECK (charged_calls <= hold_calls AND charged_tokens <= hold_tokens AND charged_uusd <= hold_uusd)
+) STRICT;
+INSERT INTO arrived_attempt SELECT * FROM attempt ORDER BY lease_ms, device, key, number;
+DROP TABLE attempt;
+ALTER TABLE arrived_attempt RENAME TO attempt;
+CREATE INDEX attempt_open ON attempt (lease_ms) WHERE state = 'dispatched';
+""",
+    ),
 )
 _IN_POSTGRES = (
     (r"\bINTEGER\b", "BIGINT"),
@@ -252,7 +286,8 @@ async def migrate_postgres(connection: asyncpg.Connection[Any], schema: Schema =
                 script = version.both
                 for word, in_postgres in _IN_POSTGRES:
                     script = re.sub(word, in_postgres, script)
-                await connection.execute(script + version.postgres)
+                if script := script + version.postgres:  # some versions change SQLite's files alone
+                    await connection.execute(script)
             await connection.execute("CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
             await connection.execute("DELETE FROM alembic_version")
             await connection.execute(f"INSERT INTO alembic_version VALUES ('{len(schema):04d}')")  # noqa: S608 - a number

@@ -283,10 +283,7 @@ def _upsert(table: Table[Any], place: int) -> str:
     read = ", ".join(f"r.{name}" for name in table.columns)
     rows = f"SELECT {read} FROM head, json_populate_recordset(NULL::{table}, ${place}::json) r"
     insert = f"INSERT INTO {table} ({names}) {rows}"
-    if table is JOURNAL:
-        return insert
-    changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns[len(table.key) :])
-    return f"{insert} ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
+    return insert if table is JOURNAL else f"{insert} {table.or_changed}"
 
 
 def _notice(pair: tuple[str, str]) -> str:

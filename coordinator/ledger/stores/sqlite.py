@@ -32,8 +32,8 @@ from edge.core.errors import StateError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 StorePath = str | os.PathLike[str]
-PAGES_OF_COMMIT = 8
-"""A commit changes about so many pages of the file, and one more for each journal entry: counted in the write-ahead log."""
+PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
+"""A commit changes about so many pages of the file, and so many more for each journal entry: counted in the write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class SqliteDisk:
 
         At the start it is moved at once, so that the file alone, too, says that it is in use.
         """
-        self._pages_in_log += PAGES_OF_COMMIT + len(batch.journal)
+        self._pages_in_log += PAGES_OF_COMMIT + PAGES_OF_ENTRY * len(batch.journal)
         if (self._pages_in_log >= self._settings.checkpoint_pages or batch.numbers) and self._writing is not None:
             self._pages_in_log = 0
             with contextlib.suppress(sqlite3.Error):

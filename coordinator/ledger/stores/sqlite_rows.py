@@ -60,21 +60,21 @@ class SqliteRows:
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def put_all(self, table: Table[Row], rows: Iterable[Row]) -> None:
-        """Insert or replace whole rows of this table."""
-        self._write("INSERT OR REPLACE", table, rows)
+        """Insert whole rows of this table, or change those that are there."""
+        self._write(table, rows, table.or_changed)
 
     def append_all(self, entries: Iterable[JournalEntry]) -> None:
         """Append to the journal."""
-        self._write("INSERT", JOURNAL, entries)
+        self._write(JOURNAL, entries)
 
-    def _write(self, insert: str, table: Table[Any], rows: Iterable[Any]) -> None:
+    def _write(self, table: Table[Any], rows: Iterable[Any], or_changed: str = "") -> None:
         """Many rows a statement: each statement hands the interpreter's lock to the event loop and has to get it back."""
         values = list(map(table.values, rows))
         marks = f"({', '.join('?' * len(table.columns))})"
         for first in range(0, len(values), ROWS_PER_STATEMENT):
             some = values[first : first + ROWS_PER_STATEMENT]
-            statement = f"{insert} INTO {table.name} ({', '.join(table.columns)}) VALUES {', '.join([marks] * len(some))}"
-            self.connection.execute(statement, tuple(chain.from_iterable(some)))
+            insert = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES {', '.join([marks] * len(some))}"
+            self.connection.execute(f"{insert} {or_changed}", tuple(chain.from_iterable(some)))
 
     def _one(self, sql: str, values: Sequence[Any] = ()) -> Any:
         try:
