@@ -59,11 +59,12 @@ async def test_call_is_charged_what_it_used_and_no_hold_stays(tmp_path) -> None:
         assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_upstream_without_usage_is_charged_at_the_hold(tmp_path) -> None:
-    async def silent(request):
-        return ProviderResult("x", None, "u", "stop")
+@pytest.mark.parametrize("reported", [None, TokenUsage(0, 0), TokenUsage(0, 5)])
+async def test_an_answer_without_a_usage_that_can_be_is_charged_at_the_hold(tmp_path, reported: TokenUsage | None) -> None:
+    async def answer(request):
+        return ProviderResult("x", reported, "u", "stop")
 
-    async with running_coordinator(tmp_path, ProgrammedProvider(silent)), connected(tmp_path) as client:
+    async with running_coordinator(tmp_path, ProgrammedProvider(answer)), connected(tmp_path) as client:
         assert (await client.complete(call(), 5.0)).charged_uusd == HOLD_UUSD
 
 
