@@ -344,8 +344,7 @@ class Broker:
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
-            why = f": {error.hint}" if error.hint else ""
-            log.warning("upstream %s gave no answer (%s)%s", attempt.upstream.alias, error.kind, why)
+            log.warning("upstream %s gave no answer (%s): %s", attempt.upstream.alias, error.kind, error.with_hint)
             resolution = await self._settled(partial(self._resolve_failure, job, attempt, error))
             failure = _failure(resolution.call, error.retry_after_s)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error

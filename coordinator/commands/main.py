@@ -254,7 +254,7 @@ def _set_disabled(settings: Settings, device: str, disabled: bool, json_lines: b
     print_result(as_json(record), device_line(record), as_json=json_lines)
     if disabled and not (json_lines or record.last_seen_ms or device in config.auth.devices):
         print(
-            f"note: no device called {device!r} is known; it is refused should one come (`edge-coordinator devices` lists them)"
+            f"note: no device called {device!r} has registered; it is refused should one come (`edge-coordinator devices` lists them)"
         )
 
 
@@ -473,6 +473,8 @@ def ledger_backup(
             hint="copy a PostgreSQL ledger with pg_dump, which sees one state of it",
         )
     copy_file(ledger_path(config), output)
+    if not json_lines:
+        print(f"wrote {output}")
     _print_verified(verify_file(output), json_lines)
 
 
@@ -501,7 +503,9 @@ def config_check(
     except UsageError:
         raise
     except ConfigError:
-        found = problems(CoordinatorConfig, files=[settings.config_file] if settings.config_file else [], sets=settings.sets or ())
+        found = problems(
+            CoordinatorConfig, files=[settings.config_file] if settings.config_file else [], sets=settings.sets or ()
+        )
         if len(found) < 2 or json_lines:
             raise
         for problem in found:

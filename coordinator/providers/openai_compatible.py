@@ -116,4 +116,4 @@ def _finished(answer: Answer) -> ProviderResult:
 
 
 def _garbage(message: str, answer: Answer) -> ProviderError:
-    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer), hint=message)
+    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer))

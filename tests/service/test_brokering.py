@@ -150,12 +150,13 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
     assert len(provider.requests) == 1
 
 
-async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path) -> None:
+async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path, caplog) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         with pytest.raises(CoordinatorUnavailable) as caught:
             await client.complete(call(), 5.0)
         assert caught.value.reason == "UPSTREAM_FAILED" and await usage(store) == ((0, 0), (0, 0))
+        assert any("refused" in line and "scripted" in line for line in caplog.messages)  # what failed, not its word alone
         provider.behaviour = answer
         assert (await client.complete(call(), 5.0)).charged_uusd == CHARGE_UUSD
     assert [request.idempotency_key for request in provider.requests] == ["local|k1|1", "local|k1|2"]
