@@ -14,6 +14,7 @@ from coordinator.providers.openai_wire import (
     Answer,
     WireError,
     decode_answer,
+    error_word,
     reported_error,
     request_body,
     result_of,
@@ -40,6 +41,7 @@ class OpenAICompatibleProvider:
             key=ApiKey(config.key_name) if config.key_name else None,
             limits=limits or HttpLimits(),
             environ=environ,
+            error_word=error_word,
         )
 
     async def start(self) -> None:
