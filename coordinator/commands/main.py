@@ -473,9 +473,9 @@ def ledger_backup(
             hint="copy a PostgreSQL ledger with pg_dump, which sees one state of it",
         )
     copy_file(ledger_path(config), output)
+    _print_verified(verify_file(output), json_lines)
     if not json_lines:
         print(f"wrote {output}")
-    _print_verified(verify_file(output), json_lines)
 
 
 @config_app.command("check")
