@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from coordinator.providers.provider import CloudProvider, ProviderError, Provide
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.types import Message
 from tests.engine.tiny_gguf import write_tiny_model
-from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.scripted_provider import ScriptedAnswer, ScriptedProvider, record
 from tests.service import anthropic_traffic as traffic
 from tests.service.in_process import TOOLS
@@ -34,6 +34,7 @@ from tests.service.upstream_server import (
     tool_answer,
     tool_stream,
 )
+from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 TOOL_CALLS = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}]
 TOOL_ANSWER = tool_answer(TOOL_CALLS)
@@ -104,11 +105,11 @@ async def anthropic(folder: Path) -> AsyncIterator[CloudProvider]:
 
 
 @asynccontextmanager
-async def faulty(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield FaultyProvider(1, FaultRates(slow=1.0), latency_s=0.004)
+async def simulated(folder: Path) -> AsyncIterator[CloudProvider]:
+    yield SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}, slow_s=0.02))
 
 
-@pytest.fixture(params=[scripted, recorded, bundled, openai_compatible, anthropic, faulty])
+@pytest.fixture(params=[scripted, recorded, bundled, openai_compatible, anthropic, simulated])
 async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CloudProvider]:
     opener: Opener = request.param
     async with opener(tmp_path) as provider:
@@ -145,7 +146,7 @@ async def test_input_bound_is_never_below_the_billed_tokens(provider: CloudProvi
         assert usage is None or usage.input_tokens <= bound
 
 
-@pytest.mark.parametrize("provider", [scripted, bundled, openai_compatible, anthropic, faulty], indirect=True)
+@pytest.mark.parametrize("provider", [scripted, bundled, openai_compatible, anthropic, simulated], indirect=True)
 async def test_deadline_ends_a_slow_call(provider: CloudProvider) -> None:
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks("deadline", deadline_s=1e-6))
@@ -196,7 +197,7 @@ async def test_openai_fields_raise_the_input_bound_by_at_least_their_bytes(provi
     assert provider.input_token_bound(long) >= 5000
 
 
-@pytest.mark.parametrize("provider", [bundled, faulty], indirect=True)
+@pytest.mark.parametrize("provider", [bundled, simulated], indirect=True)
 async def test_provider_without_tool_support_declares_it(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == "this upstream cannot call tools"
     assert (

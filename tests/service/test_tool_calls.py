@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +18,6 @@ from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
-from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.scripted_provider import ScriptedProvider
 from tests.service import anthropic_traffic as traffic
 from tests.service.in_process import PRICE, call, connected, running_coordinator
@@ -32,6 +33,7 @@ from tests.service.upstream_server import (
     tool_answer,
     tool_stream,
 )
+from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": "zwölf"}'}},
@@ -180,8 +182,9 @@ async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equiv
     assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"
 
 
-def test_only_upstreams_that_can_call_tools_are_asked() -> None:
-    providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
+async def test_only_upstreams_that_can_call_tools_are_asked() -> None:
+    plain = SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}))
+    providers: dict[str, Any] = {"plain": plain, "able": ScriptedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
     table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})
     assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]
