@@ -18,9 +18,8 @@ from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
-from tests.scripted_provider import ScriptedProvider
 from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import PRICE, call, connected, running_coordinator
+from tests.service.in_process import PRICE, ProgrammedProvider, call, connected, running_coordinator
 from tests.service.upstream_server import (
     Behaviour,
     answers,
@@ -184,7 +183,7 @@ async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equiv
 
 async def test_only_upstreams_that_can_call_tools_are_asked() -> None:
     plain = SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}))
-    providers: dict[str, Any] = {"plain": plain, "able": ScriptedProvider()}
+    providers: dict[str, Any] = {"plain": plain, "able": ProgrammedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
     table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})
     assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]
