@@ -1,5 +1,5 @@
-"""Real processes under faults: a coordinator over SQLite, an HTTP upstream that misbehaves and keeps a log, devices under load, and a proxy
-that can cut them off. What the three logs say at the end goes to the same independent checker as in the simulation.
+"""Real processes under faults: a coordinator over SQLite, an HTTP upstream that misbehaves and keeps a log, and devices under load.
+What the three logs say at the end goes to the same independent checker as in the simulation.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy
+from tests.service.loopback import answering
 from tests.service.processes import CoordinatorProcess, command
 from tests.simulate.summary import note
 from tools.batch_client import BatchingClient
@@ -119,54 +120,6 @@ def _events(text: str, usage: tuple[int, int] | None) -> bytes:
 
 def _counted(usage: tuple[int, int] | None) -> dict[str, Any]:
     return {} if usage is None else {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
-
-
-class Proxy:
-    """Passes bytes between devices and the coordinator's socket. `stalled`: keeps them; `cut`: breaks and refuses connections."""
-
-    def __init__(self, target: Path) -> None:
-        self.address = ""
-        self.passing = asyncio.Event()
-        self.passing.set()
-        self.refusing = False
-        self._target = target
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    def cut(self) -> None:
-        """Break every connection and refuse new ones, until `heal`."""
-        self.refusing = True
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-    def heal(self) -> None:
-        """Pass everything again."""
-        self.refusing = False
-        self.passing.set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        try:
-            if self.refusing:
-                return
-            far_reader, far_writer = await asyncio.open_unix_connection(self._target)
-            self._writers |= {writer, far_writer}
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                await self.passing.wait()
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-            self._writers.discard(writer)
 
 
 class Rig:
@@ -286,33 +239,13 @@ def _open_files(pid: int) -> int:
 async def rig(folder: Path, seed: int = 1, devices: int = 3) -> AsyncIterator[Rig]:
     """A rig whose upstream listens; its coordinator is not started yet."""
     upstream = MisbehavingUpstream(random.Random(seed))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", upstream.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    made = Rig(folder, upstream, seed, devices)
-    try:
-        yield made
-    finally:
-        await made.aclose()
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def proxied(made: Rig) -> AsyncIterator[Proxy]:
-    """A proxy between the devices that start from now on and the coordinator."""
-    proxy = Proxy(Path(made.process.address.removeprefix("unix:")))
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    made.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield proxy
-    finally:
-        proxy.heal()
-        proxy.cut()
-        server.close()
+    async with answering("/v1/chat/completions", upstream.handle) as url:
+        upstream.base_url = f"{url}/v1"
+        made = Rig(folder, upstream, seed, devices)
+        try:
+            yield made
+        finally:
+            await made.aclose()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.failpoints import NAMES
-from tests.faults.rig import Rig, locked, proxied, rig
+from tests.faults.rig import Rig, locked, rig
+from tests.service.loopback import proxied
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, sockets and limits of POSIX")
 LIES = ("break", "garbage", "error", "reject", "busy", "no_usage", "hang")
@@ -94,7 +95,8 @@ async def test_faulty_upstream_full_disk_and_locked_database_cause_no_wrong_char
 
 
 async def test_stalled_and_cut_partitions_lose_no_reply_and_charge_nothing_twice(tmp_path) -> None:
-    async with rig(tmp_path, seed=3) as made, proxied(made) as proxy:
+    async with rig(tmp_path, seed=3) as made, proxied(Path(made.address.removeprefix("unix:"))) as proxy:
+        made.address = proxy.address
         made.upstream.mood = LIES
         await made.start()
         made.load()

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from tests.service.loopback import answering
 from tests.service.warm_commands import run_command
 
 START_TIMEOUT_S = 60.0
@@ -56,17 +57,9 @@ class FakeUpstream:
 async def fake_upstream() -> AsyncIterator[FakeUpstream]:
     """An upstream on a loopback port."""
     upstream = FakeUpstream()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", upstream.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
+    async with answering("/v1/chat/completions", upstream.handle) as url:
+        upstream.base_url = f"{url}/v1"
         yield upstream
-    finally:
-        await runner.cleanup()
 
 
 def settings_for(server: FakeUpstream, **changes: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from coordinator.config import CoordinatorConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
 from tests.service.in_process import call, connected
+from tests.service.loopback import answering
 from tests.service.processes import FakeUpstream, fake_upstream, good_reply, settings_for
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -47,16 +48,9 @@ class Collector:
 
 @asynccontextmanager
 async def collector() -> AsyncIterator[Collector]:
-    it, app = Collector(), web.Application()
-    app.router.add_post("/v1/traces", it.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    it = Collector()
+    async with answering("/v1/traces", it.take) as it.url:
         yield it
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderRequest
 from edge.core.types import Message
+from tests.service.loopback import answering
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SECRET_PROMPT = "the secret prompt"
@@ -144,14 +145,6 @@ async def running_upstream(behaviour: Behaviour) -> AsyncIterator[Upstream]:
         upstream.headers.append(dict(request.headers))
         return await behaviour(request)
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
+    async with answering("/v1/chat/completions", handle) as url:
+        upstream.base_url = f"{url}/v1"
         yield upstream
-    finally:
-        await runner.cleanup()
