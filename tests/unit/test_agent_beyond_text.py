@@ -22,15 +22,6 @@ def world_of(tmp_path: Path, **options: Any) -> World:
     return World(tmp_path / "state", script=[local_answer(5)], **options)
 
 
-@pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
-async def test_tools_are_sent_to_the_cloud_immediately_and_unchanged(tmp_path: Path, mode: str) -> None:
-    world = world_of(tmp_path, mode=mode)
-    record, _ = await world.ask(beyond=TOOLS)
-    assert (record.source, record.local_text, record.completion_tokens) == ("cloud", "", 0)
-    assert record.reason == "tools: only the cloud follows this"
-    assert [call.openai_json for call in world.client.calls] == [SENT]
-
-
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, refusal: Any) -> None:
@@ -38,16 +29,6 @@ async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, 
     world.client.fail_next("stream_complete", refusal)
     with pytest.raises(Unsupported if isinstance(refusal, InvalidRequest) else type(refusal), match=str(refusal)):
         await world.ask(beyond=TOOLS)
-
-
-@pytest.mark.parametrize(
-    "options", [{"mode": "local-only"}, {"switched_off": "switched off"}, {"switched_off": "off", "mode": "cloud-only"}]
-)
-async def test_tools_are_refused_before_any_text_where_the_cloud_is_not_asked(tmp_path: Path, options: Any) -> None:
-    world = world_of(tmp_path, **options)
-    with pytest.raises(Unsupported) as caught:
-        await world.ask(beyond=TOOLS)
-    assert (caught.value.parameter, world.client.calls) == ("tools", [])
 
 
 async def test_optional_tools_are_sent_only_when_the_model_asks(tmp_path: Path) -> None:
