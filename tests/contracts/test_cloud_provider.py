@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -95,13 +94,15 @@ async def openai_compatible(folder: Path) -> AsyncIterator[CloudProvider]:
 
 @asynccontextmanager
 async def anthropic(folder: Path) -> AsyncIterator[CloudProvider]:
-    def choose(body: dict[str, Any]) -> traffic.Recording:
+    async def behave(request):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0.05)
+        body = await request.json()
         stream, whole = (
             (traffic.TOOL_STREAM, traffic.TOOL_MESSAGE) if "tools" in body else (traffic.WHOLE_STREAM, traffic.message())
         )
-        return [0.05, *(traffic.streamed(*stream) if body["stream"] else traffic.response("200 OK", whole))]
+        return await (sends(*stream) if body["stream"] else answers(whole))(request)
 
-    async with traffic.playing(choose=choose) as upstream:
+    async with traffic.playing(behave) as upstream:
         yield traffic.anthropic_provider(upstream.base_url)
 
 

@@ -168,7 +168,7 @@ async def test_model_refusal_is_returned_as_a_refusal() -> None:
 
 
 async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equivalent(tmp_path) -> None:
-    async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
+    async with traffic.playing(answers(traffic.TOOL_MESSAGE)) as upstream:
         provider: Any = traffic.anthropic_provider(upstream.base_url)
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
             result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)

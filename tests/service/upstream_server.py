@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,19 +132,19 @@ class Upstream:
 
     base_url: str
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def running_upstream(behaviour: Behaviour) -> AsyncIterator[Upstream]:
-    """Serve `behaviour` at /v1/chat/completions until the block ends."""
+async def running_upstream(behaviour: Behaviour, path: str = "/v1/chat/completions") -> AsyncIterator[Upstream]:
+    """Serve `behaviour` until the block ends."""
     upstream = Upstream("")
 
     async def handle(request: web.Request) -> web.StreamResponse:
         upstream.bodies.append(await request.json())
-        upstream.headers.append(dict(request.headers))
+        upstream.headers.append(request.headers.copy())
         return await behaviour(request)
 
-    async with answering("/v1/chat/completions", handle) as url:
+    async with answering(path, handle) as url:
         upstream.base_url = f"{url}/v1"
         yield upstream
