@@ -22,6 +22,7 @@ from tests.service.processes import (
     is_running,
     settings_for,
 )
+from tests.until import until
 
 CHARGE_UUSD = 10 + 2 * 5
 
@@ -129,9 +130,7 @@ async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, ups
         upstream.reply = sometimes_slow
         calls = [call(f"k{number}", f"q{number}") for number in range(20)]
         asking = [asyncio.create_task(client.complete(each, 30.0)) for each in calls]
-        async with asyncio.timeout(60):
-            while len(upstream.keys) < 12:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(upstream.keys) >= 12)
         await child.kill_9()
         await asyncio.gather(*asking, return_exceptions=True)
         upstream.reply = good_reply
@@ -176,9 +175,7 @@ async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
     await client.aclose()
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(30):
-        while is_running(pid):
-            await asyncio.sleep(0.05)
+    await until(lambda: not is_running(pid))
     await verify(child)
 
 

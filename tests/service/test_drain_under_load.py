@@ -16,6 +16,7 @@ from tests.service.in_process import call
 from tests.service.metrics_page import scraped, value
 from tests.service.processes import balances, command, coordinator_process, fake_upstream, good_reply, settings_for
 from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verify
+from tests.until import until
 
 DEVICES = 12
 
@@ -126,12 +127,6 @@ def assert_checkpointed(state: Path) -> None:
 async def received(manager: socket.socket) -> str:
     async with asyncio.timeout(60):
         return (await asyncio.get_running_loop().sock_recv(manager, 4096)).decode()
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def not_serving(address: str) -> None:

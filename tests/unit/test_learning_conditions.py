@@ -32,6 +32,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.probe import ScriptedProbe
 from tests.simulate.fleet_worlds import in_virtual_time
 from tests.unit.agent_world import World
+from tests.until import until
 
 MAINS, BATTERY = Readings(on_mains=True, battery_percent=80.0), Readings(on_mains=False, battery_percent=80.0)
 
@@ -194,9 +195,7 @@ async def test_stop_ends_the_wait_of_an_agent_and_its_status_has_the_reason(tmp_
     world = World(tmp_path, conditions=MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn())
-        async with asyncio.timeout(30):
-            while not agent.status().waiting:
-                await asyncio.sleep(0.01)
+        await until(lambda: agent.status().waiting)
         status = agent.status()
         agent.request_stop()
         finished = await learning
