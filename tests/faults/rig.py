@@ -21,6 +21,7 @@ from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy
 from tests.service.loopback import answering
 from tests.service.processes import CoordinatorProcess, command
+from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
 from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
@@ -106,20 +107,18 @@ class MisbehavingUpstream:
 
 def _completion(text: str, usage: tuple[int, int] | None) -> dict[str, Any]:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    return {"id": "up", "choices": [choice], **_counted(usage)}
+    return completion(choices=[choice], usage=_counted(usage))
 
 
 def _events(text: str, usage: tuple[int, int] | None) -> bytes:
     """The answer as server-sent events, in two pieces."""
     middle = len(text) // 2
-    pieces = [(text[:middle], None), (text[middle:], "stop")]
-    events = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": end}]} for piece, end in pieces]
-    lines = [json.dumps({"id": "up", **event}) for event in [*events, {"choices": [], **_counted(usage)}]]
-    return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
+    events = [delta(text[:middle]), delta(text[middle:], "stop"), event(id="up", choices=[], usage=_counted(usage))]
+    return b"".join([*events, b"data: [DONE]\n\n"])
 
 
-def _counted(usage: tuple[int, int] | None) -> dict[str, Any]:
-    return {} if usage is None else {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
+def _counted(usage: tuple[int, int] | None) -> dict[str, int] | None:
+    return usage and {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
 
 
 class Rig:

@@ -53,7 +53,15 @@ async def test_request_missing_on_the_cassette_was_not_executed(tmp_path: Path) 
     assert (failed.value.kind, failed.value.executed) == ("not_recorded", False)
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}'])
+USAGE_BELOW_NOTHING = (
+    '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": ""}}'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "[]", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}', USAGE_BELOW_NOTHING],
+)
 async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "c.jsonl").write_text(f"\n{line}\n")
     with pytest.raises(ConfigError, match=r"c\.jsonl:2"):
