@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from coordinator.providers.recorded import RecordedProvider
 from edge.core.errors import ConfigError
 from edge.core.types import Message, TokenUsage
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer
-from tests.service.in_process import ProgrammedProvider
+from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider
 
 
 def asks(content: str = "a private question", key: str = "k", **changes: object) -> ProviderRequest:
@@ -68,3 +69,10 @@ async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path
         await player(tmp_path / "c.jsonl").start()
     with pytest.raises(ConfigError, match="cannot be read"):
         await player(tmp_path / "none.jsonl").start()
+
+
+async def test_requests_with_and_without_tools_are_told_apart(tmp_path: Path) -> None:
+    await record(tmp_path / "c.jsonl", replace(asks(), openai_json=TOOLS), ProgrammedProvider())
+    assert (await player(tmp_path / "c.jsonl").complete(replace(asks(), openai_json=TOOLS))).beyond_text == CALLED
+    with pytest.raises(ProviderError, match="no answer"):
+        await player(tmp_path / "c.jsonl").complete(asks())
