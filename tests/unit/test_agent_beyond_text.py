@@ -31,6 +31,16 @@ async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, 
         await world.ask(beyond=TOOLS)
 
 
+@pytest.mark.parametrize(
+    "options", [{"mode": "local-only"}, {"switched_off": "switched off"}, {"switched_off": "off", "mode": "cloud-only"}]
+)
+async def test_tools_are_refused_before_any_text_where_the_cloud_is_not_asked(tmp_path: Path, options: Any) -> None:
+    world = world_of(tmp_path, **options)
+    with pytest.raises(Unsupported) as caught:
+        await world.ask(beyond=TOOLS)
+    assert (caught.value.parameter, world.client.calls) == ("tools", [])
+
+
 async def test_optional_tools_are_sent_only_when_the_model_asks(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     record, _ = await world.ask(beyond=BeyondText(SENT))
