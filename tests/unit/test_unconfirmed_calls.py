@@ -16,14 +16,10 @@ from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnkn
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import World, always_asks
 from tests.until import until
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
-
-
-def always_asks(messages: Any, sampling: Any, seed: int) -> str:
-    return local_answer(3) if sampling.suppress_help else HELP
 
 
 @pytest.fixture
