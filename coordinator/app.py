@@ -167,7 +167,7 @@ class Coordinator:
         try:
             changes = self.reload(read())
         except EdgeError as error:
-            log.error("the configuration stays as it was: %s", error)
+            log.error("the configuration stays as it was: %s", error.with_hint)
         else:
             log.warning("configuration read again: %s", changes)
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _invoke(arguments)
     except EdgeError as error:
-        return _fail(f"{error}; {error.hint}" if error.hint else str(error), error.exit_code)
+        return _fail(error.with_hint, error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -38,6 +38,7 @@ TESTS = {
 """The files of tests that answer for a part of the product, the likeliest first."""
 ADVANTAGES, DUAL, REWARD = "edge/dagrpo/advantages.py", "edge/dagrpo/dual.py", "edge/dagrpo/reward.py"
 LEDGER, ACCOUNTS, VERIFY = (f"coordinator/ledger/{name}.py" for name in ("transitions", "accounts", "verify"))
+TABLES = "coordinator/ledger/tables.py"
 BUDGETS, FAIRNESS, DIAL = "coordinator/ledger/budgets.py", "coordinator/ledger/fairness.py", "edge/budget/dial.py"
 REGISTRY, NAMES, NUMBERS = (f"edge/privacy/{name}.py" for name in ("registry", "placeholders", "numbers"))
 CHECKPOINTS, SESSION, STEP = (f"edge/learning/{name}.py" for name in ("checkpoints", "session", "step"))
@@ -66,6 +67,8 @@ MUTANTS = [
     (LEDGER, "charged = attempt.hold if charge is None else", "charged = Amount() if charge is None else"),
     (ACCOUNTS, "self.reserved.minus(hold), self.set_aside", "self.reserved, self.set_aside"),
     (ACCOUNTS, "None if limit is None else max(limit, value)", "limit"),
+    (TABLES, '"step", "prompt_id"))', '"step", "prompt_id", "updated_ms"))'),
+    (TABLES, '"epoch", "lease_ms"))', '"epoch", "lease_ms", "state"))'),
     (BUDGETS, "base[row.scope] = {**base[row.scope], **dict(row.changes)}", "base[row.scope] = base[row.scope]"),
     (BUDGETS, "if tightest is None or left < tightest[0]:", "if tightest is None:"),
     (FAIRNESS, "if sum(target - own for own in below) <= free:", "if True:"),

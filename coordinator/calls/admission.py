@@ -107,8 +107,8 @@ class Gate:
 
 
 class Turnstile:
-    """At most `most` inside; nobody waits. Nobody has more inside than one place above what is left free, so that one who takes all
-    that he may leaves half, and n of them leave a part in n + 1: whoever comes new finds a place.
+    """Limits how many are inside at once; nobody waits. A caller may enter while it has no more inside than places are free. So one
+    caller takes about half, n callers about n / (n + 1), and a new caller always finds a place.
     """
 
     def __init__(self, what: str, most: int) -> None:

@@ -77,7 +77,7 @@ class Breaker:
         return Pass(self._period, probe)
 
     def leave(self, passed: Pass, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
-        """Tell how the call of a pass went; exactly once per pass. `retry_after_s` is when the upstream wants to be asked again."""
+        """Report how the call of a pass went; exactly once per pass. `retry_after_s` is when the upstream wants to be asked again."""
         if passed.probe:
             self._probing = False
         if outcome is Outcome.BAD and retry_after_s:

@@ -344,8 +344,7 @@ class Broker:
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
-            why = f": {error.hint}" if error.hint else ""
-            log.warning("upstream %s gave no answer (%s)%s", attempt.upstream.alias, error.kind, why)
+            log.warning("upstream %s gave no answer (%s): %s", attempt.upstream.alias, error.kind, error.with_hint)
             resolution = await self._settled(partial(self._resolve_failure, job, attempt, error))
             failure = _failure(resolution.call, error.retry_after_s)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
@@ -369,7 +368,7 @@ class Broker:
             device=job.device,
             key=job.call.call_key,
             attempt=attempt.number,
-            charge=attempt.quote.hold if usage is None else attempt.quote.charge(usage),
+            charge=attempt.quote.charge(usage),
             input_tokens=usage.input_tokens if usage else 0,
             output_tokens=usage.output_tokens if usage else 0,
             text=result.text,
@@ -387,8 +386,7 @@ class Broker:
             return self._store.refund(device, key, attempt.number, error.kind, now)
         if error.executed is None:
             return self._store.doubt(device, key, attempt.number, error.kind, now)
-        charge = attempt.quote.charge(error.usage) if error.usage else None
-        return self._store.fail(device, key, attempt.number, error.kind, charge, now)
+        return self._store.fail(device, key, attempt.number, error.kind, attempt.quote.charge(error.usage), now)
 
     def _doubt(self, job: Job, attempt: _Attempt, reason: str) -> Awaitable[Resolution]:
         return self._store.doubt(job.device, job.call.call_key, attempt.number, reason, self._clock.now())

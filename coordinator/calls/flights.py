@@ -46,7 +46,7 @@ class Progress:
         self._started = False
 
     def started(self) -> None:
-        """The hold is durable; the upstream is asked now. Told once, also when a second upstream is asked."""
+        """The hold is durable; the upstream is asked now. Reported once, also when a second upstream is asked."""
         if not self._started:
             self._started = True
             self.pieces.put_nowait("")

@@ -34,9 +34,9 @@ class Quote:
     price: Price
     hold: Amount
 
-    def charge(self, usage: TokenUsage) -> Amount:
-        """What the call costs once its usage is known."""
-        return self.price.charge(usage)
+    def charge(self, usage: TokenUsage | None) -> Amount:
+        """What the call costs by its usage; the hold where none is known, or one without input tokens, which no call has."""
+        return self.price.charge(usage) if usage is not None and usage.input_tokens > 0 else self.hold
 
 
 @dataclass(frozen=True, slots=True)

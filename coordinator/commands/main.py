@@ -254,7 +254,7 @@ def _set_disabled(settings: Settings, device: str, disabled: bool, json_lines: b
     print_result(as_json(record), device_line(record), as_json=json_lines)
     if disabled and not (json_lines or record.last_seen_ms or device in config.auth.devices):
         print(
-            f"note: no device called {device!r} is known; it is refused should one come (`edge-coordinator devices` lists them)"
+            f"note: no device called {device!r} has registered; it is refused should one come (`edge-coordinator devices` lists them)"
         )
 
 
@@ -474,6 +474,8 @@ def ledger_backup(
         )
     copy_file(ledger_path(config), output)
     _print_verified(verify_file(output), json_lines)
+    if not json_lines:
+        print(f"wrote {output}")
 
 
 @config_app.command("check")
@@ -483,18 +485,32 @@ def config_check(
     *,
     settings: Settings,
     json_lines: Json = False,
-) -> None:
-    """Check a configuration file; exit code 1 with file and line when something is wrong, 2 for a wrong option."""
+) -> int:
+    """Check a configuration file; exit code 1 with file and line of all that is wrong, 2 for a wrong option."""
     from coordinator.app import build_upstreams, check_security, notes_on
     from coordinator.commands.addresses import check_listening
-    from coordinator.redact import redacted_data
+    from coordinator.config import CoordinatorConfig
+    from coordinator.redact import redacted, redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
+    from edge.config.loader import problems
 
     if file and settings.config_file:
         raise UsageError("two files to check", hint="give FILE or --config FILE")
     settings = replace(settings, config_file=file or settings.config_file)
-    resolved = settings.resolve()
+    try:
+        resolved = settings.resolve()
+    except UsageError:
+        raise
+    except ConfigError:
+        found = problems(
+            CoordinatorConfig, files=[settings.config_file] if settings.config_file else [], sets=settings.sets or ()
+        )
+        if len(found) < 2 or json_lines:
+            raise
+        for problem in found:
+            print(f"error: {redacted(' '.join(problem.text.split()))}", file=sys.stderr)
+        return 1
     config = resolved.config
     try:
         check_listening(config)
@@ -519,6 +535,7 @@ def config_check(
     ]
     lines = (f"{settings.config_file or 'defaults'}: ok", *(f"note: {note}" for note in notes))
     print_result(value, lines, as_json=json_lines)
+    return 0
 
 
 @config_app.command("show")

@@ -53,4 +53,4 @@ class Upkeep:
             if purge:
                 await self._store.purge_results(now - self._config.service.answers_kept_s, now)
         except EdgeError as error:
-            log.error("upkeep: %s", error)
+            log.error("upkeep: %s", error.with_hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.ledger.verify import LedgerRows, VerifyReport
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 
@@ -29,6 +31,7 @@ def ledger_path(config: CoordinatorConfig) -> Path:
 
 async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
     """The configured ledger, with the limits of earlier versions taken in. Raises StateError, ConfigError."""
+    from coordinator.ledger.accounts import amount_text
     from coordinator.ledger.budgets import limits_of_file, take_limits_file
 
     folder = config.state_folder
@@ -53,6 +56,11 @@ async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
 
         store = await SqliteLedgerStore.open(ledger_path(config), clock.now())
     await take_limits_file(store, folder, clock.now())
+    if store.recovered:
+        calls = amount_text("calls", len(store.recovered))
+        charged = amount_text("uusd", sum(each.attempt.charged.uusd for each in store.recovered))
+        listed = "`edge-coordinator calls --in-state in_doubt` lists them"
+        log.warning("%s of an earlier run had no end and cost their hold, %s; %s", calls, charged, listed)
     return store
 
 

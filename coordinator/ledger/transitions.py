@@ -302,7 +302,7 @@ class Ledger:
         if attempt.state is not CallState.DISPATCHED:
             return Resolution(False, call, attempt)
         charge = settlement.charge.capped(attempt.hold)
-        text, beyond_text = (told.encode("utf-8", "replace").decode() for told in (settlement.text, settlement.beyond_text))
+        text, beyond_text = (part.encode("utf-8", "replace").decode() for part in (settlement.text, settlement.beyond_text))
         answered = replace(
             call,
             input_tokens=settlement.input_tokens,
@@ -663,8 +663,8 @@ class Ledger:
         for row in rows:
             self._tables.calls.put(replace(row, result=None, beyond_text=""))
         for start in range(0, len(rows), PURGED_IN_ENTRY):
-            told = [[row.device, row.key] for row in rows[start : start + PURGED_IN_ENTRY]]
-            self._journal(now, "purge", {"calls": told})
+            calls = [[row.device, row.key] for row in rows[start : start + PURGED_IN_ENTRY]]
+            self._journal(now, "purge", {"calls": calls})
         return len(rows)
 
     def _meet_task(self, request: ReserveRequest | OpenStepRequest) -> TaskRow:
@@ -729,8 +729,8 @@ def milliseconds(seconds: float) -> int:
 
 def answer_digest(text: str, beyond_text: str) -> str:
     """What the journal keeps of an answer: sha256 as hex of its UTF-8 bytes; of both as a JSON array where it is more than a text."""
-    told = json.dumps([text, beyond_text], separators=(",", ":")) if beyond_text else text
-    return hashlib.sha256(told.encode()).hexdigest()
+    answer = json.dumps([text, beyond_text], separators=(",", ":")) if beyond_text else text
+    return hashlib.sha256(answer.encode()).hexdigest()
 
 
 def step_credit(factor: float | None, target_rate: float, planned_prompts: int) -> int | None:

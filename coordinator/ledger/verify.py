@@ -231,8 +231,8 @@ class Replay:
             target = limit * ppm // (members * 1_000_000) if ppm and members and limit is not None else 0
             floor.append(_greatest_floor(target, members_used, 0 if limit is None else limit - used[unit]))
             aside.append(sum(max(0, floor[-1] - own) for own in members_used))
-        told = [data.get("floor", [0, 0, 0]), data.get("set_aside", [0, 0, 0])]
-        self._require(told == [floor, aside], f"floor and set-aside {told} where {[floor, aside]} follow")
+        written = [data.get("floor", [0, 0, 0]), data.get("set_aside", [0, 0, 0])]
+        self._require(written == [floor, aside], f"floor and set-aside {written} where {[floor, aside]} follow")
         row.update(floor_ppm=ppm, members=members, floor=floor, set_aside=aside)
         self._check_limits(row)
 
@@ -392,8 +392,8 @@ class Replay:
         self._require(not row["closed"], "the step was closed before")
         price = self._enter_price(data, row["price"], data["total_units"], []) if row["price"] else None
         before, round_units = (price["dual"], price["units"]) if price else (row["dual"], 0)
-        told = (data.get("dual_before", row["dual"]), data.get("round_units", 0))
-        self._require(told == (before, round_units), f"started from {told} where {(before, round_units)} follow")
+        written = (data.get("dual_before", row["dual"]), data.get("round_units", 0))
+        self._require(written == (before, round_units), f"started from {written} where {(before, round_units)} follow")
         rate = data["help_units"] / data["total_units"]
         lr = float.fromhex(row["dual_lr"])
         lr = shared_lr(lr, min(data["total_units"], MOST_ROUND_UNITS), round_units) if round_units else lr

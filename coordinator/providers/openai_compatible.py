@@ -14,6 +14,7 @@ from coordinator.providers.openai_wire import (
     Answer,
     WireError,
     decode_answer,
+    error_word,
     reported_error,
     request_body,
     result_of,
@@ -40,6 +41,7 @@ class OpenAICompatibleProvider:
             key=ApiKey(config.key_name) if config.key_name else None,
             limits=limits or HttpLimits(),
             environ=environ,
+            error_word=error_word,
         )
 
     async def start(self) -> None:
@@ -116,4 +118,4 @@ def _finished(answer: Answer) -> ProviderResult:
 
 
 def _garbage(message: str, answer: Answer) -> ProviderError:
-    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer), hint=message)
+    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer))

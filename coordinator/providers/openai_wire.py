@@ -182,6 +182,20 @@ _report_decoder = msgspec.json.Decoder(_Report)
 
 def reported_error(data: bytes | bytearray, prompts: Iterable[str]) -> str | None:
     """The upstream's words for an error that this JSON reports ("": it has none that may be repeated); None where it reports none."""
+    error = _error_in(data)
+    if error is None:
+        return None
+    word, message = _word_of(error), _message(error.get("message"), prompts)
+    return f"{word}: {message}" if word and message else word or message
+
+
+def error_word(body: bytes) -> str:
+    """The code or type of the error that a body reports, "" where it has none; never its free text, which may repeat a prompt."""
+    return _word_of(_error_in(body) or {})
+
+
+def _error_in(data: bytes | bytearray) -> dict[str, Any] | None:
+    """The error that JSON reports, by its fields' names; None where it reports none."""
     if _MAY_REPORT not in data:
         return None
     try:
@@ -189,16 +203,15 @@ def reported_error(data: bytes | bytearray, prompts: Iterable[str]) -> str | Non
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if report.object == "error":
-        return _words({"message": report.message, "code": report.code, "type": report.type}, prompts)
-    return None if report.error is None else _words(report.error, prompts)
+        return {"message": report.message, "code": report.code, "type": report.type}
+    if report.error is None or isinstance(report.error, dict):
+        return report.error
+    return {"message": report.error}
 
 
-def _words(error: Any, prompts: Iterable[str]) -> str:
-    fields = error if isinstance(error, dict) else {"message": error}
-    names = [str(fields.get(name)) for name in ("code", "type") if isinstance(fields.get(name), str | int)]
-    word = next((name for name in names if _WORD.fullmatch(name)), "")
-    message = _message(fields.get("message"), prompts)
-    return f"{word}: {message}" if word and message else word or message
+def _word_of(error: dict[str, Any]) -> str:
+    names = [str(error.get(name)) for name in ("code", "type") if isinstance(error.get(name), str | int)]
+    return next((name for name in names if _WORD.fullmatch(name)), "")
 
 
 def _message(message: Any, prompts: Iterable[str]) -> str:

@@ -161,7 +161,7 @@ class Authenticator:
 
     def _note_failure(self, facts: CallFacts, error: Unauthenticated) -> None:
         if self.limiter.note_failure(facts.peer):
-            log.warning("refused a credential from %s: %s", facts.peer, error)
+            log.warning("refused a credential from %s: %s", facts.peer, error.with_hint)
 
     def require_current(self, identity: Identity) -> None:
         """Hold what an identity showed to time and epoch again, as an open stream needs it; no signature is checked.

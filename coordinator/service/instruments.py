@@ -188,6 +188,7 @@ class MeasuredStore(LedgerStore):
             "close_step": self._closed,
             "get_budget": lambda *_: None,
         }
+        self._swept(inner.recovered, 0.0)
 
     async def transact(self, work: Callable[[Ledger], T]) -> T:
         """The inner store's."""

@@ -152,7 +152,7 @@ def json_reply(value: Any, status: int = 200) -> web.Response:
 
 def _refusal(error: CoordinatorError) -> web.Response:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
-    reply = json_reply({"error": f"{error}; {error.hint}" if error.hint else str(error), "reason": error.reason}, status)
+    reply = json_reply({"error": error.with_hint, "reason": error.reason}, status)
     if status == 401:
         reply.headers["www-authenticate"] = "Bearer"
     return reply

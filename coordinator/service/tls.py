@@ -68,7 +68,7 @@ class ServerCertificates:
             self._seen = stamp
             fresh = self._load()
         except ConfigError as error:
-            log.error("the server certificate was not changed: %s", error)
+            log.error("the server certificate was not changed: %s", error.with_hint)
             return None
         log.info("the server certificate was read again")
         return fresh
@@ -82,7 +82,8 @@ class ServerCertificates:
             found = [path.stat() for path in self._paths()]
         except OSError as error:
             raise ConfigError(
-                f"cannot read {error.filename}: {error.strerror}", hint="see `edge-coordinator pki --help`"
+                f"cannot read {Path(error.filename).absolute()}: {error.strerror}",
+                hint="paths count from the folder it is started in; `edge-coordinator pki init` makes certificates",
             ) from error
         return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from edge.cloud.client import LOST_REASONS, why_away
+from edge.cloud.client import LOST_REASONS
 from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, OutcomeUnknown
 from edge.rpc.client import CallProgress, CloudCompletion
 from edge.state.feedback import Feedback
@@ -68,7 +68,7 @@ async def _ledger(record: Mapping[str, Any], get_call: GetCall | None, why_nobod
         found = await get_call(str(record["call_key"]))
     except CoordinatorError as error:
         if isinstance(error, CoordinatorUnavailable) and error.reason in LOST_REASONS | {"DEADLINE_EXCEEDED"}:
-            return {**recorded, "note": f"the coordinator cannot be asked: {why_away(error)}"}
+            return {**recorded, "note": f"the coordinator cannot be asked: {error.with_hint}"}
         states = (
             (NotFound, "unknown"),
             (CallInProgress, CallProgress.RUNNING.value),

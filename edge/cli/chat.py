@@ -136,7 +136,7 @@ class Conversation:
         except EdgeError as error:
             if isinstance(error, UsageError) and not self._lenient:
                 raise
-            text = f"error: {one_line(f'{error}; {error.hint}' if error.hint else error)}"
+            text = f"error: {one_line(error.with_hint)}"
             self._report({"error": str(error), "hint": error.hint}, [text])
         return True
 

@@ -48,7 +48,7 @@ def ending(command: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except EdgeError as error:
-        return _fail(f"{error}; {error.hint}" if error.hint else str(error), error.exit_code)
+        return _fail(error.with_hint, error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

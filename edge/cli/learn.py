@@ -69,7 +69,9 @@ def command(
             summary = asyncio.run(learning)
         except asyncio.CancelledError:
             return INTERRUPTED
-    if not json:
+    if not json and not summary["phases"]:
+        print(f"no step was finished; the same command goes on with it (run folder {folder})", flush=True)
+    elif not json:
         lines = list(summary_lines(summary, folder, cloud_name(resolved.config)))
         print("\n".join([*lines, f"to measure it: edge-agent eval --run {folder}"]), flush=True)
     return INTERRUPTED if summary["reason"] == "stopped" else 0

@@ -37,11 +37,6 @@ LOST_REASONS = frozenset({"UNREACHABLE", "CONNECTION_LOST", "DRAINING"})
 """The coordinator itself is away; with any other reason it has answered, and what is behind it failed."""
 
 
-def why_away(error: CoordinatorUnavailable) -> str:
-    """One line: what is wrong, and what to do where that is known."""
-    return f"{error}; {error.hint}" if error.hint else str(error)
-
-
 @dataclass(frozen=True, slots=True)
 class KnownBudget:
     """A task's budget as the coordinator reported it, and when (seconds since the epoch)."""
@@ -152,7 +147,7 @@ class WatchedClient:
             yield
         except CoordinatorUnavailable as error:
             if error.reason in LOST_REASONS:
-                self.lost(why_away(error))
+                self.lost(error.with_hint)
             elif error.reason != "DEADLINE_EXCEEDED":
                 self.reached()
             raise
@@ -338,7 +333,7 @@ class CoordinatorLink:
                 if self._state.terms(terms.task) is None:
                     self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
         except CoordinatorUnavailable as error:
-            self.client.lost(why_away(error))
+            self.client.lost(error.with_hint)
 
     async def hold_to(self, limits: Mapping[str, Any]) -> None:
         """Have the embedded coordinator hold this device to other limits; when this returns, it does, or will from its next start.

@@ -270,8 +270,9 @@ def _near_text(keys: Sequence[Key], prefix: str) -> str:
     near = [
         *difflib.get_close_matches(wanted, paths, n=1, cutoff=0.85),
         *(key.path for name in close for key in keys if key.name == name),
-        *(key.path for key in keys if last and last in key.name),
-    ] or difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6)
+    ]
+    near = near or [key.path for key in keys if last and last in key.name]
+    near = near or difflib.get_close_matches(wanted, paths, n=MOST_NEAR, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(list(dict.fromkeys(near))[:MOST_NEAR])}?"
     return f"sections: {', '.join(key.path for key in keys if key.has_keys and not key.parent)}"

@@ -41,6 +41,11 @@ class EdgeError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def with_hint(self) -> str:
+        """What went wrong and what to do next, in one line."""
+        return f"{self}; {self.hint}" if self.hint else str(self)
+
 
 class UsageError(EdgeError):
     """Wrong use of a command or an argument out of range."""

@@ -127,4 +127,4 @@ def problem_of(error: Exception) -> RequestProblem:
                 "context_length_exceeded",
             )  # the cloud LLM's context cannot hold the prompt: asking again is pointless
     param = error.parameter if isinstance(error, Unsupported) else None
-    return RequestProblem(status, f"{error}; {error.hint}" if error.hint else str(error), code=code, param=param, headers=headers)
+    return RequestProblem(status, error.with_hint, code=code, param=param, headers=headers)

@@ -60,11 +60,12 @@ async def test_call_is_charged_what_it_used_and_no_hold_stays(tmp_path) -> None:
         assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_upstream_without_usage_is_charged_at_the_hold(tmp_path) -> None:
-    async def silent(request):
-        return ProviderResult("x", None, "u", "stop")
+@pytest.mark.parametrize("reported", [None, TokenUsage(0, 0), TokenUsage(0, 5)])
+async def test_an_answer_without_a_usage_that_can_be_is_charged_at_the_hold(tmp_path, reported: TokenUsage | None) -> None:
+    async def answer(request):
+        return ProviderResult("x", reported, "u", "stop")
 
-    async with running_coordinator(tmp_path, ProgrammedProvider(silent)), connected(tmp_path) as client:
+    async with running_coordinator(tmp_path, ProgrammedProvider(answer)), connected(tmp_path) as client:
         assert (await client.complete(call(), 5.0)).charged_uusd == HOLD_UUSD
 
 
@@ -150,12 +151,13 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
     assert len(provider.requests) == 1
 
 
-async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path) -> None:
+async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path, caplog) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         with pytest.raises(CoordinatorUnavailable) as caught:
             await client.complete(call(), 5.0)
         assert caught.value.reason == "UPSTREAM_FAILED" and await usage(store) == ((0, 0), (0, 0))
+        assert any("refused" in line and "scripted" in line for line in caplog.messages)  # what failed, not its word alone
         provider.behaviour = answer
         assert (await client.complete(call(), 5.0)).charged_uusd == CHARGE_UUSD
     assert [request.idempotency_key for request in provider.requests] == ["local|k1|1", "local|k1|2"]

@@ -77,6 +77,14 @@ def test_invalid_configuration_is_one_line_with_file_and_line(capsys, tmp_path, 
     assert (code, out) == (1, "") and err.count("\n") == 1 and str(file) in err and message in err and "secret" not in err
 
 
+def test_all_that_is_wrong_with_a_configuration_is_reported_by_line_and_without_secrets(capsys, tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("storge: {}\nlisten: 3\nstorage: {backend: postgres, dsn: 'postgresql://e:secret@h/d'}\n")
+    code, out, err = outcome(capsys, "config", "check", file)
+    assert (code, out) == (1, "") and "secret" not in err
+    assert [line.partition(":")[2].split(":")[1] for line in err.splitlines()] == ["1", "2", "3"]
+
+
 def test_valid_configuration_passes_with_a_note_on_missing_prices(capsys, tmp_path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(

@@ -101,7 +101,7 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
     code, out, err = await run("devices", "disable", "lamp", "--json")
     assert (code, err) == (0, "") and json.loads(out)["disabled"] is True
     out = (await run("devices", "disable", "lamp"))[1]
-    assert "lamp: agent unknown, no task, never seen, disabled" in out and "note: no device called 'lamp' is known" in out
+    assert "lamp: agent unknown, no task, never seen, disabled" in out and "note: no device called 'lamp' has registered" in out
     listed = (await run("devices", "disable", "lamp", "--set", "auth.devices.lamp.tasks=[math]"))[1]
     assert listed == "lamp: agent unknown, no task, never seen, disabled\n"
     code, out, err = await run("devices", "enable", "ghost")

@@ -139,6 +139,12 @@ async def test_upstream_refusal_was_not_executed_and_is_not_retried(status: int)
     assert (error.kind, error.executed, requests) == (f"http_{status}", False, 1)
 
 
+async def test_refusal_is_reported_with_the_upstreams_code_and_without_its_text() -> None:
+    refusal = {"message": f"cannot read {SECRET_PROMPT}", "type": "invalid_request_error", "code": "unsupported_parameter"}
+    error, _ = await failure(answers({"error": refusal}, 400), provider_request())
+    assert "(unsupported_parameter)" in str(error) and "cannot read" not in str(error)
+
+
 @pytest.mark.parametrize("status", [500, 503, 408])
 async def test_failing_upstream_possibly_executed_and_is_not_retried(status: int) -> None:
     error, requests = await failure(answers(b"oops", status), provider_request())

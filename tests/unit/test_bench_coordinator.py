@@ -81,12 +81,13 @@ def _round(**spent: float) -> dict[str, Any]:
 
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
-    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round()], "echo-http": [_round()]})
+    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round(service=0.5)], "echo-http": [_round()]})
     verdicts = {verdict.what: verdict for verdict in row.verdicts}
-    assert verdicts["Complete per core"].value == 3000.0
+    assert verdicts["CompleteBatch per core"].value == 3000.0
+    assert verdicts["Complete per core"].value == 0.5
     assert verdicts["Complete per core, times more"].value == 20.0
     assert verdicts["added p50, one call at a time"].value == 1.0
-    assert verdicts["CloseStep per core"].met is False
+    assert verdicts["GetBudget per core"].met is False
     assert row.missed
 
 

@@ -122,11 +122,11 @@ class Row:
 
     def at_least(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
         """A goal that large values meet."""
-        self.verdicts.append(Verdict(what, against, measured, f"≥ {bound:g}{unit}", value >= bound, value, bound))
+        self.verdicts.append(Verdict(what, against, measured, f"≥ {bound:.4g}{unit}", value >= bound, value, bound))
 
     def at_most(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
         """A goal that small values meet."""
-        self.verdicts.append(Verdict(what, against, measured, f"≤ {bound:g}{unit}", value <= bound, value, bound))
+        self.verdicts.append(Verdict(what, against, measured, f"≤ {bound:.4g}{unit}", value <= bound, value, bound))
 
     def without_goal(self, what: str, against: str, measured: str) -> None:
         """A measurement without a goal."""

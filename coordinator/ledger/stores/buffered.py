@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from coordinator.ledger.accounts import Amount, AttemptRow, CallRow, CallState, SetLimits
 from coordinator.ledger.journal import JournalEntry
-from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, told_to_others
+from coordinator.ledger.stores.changes import EVERYTHING, DeviceTask, seen_by_others
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,
@@ -256,7 +256,7 @@ class BufferedTables:
         taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
         self._changed.update((row.device, row.task) for row in taken.get(TASK, ()))
         for row in taken.get(BUDGET, ()):
-            self._changed.update(told_to_others(row))
+            self._changed.update(seen_by_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         changed, self._changed = self._changed, set()
         return Batch(taken, self._entries_under_way, changed)

@@ -16,7 +16,7 @@ _SHARED, _OF_TASK = "fleet", "fleet_task[task:"
 _NO_LIMITS = Limits()
 
 
-def told_to_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
+def seen_by_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
     """Whom the use of a budget concerns besides the device that used it, as a pair without a device: all devices of the task it is for, or
     all devices (EVERYTHING). Nobody where it is one device's, or limits nothing."""
     if not row.key.startswith(_SHARED) or row.limits == _NO_LIMITS:

@@ -82,7 +82,7 @@ class GroupCommitStore(LedgerStore):
     async def begin(self, now: float) -> None:
         """Note the new epoch and sweep what earlier ones left, in one commit. Raises what the disk says."""
         ledger, tables = self._loaded()
-        ledger.recover(now)
+        self.recovered = ledger.recover(now)
         tables.keep()
         batch = tables.take()
         batch.numbers = {"epoch": self._epoch, "stopped_cleanly": 0}

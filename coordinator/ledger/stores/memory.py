@@ -104,7 +104,7 @@ class MemoryLedgerStore(LedgerStore):
         self._epoch += 1
         self._buffered = BufferedTables(self.tables)
         self._ledger = Ledger(self._buffered, self._epoch)
-        self._run(lambda ledger: ledger.recover(now))
+        self.recovered = self._run(lambda ledger: ledger.recover(now))
 
     def break_down(self) -> None:
         """From now on every transaction fails with LEDGER_UNAVAILABLE."""

@@ -172,7 +172,8 @@ class PostgresLedgerStore(LedgerStore):
             asyncio.create_task(self._again(self._live, min(1.0, self._settings.replica_lease_s / 3)), name="ledger-heartbeat"),
             asyncio.create_task(self._again(partial(self._listen, ready), 0.2), name="ledger-listener"),
         ]
-        await self.transact(lambda ledger: ledger.recover(now), frozenset({(ORPHANED_ATTEMPTS, self._epoch)}))
+        orphans = frozenset({(ORPHANED_ATTEMPTS, self._epoch)})
+        self.recovered = await self.transact(lambda ledger: ledger.recover(now), orphans)
         await ready.wait()
 
     async def _leave(self) -> None:

@@ -15,7 +15,7 @@ import asyncpg
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores import postgres
 from coordinator.ledger.stores.migrations import LEDGER, postgres_version
-from coordinator.ledger.stores.postgres_statements import told
+from coordinator.ledger.stores.postgres_statements import restored
 from coordinator.ledger.tables import Table
 from edge.core.errors import StateError
 
@@ -63,7 +63,7 @@ class PostgresRows:
     def all(self, table: Table[Row]) -> Iterable[Row]:
         """All rows of a table, sorted by key."""
         rows = self._pages(f"SELECT {', '.join(table.columns)} FROM {table} ORDER BY {', '.join(table.key)}")  # noqa: S608 - names are ours
-        return (table.row(tuple(map(told, row))) for row in rows)
+        return (table.row(tuple(map(restored, row))) for row in rows)
 
     def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
         """Entries in order."""

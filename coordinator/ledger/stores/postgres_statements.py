@@ -146,7 +146,7 @@ class Fetched:
     def add(self, wants: Reach, asked: Sequence[tuple[Any, Table[Any]]], answers: Sequence[str | None]) -> None:
         """Take in the answer to `read_statement(wants)`."""
         for (subject, table), answer in zip(asked, answers, strict=True):
-            as_was: Callable[[Any], Any] = told if table is not JOURNAL else lambda value: value
+            as_was: Callable[[Any], Any] = restored if table is not JOURNAL else lambda value: value
             for record in msgspec.json.decode(answer) if answer else ():
                 row = table.row([as_was(record[name]) for name in table.columns])
                 key = table.key_of(row)
@@ -299,8 +299,8 @@ def _stored(value: Any) -> Any:
     return [_stored(part) for part in value] if isinstance(value, tuple | list) else value
 
 
-def told(value: Any) -> Any:
+def restored(value: Any) -> Any:
     """A stored value as it was."""
     if isinstance(value, str) and "\\" in value:
         return "\\".join(part.replace("\\0", "\0") for part in value.split("\\\\"))
-    return [told(part) for part in value] if isinstance(value, list) else value
+    return [restored(part) for part in value] if isinstance(value, list) else value

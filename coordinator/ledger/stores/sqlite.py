@@ -119,7 +119,7 @@ class SqliteDisk:
 
     def sync(self, batch: Batch, done: Done) -> None:
         """Write a batch as one transaction."""
-        self._work.put(lambda: self._write_and_tell(batch, done))
+        self._work.put(lambda: self._write_and_report(batch, done))
 
     async def close(self, *, clean: bool) -> None:
         """Write what is queued, mark the file as `clean`, and give the lock back. Safe to call twice."""
@@ -173,10 +173,10 @@ class SqliteDisk:
         if file.meta("epoch") and not file.meta("stopped_cleanly"):
             _check_integrity(connection, self.path)
             if not has_wal:
-                _tell_of_a_copy(file, self.path)
+                _warn_of_a_copy(file, self.path)
         return file.meta("epoch") + 1
 
-    def _write_and_tell(self, batch: Batch, done: Done) -> None:
+    def _write_and_report(self, batch: Batch, done: Done) -> None:
         error: Exception | None = None
         try:
             self._write(batch)
@@ -359,7 +359,7 @@ def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError(f"ledger {path} is damaged: {finding}", hint=DAMAGED)
 
 
-def _tell_of_a_copy(file: SqliteRows, path: Path) -> None:
+def _warn_of_a_copy(file: SqliteRows, path: Path) -> None:
     """A process that ends in any way leaves its -wal file or a clean file: this is a copy, or one that lost what was written last."""
     seq, _ = file.journal_head()
     last = max((entry.at_ms for entry in file.journal_after(seq - 1)), default=0)

@@ -18,6 +18,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from coordinator.ledger.accounts import Resolution
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import ChangeFeed, DeviceTask
 from coordinator.ledger.transitions import Ledger
@@ -89,6 +90,8 @@ class LedgerStore:
     """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`."""
 
     feed: ChangeFeed
+    recovered: tuple[Resolution, ...] = ()
+    """What was charged when it was opened: calls that process runs before it left open."""
 
     async def transact(self, work: Callable[[Ledger], T]) -> T:
         """Run `work` as one durable transaction; it leaves nothing behind when it raises."""

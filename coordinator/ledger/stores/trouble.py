@@ -71,4 +71,5 @@ def advice(error: Exception, *, reading: bool = False) -> str:
 
 def not_written(why: str = "the ledger cannot be written") -> CoordinatorUnavailable:
     """What a device receives whose operation could not be written."""
-    return CoordinatorUnavailable(why, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)
+    hint = "the coordinator's log says why"
+    return CoordinatorUnavailable(why, hint=hint, reason="LEDGER_UNAVAILABLE", retry_after_s=1.0)

@@ -114,7 +114,7 @@ def look_for(name: str) -> Found:
         sandbox: Sandbox = kind()
         complaint = probe(sandbox)
     except EdgeError as error:
-        return Found(name, None, f"{error}; {error.hint}" if error.hint else str(error))
+        return Found(name, None, error.with_hint)
     return Found(name, None if complaint else sandbox, complaint)
 
 

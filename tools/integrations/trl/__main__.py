@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MainFailed as error:
         return error.exit_code
     except EdgeError as error:
-        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
+        print(error.with_hint, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

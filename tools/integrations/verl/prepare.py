@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except EdgeError as error:
         _report("")
-        print(f"error: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
+        print(f"error: {error.with_hint}", file=sys.stderr)
         return error.exit_code
     _report("")
     print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")

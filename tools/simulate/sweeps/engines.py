@@ -200,7 +200,7 @@ def main() -> int:
     try:
         put(played(asked["run"], asked["scenario"], asked["seed"]), Path(asked["out"]))
     except EdgeError as error:
-        print(f"{error}; {error.hint}" if error.hint else str(error), file=sys.stderr)
+        print(error.with_hint, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
