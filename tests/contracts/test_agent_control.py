@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from edge.cli.folder_agent import FolderAgent
-from edge.cli.remote import RemoteAgent, agent_control, announced
+from edge.cli.remote import RemoteAgent, agent_control
 from edge.cloud.sent import Choice
 from edge.config.schema import AgentConfig
 from edge.core.errors import NotFound, StateError, TooFewAnswers
@@ -19,10 +19,10 @@ from edge.core.types import Message
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AgentControl
 from edge.serve.running_agent import AgentAnswers, RunningAgent
-from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
+from tests.service.served import served
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
 
@@ -48,13 +48,9 @@ async def control(request: pytest.FixtureRequest, world: World) -> AsyncIterator
             assert isinstance(chosen, FolderAgent)
             yield chosen
         return
-    async with world.agent() as agent:
-        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
-        async with serving(app, "127.0.0.1", 0) as url:
-            with announced(world.folder, url):
-                async with agent_control(config) as chosen:
-                    assert isinstance(chosen, RemoteAgent)
-                    yield chosen
+    async with served(world), agent_control(config) as chosen:
+        assert isinstance(chosen, RemoteAgent)
+        yield chosen
 
 
 async def test_status_reports_learning_progress(control: AgentControl) -> None:

@@ -9,20 +9,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
 
 from coordinator.config import UpstreamConfig
 from coordinator.providers.bundled import BundledProvider
-from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
+from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, ProviderResult, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
-from edge.core.types import Message
+from edge.core.types import Message, TokenUsage
 from tests.engine.tiny_gguf import write_tiny_model
-from tests.faulty_provider import FaultRates, FaultyProvider
-from tests.scripted_provider import ScriptedAnswer, ScriptedProvider, record
 from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import TOOLS
+from tests.service.in_process import TOOLS, ProgrammedProvider
 from tests.service.upstream_server import (
     answers,
     completion,
@@ -34,6 +32,8 @@ from tests.service.upstream_server import (
     tool_answer,
     tool_stream,
 )
+from tests.unit.test_recorded_provider import record
+from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 TOOL_CALLS = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}]
 TOOL_ANSWER = tool_answer(TOOL_CALLS)
@@ -52,20 +52,21 @@ def wants_tools() -> ProviderRequest:
     return replace(asks(), openai_json=TOOLS)
 
 
-def forty_two(request: ProviderRequest) -> ScriptedAnswer:
+async def forty_two(request: ProviderRequest) -> ProviderResult:
     if request.openai_json:
-        return ScriptedAnswer("", finish="tool_calls", beyond_text=json.dumps({"tool_calls": TOOL_CALLS}))
-    return ScriptedAnswer("forty two", delay_s=0.05)
+        return ProviderResult("", TokenUsage(2, 3), "up", "tool_calls", json.dumps({"tool_calls": TOOL_CALLS}))
+    await asyncio.sleep(0.05)
+    return ProviderResult("forty two", TokenUsage(2, 3), "up", "stop")
 
 
 @asynccontextmanager
-async def scripted(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield ScriptedProvider(forty_two)
+async def programmed(folder: Path) -> AsyncIterator[CloudProvider]:
+    yield ProgrammedProvider(forty_two)
 
 
 @asynccontextmanager
 async def recorded(folder: Path) -> AsyncIterator[CloudProvider]:
-    source = ScriptedProvider(forty_two)
+    source = ProgrammedProvider(forty_two)
     for request in (*map(asks, (HOW_MUCH, *PROMPTS, "to be cancelled")), wants_tools()):
         await record(folder / "cassette.jsonl", request, source)
     yield RecordedProvider(UpstreamConfig(provider="recorded", path=str(folder / "cassette.jsonl")), "test")
@@ -93,22 +94,24 @@ async def openai_compatible(folder: Path) -> AsyncIterator[CloudProvider]:
 
 @asynccontextmanager
 async def anthropic(folder: Path) -> AsyncIterator[CloudProvider]:
-    def choose(body: dict[str, Any]) -> traffic.Recording:
+    async def behave(request):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(0.05)
+        body = await request.json()
         stream, whole = (
             (traffic.TOOL_STREAM, traffic.TOOL_MESSAGE) if "tools" in body else (traffic.WHOLE_STREAM, traffic.message())
         )
-        return [0.05, *(traffic.streamed(*stream) if body["stream"] else traffic.response("200 OK", whole))]
+        return await (sends(*stream) if body["stream"] else answers(whole))(request)
 
-    async with traffic.playing(choose=choose) as upstream:
+    async with traffic.playing(behave) as upstream:
         yield traffic.anthropic_provider(upstream.base_url)
 
 
 @asynccontextmanager
-async def faulty(folder: Path) -> AsyncIterator[CloudProvider]:
-    yield FaultyProvider(1, FaultRates(slow=1.0), latency_s=0.004)
+async def simulated(folder: Path) -> AsyncIterator[CloudProvider]:
+    yield SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}, slow_s=0.02))
 
 
-@pytest.fixture(params=[scripted, recorded, bundled, openai_compatible, anthropic, faulty])
+@pytest.fixture(params=[programmed, recorded, bundled, openai_compatible, anthropic, simulated])
 async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CloudProvider]:
     opener: Opener = request.param
     async with opener(tmp_path) as provider:
@@ -145,7 +148,7 @@ async def test_input_bound_is_never_below_the_billed_tokens(provider: CloudProvi
         assert usage is None or usage.input_tokens <= bound
 
 
-@pytest.mark.parametrize("provider", [scripted, bundled, openai_compatible, anthropic, faulty], indirect=True)
+@pytest.mark.parametrize("provider", [bundled, openai_compatible, anthropic, simulated], indirect=True)
 async def test_deadline_ends_a_slow_call(provider: CloudProvider) -> None:
     with pytest.raises(ProviderError) as failed:
         await provider.complete(asks("deadline", deadline_s=1e-6))
@@ -175,7 +178,7 @@ async def test_closed_provider_is_not_opened_again(provider: CloudProvider) -> N
     assert (failed.value.kind, failed.value.executed) == ("closed", False)
 
 
-@pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
+@pytest.mark.parametrize("provider", [programmed, recorded, openai_compatible, anthropic], indirect=True)
 async def test_tool_calls_are_returned_in_openai_form_whole_and_streamed(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == ""
     whole = await provider.complete(wants_tools())
@@ -187,7 +190,7 @@ async def test_tool_calls_are_returned_in_openai_form_whole_and_streamed(provide
         assert json.loads(called["function"]["arguments"]) == {"a": 2}
 
 
-@pytest.mark.parametrize("provider", [scripted, recorded, openai_compatible, anthropic], indirect=True)
+@pytest.mark.parametrize("provider", [programmed, recorded, openai_compatible, anthropic], indirect=True)
 async def test_openai_fields_raise_the_input_bound_by_at_least_their_bytes(provider: CloudProvider) -> None:
     request = replace(asks("not asked before"), openai_json=TOOLS)
     long = replace(request, openai_json=json.dumps({"messages": [{"role": "user", "content": "w" * 5000}]}))
@@ -196,7 +199,7 @@ async def test_openai_fields_raise_the_input_bound_by_at_least_their_bytes(provi
     assert provider.input_token_bound(long) >= 5000
 
 
-@pytest.mark.parametrize("provider", [bundled, faulty], indirect=True)
+@pytest.mark.parametrize("provider", [bundled, simulated], indirect=True)
 async def test_provider_without_tool_support_declares_it(provider: CloudProvider) -> None:
     assert why_not_openai(provider, TOOLS) == "this upstream cannot call tools"
     assert (

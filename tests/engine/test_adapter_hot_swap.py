@@ -82,24 +82,6 @@ async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
     assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
 
 
-async def test_adapter_swaps_take_effect_immediately_and_are_reversible(
-    backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
-) -> None:
-    bare = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
-    first = write_adapter(tmp_path / "one", tiny, 1, seed=1)
-    second = write_adapter(tmp_path / "two", tiny, 2, seed=2)
-    texts = {}
-    for adapter in (first, second, first, None):
-        await backend.swap_adapter(adapter)
-        version = adapter.version if adapter else 0
-        group = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
-        assert backend.adapter_version == version
-        assert {response.adapter_version for response in group.responses} == {version}
-        assert texts.setdefault(version, group) == group
-    assert len({group.responses for group in texts.values()}) == 3
-    assert texts[0] == bare
-
-
 async def test_responses_in_flight_keep_their_adapter_and_waiting_ones_get_the_new_one(
     backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
 ) -> None:

@@ -188,23 +188,6 @@ def test_unsupported_schema_keyword_is_refused_with_its_path(schema: Any, place:
     assert (caught.value.parameter, str(caught.value).startswith(place)) == (place, True)
 
 
-@pytest.mark.parametrize(
-    ("schema", "place"),
-    [
-        ({"type": "strin"}, "s.type"),
-        ({"properties": []}, "s.properties"),
-        ({"anyOf": []}, "s.anyOf"),
-        ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
-        ({"$ref": "#/$defs/none"}, "s.$ref"),
-    ],
-    ids=json.dumps,
-)
-def test_invalid_schema_is_refused_with_its_path(schema: Any, place: str) -> None:
-    with pytest.raises(MalformedSchema) as caught:
-        schema_grammar(schema, "s")
-    assert caught.value.place == place
-
-
 @pytest.mark.parametrize("form", ["path", "password", "binary", "", "color"])
 def test_unchecked_format_is_an_annotation(form: str) -> None:
     held, plain = ({"type": "string", "minLength": 2, **more} for more in ({"format": form}, {}))

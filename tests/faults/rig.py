@@ -1,5 +1,5 @@
-"""Real processes under faults: a coordinator over SQLite, an HTTP upstream that misbehaves and keeps a log, devices under load, and a proxy
-that can cut them off. What the three logs say at the end goes to the same independent checker as in the simulation.
+"""Real processes under faults: a coordinator over SQLite, an HTTP upstream that misbehaves and keeps a log, and devices under load.
+What the three logs say at the end goes to the same independent checker as in the simulation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy
+from tests.service.loopback import answering
 from tests.service.processes import CoordinatorProcess, command
+from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
 from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
@@ -105,68 +107,18 @@ class MisbehavingUpstream:
 
 def _completion(text: str, usage: tuple[int, int] | None) -> dict[str, Any]:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    return {"id": "up", "choices": [choice], **_counted(usage)}
+    return completion(choices=[choice], usage=_counted(usage))
 
 
 def _events(text: str, usage: tuple[int, int] | None) -> bytes:
     """The answer as server-sent events, in two pieces."""
     middle = len(text) // 2
-    pieces = [(text[:middle], None), (text[middle:], "stop")]
-    events = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": end}]} for piece, end in pieces]
-    lines = [json.dumps({"id": "up", **event}) for event in [*events, {"choices": [], **_counted(usage)}]]
-    return "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"]).encode()
+    events = [delta(text[:middle]), delta(text[middle:], "stop"), event(id="up", choices=[], usage=_counted(usage))]
+    return b"".join([*events, b"data: [DONE]\n\n"])
 
 
-def _counted(usage: tuple[int, int] | None) -> dict[str, Any]:
-    return {} if usage is None else {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
-
-
-class Proxy:
-    """Passes bytes between devices and the coordinator's socket. `stalled`: keeps them; `cut`: breaks and refuses connections."""
-
-    def __init__(self, target: Path) -> None:
-        self.address = ""
-        self.passing = asyncio.Event()
-        self.passing.set()
-        self.refusing = False
-        self._target = target
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    def cut(self) -> None:
-        """Break every connection and refuse new ones, until `heal`."""
-        self.refusing = True
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
-    def heal(self) -> None:
-        """Pass everything again."""
-        self.refusing = False
-        self.passing.set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        try:
-            if self.refusing:
-                return
-            far_reader, far_writer = await asyncio.open_unix_connection(self._target)
-            self._writers |= {writer, far_writer}
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                await self.passing.wait()
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-            self._writers.discard(writer)
+def _counted(usage: tuple[int, int] | None) -> dict[str, int] | None:
+    return usage and {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
 
 
 class Rig:
@@ -286,33 +238,13 @@ def _open_files(pid: int) -> int:
 async def rig(folder: Path, seed: int = 1, devices: int = 3) -> AsyncIterator[Rig]:
     """A rig whose upstream listens; its coordinator is not started yet."""
     upstream = MisbehavingUpstream(random.Random(seed))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", upstream.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    made = Rig(folder, upstream, seed, devices)
-    try:
-        yield made
-    finally:
-        await made.aclose()
-        await runner.cleanup()
-
-
-@asynccontextmanager
-async def proxied(made: Rig) -> AsyncIterator[Proxy]:
-    """A proxy between the devices that start from now on and the coordinator."""
-    proxy = Proxy(Path(made.process.address.removeprefix("unix:")))
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    made.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield proxy
-    finally:
-        proxy.heal()
-        proxy.cut()
-        server.close()
+    async with answering("/v1/chat/completions", upstream.handle) as url:
+        upstream.base_url = f"{url}/v1"
+        made = Rig(folder, upstream, seed, devices)
+        try:
+            yield made
+        finally:
+            await made.aclose()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.failpoints import NAMES
-from tests.faults.rig import Rig, locked, proxied, rig
+from tests.faults.rig import Rig, locked, rig
+from tests.service.loopback import proxied
+from tests.until import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, sockets and limits of POSIX")
 LIES = ("break", "garbage", "error", "reject", "busy", "no_usage", "hang")
@@ -26,17 +28,13 @@ EVERY_RUN = ("before_reserve", "after_reserve", "answered", "settled", "in_close
 
 async def _outage_is_seen(made: Rig, since: int) -> None:
     """Wait until some device received the error that the ledger cannot be written."""
-    async with asyncio.timeout(60.0):
-        while not any(event.outcome == "LEDGER_UNAVAILABLE" for event in made.log[since:]):
-            await asyncio.sleep(0.05)
+    await until(lambda: any(event.outcome == "LEDGER_UNAVAILABLE" for event in made.log[since:]))
 
 
 async def _work_is_done(made: Rig, calls: int) -> None:
     """Wait for so many more answers."""
     wanted = _answers(made) + calls
-    async with asyncio.timeout(60.0):
-        while _answers(made) < wanted:
-            await asyncio.sleep(0.05)
+    await until(lambda: _answers(made) >= wanted)
 
 
 def _answers(made: Rig) -> int:
@@ -94,7 +92,8 @@ async def test_faulty_upstream_full_disk_and_locked_database_cause_no_wrong_char
 
 
 async def test_stalled_and_cut_partitions_lose_no_reply_and_charge_nothing_twice(tmp_path) -> None:
-    async with rig(tmp_path, seed=3) as made, proxied(made) as proxy:
+    async with rig(tmp_path, seed=3) as made, proxied(Path(made.address.removeprefix("unix:"))) as proxy:
+        made.address = proxy.address
         made.upstream.mood = LIES
         await made.start()
         made.load()

@@ -1,64 +1,20 @@
-"""A server that replays HTTP traffic of the Messages API byte for byte, in order, with pauses and cuts where a recording has them.
-
-The recordings were written from the public description of the API: its events, their order and fields, its errors and their headers.
-"""
+"""Bodies and events of the Messages API, as its public description has them, and a provider that asks a server on loopback."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from coordinator.config import UpstreamConfig
 from coordinator.providers.anthropic import AnthropicProvider
 from coordinator.providers.http import HttpLimits
-
-CUT = "cut"
-HANG = "hang"
-Part = bytes | float | str
-Recording = Sequence[Part]
-"""Bytes to send, seconds to pause, CUT (reset the connection) or HANG (keep it open and silent)."""
+from tests.service.upstream_server import Behaviour, Upstream, running_upstream
 
 
-@dataclass
-class Traffic:
-    """A running playback: its address and the requests it received."""
-
-    base_url: str = ""
-    paths: list[str] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-
-
-@asynccontextmanager
-async def playing(*recordings: Recording, choose: Callable[[dict[str, Any]], Recording] | None = None) -> AsyncIterator[Traffic]:
-    """Play one recording per request, the last one for all further requests, or the one that `choose` returns for the request's body."""
-    traffic, left = Traffic(), list(recordings)
-    connections: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connections.add(task)
-        try:
-            while True:
-                body = await _read_request(reader, traffic)
-                await _play(choose(body) if choose else left.pop(0) if len(left) > 1 else left[0], writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            writer.transport.abort()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    traffic.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    try:
-        yield traffic
-    finally:
-        server.close()
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+def playing(behaviour: Behaviour) -> AbstractAsyncContextManager[Upstream]:
+    """A server of the API that behaves so."""
+    return running_upstream(behaviour, "/v1/messages")
 
 
 def anthropic_provider(base_url: str, key: str = "", *, limits: HttpLimits | None = None, **settings: Any) -> AnthropicProvider:
@@ -66,45 +22,6 @@ def anthropic_provider(base_url: str, key: str = "", *, limits: HttpLimits | Non
     api_key = {"api_key_env": "TEST_KEY"} if key else {}
     config = UpstreamConfig(provider="anthropic", base_url=base_url, **api_key, **settings)
     return AnthropicProvider(config, "test", limits=limits, environ={"TEST_KEY": key})
-
-
-async def _read_request(reader: asyncio.StreamReader, traffic: Traffic) -> dict[str, Any]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = head.rstrip("\r\n").split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    body: dict[str, Any] = json.loads(await reader.readexactly(int(headers["content-length"])))
-    traffic.paths.append(first)
-    traffic.headers.append(headers)
-    traffic.bodies.append(body)
-    return body
-
-
-async def _play(recording: Recording, writer: asyncio.StreamWriter) -> None:
-    """Send a recording. Raises ConnectionError where it is cut."""
-    for part in recording:
-        match part:
-            case bytes():
-                writer.write(part)
-                await writer.drain()
-            case float():
-                await asyncio.sleep(part)
-            case "hang":
-                await asyncio.sleep(3600)
-            case _:
-                raise ConnectionResetError
-
-
-def response(status: str, body: bytes | dict[str, Any], *headers: str) -> Recording:
-    """A whole answer."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [
-        f"HTTP/1.1 {status}",
-        "content-type: application/json",
-        f"content-length: {len(data)}",
-        "request-id: req_1",
-        *headers,
-    ]
-    return ["\r\n".join([*lines, "", ""]).encode() + data]
 
 
 def message(**changes: Any) -> dict[str, Any]:
@@ -165,10 +82,3 @@ TOOL_STREAM = (
     ending("tool_use"),
     STOP,
 )
-
-
-def streamed(*parts: Part, ended: bool = True) -> Recording:
-    """An event stream in the given chunks; with `ended` False the body stays open."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-    chunks = [f"{len(part):x}\r\n".encode() + part + b"\r\n" if isinstance(part, bytes) else part for part in parts]
-    return [head, *chunks, *([b"0\r\n\r\n"] if ended else [])]

@@ -1,4 +1,4 @@
-"""Real processes: an `edge-coordinator serve` child, and an OpenAI-compatible upstream scripted by the test."""
+"""Real processes: an `edge-coordinator serve` child, and its commands."""
 
 from __future__ import annotations
 
@@ -8,68 +8,20 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from aiohttp import web
 
+from tests.service.upstream_server import Upstream
 from tests.service.warm_commands import run_command
 
 START_TIMEOUT_S = 60.0
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def good_reply(request: web.Request) -> web.StreamResponse:
-    """The last message in capitals; 10 tokens in, 5 out."""
-    asked = await request.json()
-    text = asked["messages"][-1]["content"].upper()
-    message = {"role": "assistant", "content": text}
-    usage = {"prompt_tokens": 10, "completion_tokens": 5}
-    return web.json_response({"id": "up", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})
-
-
-class FakeUpstream:
-    """Counts its requests; `reply` makes each response."""
-
-    def __init__(self) -> None:
-        self.reply: Reply = good_reply
-        self.keys: list[str] = []
-        self.asked = asyncio.Event()
-        self.base_url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Note the billing key and reply."""
-        self.keys.append(request.headers.get("Idempotency-Key", ""))
-        self.asked.set()
-        return await self.reply(request)
-
-    async def hang(self, request: web.Request) -> web.StreamResponse:
-        """Never reply; until the connection goes away."""
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-@asynccontextmanager
-async def fake_upstream() -> AsyncIterator[FakeUpstream]:
-    """An upstream on a loopback port."""
-    upstream = FakeUpstream()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", upstream.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
-        yield upstream
-    finally:
-        await runner.cleanup()
-
-
-def settings_for(server: FakeUpstream, **changes: Any) -> dict[str, Any]:
+def settings_for(server: Upstream, **changes: Any) -> dict[str, Any]:
     """A configuration with that upstream at 1 micro-USD per input and 2 per output token."""
     alias = {
         "provider": "openai_compatible",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import yaml
 
 from coordinator.providers.bundled import bundled_model_path
 from tests.service.environments import environment
+from tools.bench.processes import free_port
 
 REQUIREMENTS = Path(__file__).with_name("litellm_requirements.txt")
 START_TIMEOUT_S = 180.0
@@ -41,7 +41,7 @@ class RealServer:
 @contextmanager
 def llama_server(folder: Path) -> Iterator[RealServer]:
     """llama-cpp-python's server with nano-cloud."""
-    port = _free_port()
+    port = free_port()
     options = ["--model", str(bundled_model_path(MODEL)), "--host", "127.0.0.1", "--port", str(port), "--api_key", API_KEY]
     limits = ["--n_ctx", str(CONTEXT_TOKENS), "--n_threads", "1", "--n_threads_batch", "1", "--model_alias", MODEL]
     command = [sys.executable, "-m", "llama_cpp.server", *options, *limits]
@@ -52,7 +52,7 @@ def llama_server(folder: Path) -> Iterator[RealServer]:
 @contextmanager
 def litellm_proxy(folder: Path, upstream: RealServer) -> Iterator[RealServer]:
     """LiteLLM's proxy: `nano-cloud` goes to the upstream, `dead` to a closed port, `busy` is always rate limited."""
-    port, dead = _free_port(), _free_port()
+    port, dead = free_port(), free_port()
     settings = {
         "model_list": [
             _model(MODEL, api_base=upstream.base_url),
@@ -106,10 +106,3 @@ async def _answers(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
                         return
             await asyncio.sleep(0.1)
     raise AssertionError(f"the server ended: {log.read_text()[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,12 +1,30 @@
-"""A server with its own thread and event loop, for blocking clients."""
+"""A scripted agent behind its endpoint; a server with its own thread and event loop, for blocking clients."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+from edge.agent import Agent
+from edge.cli.remote import announced
+from edge.serve.endpoint import build_app
+from edge.serve.running_agent import AgentAnswers, RunningAgent
+from edge.serve.server import serving
+from edge.testing.clock import ManualClock
+from tests.unit.agent_world import World
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[tuple[Agent, str]]:
+    """The world's agent behind its endpoint, which commands find through the state folder; the agent and its URL."""
+    async with world.agent() as agent:
+        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
+        async with serving(app, "127.0.0.1", 0) as url:
+            with announced(world.folder, url):
+                yield agent, url
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
 from tests.service.test_batches import raw_channel
 from tests.unit.agent_world import World
+from tests.until import until
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +86,7 @@ async def test_coordinator_without_watch_support_is_asked_once(monkeypatch) -> N
 async def test_running_agent_shows_the_watched_budget_and_polls_only_without_a_watch(tmp_path) -> None:
     world = World(tmp_path)
     async with world.agent() as agent:
-        async with asyncio.timeout(30.0):
-            while agent.link.watch.newest(agent.link.watch.task) is None:
-                await asyncio.sleep(0.005)
+        await until(lambda: agent.link.watch.newest(agent.link.watch.task) is not None)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
         assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
         await agent.link.watch.aclose()

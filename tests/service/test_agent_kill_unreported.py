@@ -17,7 +17,8 @@ from aiohttp import web
 
 from edge.state.events import StepFinished
 from edge.state.folder import StateFolder
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, fake_upstream, settings_for
+from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.service.upstream_server import running_upstream
 from tests.service.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
@@ -139,7 +140,7 @@ def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(tmp_path: Path, kills: int) -> None:
     killer = Killer(kills)
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         upstream.reply = wrong
         async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
             async with relay(tmp_path, coordinator.address, killer.on_reply) as address:

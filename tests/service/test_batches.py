@@ -18,6 +18,7 @@ from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, call_pb2, device_pb2_grpc
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.until import until
 
 CHARGE_UUSD = 10 + 2 * 5
 
@@ -29,12 +30,6 @@ def raw_channel(folder, listener: str = "c.sock") -> grpc.aio.Channel:
 async def of(calls):
     for each in calls:
         yield each
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(10.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def fleet_calls(store: MemoryLedgerStore) -> tuple[int, int]:

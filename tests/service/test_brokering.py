@@ -29,6 +29,7 @@ from edge.core.types import TokenUsage
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.service.loopback import proxied
 
 HOLD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE_UUSD = 10 + 2 * 5
@@ -253,14 +254,15 @@ async def streamed(client: GrpcCoordinatorClient) -> str:
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path, ask) -> None:
-    """A forwarder cuts the connection after the request went through; the client finds the answer by its key."""
+    """A proxy cuts the connection after the request went through; the client finds the answer by its key."""
     held, store = Held(), MemoryLedgerStore()
     provider = ProgrammedProvider(held)
-    async with running_coordinator(tmp_path, provider, store=store), CuttingForwarder(tmp_path) as forwarder:
-        client = GrpcCoordinatorClient(f"unix:{forwarder.path}")
+    async with running_coordinator(tmp_path, provider, store=store), proxied(tmp_path / "c.sock") as proxy:
+        client = GrpcCoordinatorClient(proxy.address)
         asking = asyncio.create_task(ask(client))
         await held.reached.wait()
-        forwarder.cut()
+        proxy.cut()
+        proxy.heal()
         held.release.set()
         assert await asking == "WHAT IS 2+2?"
         await client.aclose()
@@ -369,43 +371,3 @@ async def test_regular_file_at_the_socket_path_is_kept(tmp_path) -> None:
         async with running_coordinator(tmp_path, ProgrammedProvider()):
             pass
     assert (tmp_path / "c.sock").read_text() == "precious"
-
-
-class CuttingForwarder:
-    """Forwards connections on its own socket to the coordinator's until it is switched to cutting the open ones."""
-
-    def __init__(self, folder) -> None:
-        self.path = folder / "f.sock"
-        self._target = folder / "c.sock"
-        self._open: set[asyncio.StreamWriter] = set()
-
-    async def __aenter__(self) -> CuttingForwarder:
-        self._server = await asyncio.start_unix_server(self._forward, self.path)
-        return self
-
-    async def __aexit__(self, *exc_info) -> None:
-        self._server.close()
-        self.cut()
-        await self._server.wait_closed()
-
-    def cut(self) -> None:
-        """Break every open connection."""
-        for writer in tuple(self._open):
-            writer.transport.abort()
-
-    async def _forward(self, reader, writer) -> None:
-        up_reader, up_writer = await asyncio.open_unix_connection(self._target)
-        self._open |= {writer, up_writer}
-        await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
-        self._open -= {writer, up_writer}
-
-
-async def _pump(reader, writer) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except (ConnectionError, BrokenPipeError):
-        pass
-    finally:
-        writer.close()

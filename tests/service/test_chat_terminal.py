@@ -27,6 +27,7 @@ from tests.service.pseudo_terminal import (
     at_a_terminal,
     pasted,
 )
+from tests.until import until
 
 PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote("", "local", "answered on this device", adapter_version=6, latency_s=0.4, final="4")
@@ -86,9 +87,7 @@ async def test_ctrl_c_stops_only_the_answer_keeps_the_shown_text_and_records_no_
     await chat.sees("Step 1: 2+2=4")
     await type_keys(chat, CTRL_C, "(stopped)")
     assert chat.raw.rindex("\x1b[0m") > chat.raw.rindex("\x1b[2m")  # the dim colour of reasoning does not stay
-    async with asyncio.timeout(60):
-        while answers.closed < 2:  # the agent stops making it, too
-            await asyncio.sleep(0.01)
+    await until(lambda: answers.closed >= 2)  # the agent stops making it, too
     held.set()
     for _ in range(2):  # a stopped question is asked again as it was, an answered one is sampled anew
         await type_keys(chat, f"/retry{ENTER}")

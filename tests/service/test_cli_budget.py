@@ -13,16 +13,12 @@ import pytest
 
 from edge.budget.dial import MOST_OWN_DIALS
 from edge.cli import main
-from edge.cli.remote import announced
 from edge.core.types import Message
-from edge.serve.endpoint import build_app
-from edge.serve.running_agent import AgentAnswers, RunningAgent
-from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
-from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from tests.service.in_process import ProgrammedProvider, running_coordinator
+from tests.service.served import served
 from tests.service.warm_commands import edge_agent
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
@@ -45,11 +41,8 @@ async def used(world: World) -> Path:
 @pytest.fixture
 async def running(world: World, used: Path) -> AsyncIterator[str]:
     """The URL of an agent on that folder."""
-    async with world.agent() as agent:
-        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
-        async with serving(app, "127.0.0.1", 0) as url:
-            with announced(used, url):
-                yield url
+    async with served(world) as (_, url):
+        yield url
 
 
 def test_idle_folder_shows_its_budget_without_model_or_coordinator(used: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,10 @@ from edge.cli import main
 from edge.cli.remote import announced, running_agent
 from edge.config.schema import PhaseConfig
 from edge.core.types import Message
-from edge.serve.endpoint import build_app
-from edge.serve.running_agent import AgentAnswers, RunningAgent
-from edge.serve.server import serving
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
-from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
+from tests.service.served import served
 from tests.service.warm_commands import edge_agent
 from tests.unit.agent_world import World
 from tests.unit.test_whatif import asks_about_even_numbers
@@ -50,18 +47,15 @@ def test_idle_folder_reports_that_nothing_runs_and_its_content(world: World, cap
 
 
 async def test_running_agent_reports_address_process_rates_and_spend(world: World) -> None:
-    async with world.agent() as agent:
-        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
-        async with serving(app, "127.0.0.1", 0) as url:
-            with announced(world.folder, url):
-                code, out, err = await edge_agent("status", "--state", str(world.folder))
-                assert (code, err) == (0, "")
-                shown = screen(out)
-                assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
-                assert "1 step of 4 done" in shown["learning"] and "answers of chat 50.0 %" in shown["assist rate"]
-                agent.learning.pause(True)
-                agent.budgets.pause_cloud(True)
-                code, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
+    async with served(world) as (agent, url):
+        code, out, err = await edge_agent("status", "--state", str(world.folder))
+        assert (code, err) == (0, "")
+        shown = screen(out)
+        assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
+        assert "1 step of 4 done" in shown["learning"] and "answers of chat 50.0 %" in shown["assist rate"]
+        agent.learning.pause(True)
+        agent.budgets.pause_cloud(True)
+        code, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
     found = json.loads(out)
     assert (found["running"], found["address"], found["pid"], found["model"]) == (True, url, os.getpid(), "scripted")
     assert (found["learning"]["steps_done"], found["learning"]["paused"]) == (1, True)
@@ -72,12 +66,9 @@ async def test_running_agent_reports_address_process_rates_and_spend(world: Worl
 async def test_status_shows_the_last_steps_assist_rate_with_that_steps_target(tmp_path: Path) -> None:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=1), PhaseConfig(source="other", target_rate=0.1, steps=1))
     world = World(tmp_path / "state", phases=phases)
-    async with world.agent() as agent:
+    async with served(world) as (agent, _):
         await agent.learn(1)
-        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
-        async with serving(app, "127.0.0.1", 0) as url:
-            with announced(world.folder, url):
-                _, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
+        _, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
         [step] = agent.steps()
     learning = json.loads(out)["learning"]
     assert (learning["assist_rate"], learning["target_rate"]) == (step.to_json()["assist_rate"], 0.3)
@@ -92,14 +83,12 @@ def test_missing_folder_is_one_line_and_not_created(tmp_path: Path, capsys: pyte
 
 async def test_another_agent_at_the_address_is_not_taken_for_this_folders(world: World, tmp_path: Path) -> None:
     """For example, the folder's agent runs in a container and another agent has the same port here."""
-    async with world.agent() as agent:
-        app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
-        async with serving(app, "127.0.0.1", 0) as url:
-            (tmp_path / "other").mkdir()
-            with announced(tmp_path / "other", url):
-                async with running_agent(tmp_path / "other") as found:
-                    assert found is not None
-                file = tmp_path / "other" / "endpoint.json"
-                file.write_text(json.dumps({**json.loads(file.read_text()), "instance": "another process"}))
-                async with running_agent(tmp_path / "other") as found:
-                    assert found is None
+    async with served(world) as (_, url):
+        (tmp_path / "other").mkdir()
+        with announced(tmp_path / "other", url):
+            async with running_agent(tmp_path / "other") as found:
+                assert found is not None
+            file = tmp_path / "other" / "endpoint.json"
+            file.write_text(json.dumps({**json.loads(file.read_text()), "instance": "another process"}))
+            async with running_agent(tmp_path / "other") as found:
+                assert found is None

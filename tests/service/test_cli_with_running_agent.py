@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edge.cli import main
-from edge.cli.remote import announced, running_agent
+from edge.cli.remote import announced
 from edge.core.errors import BudgetExhausted, CloudOff, ContextOverflow, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
@@ -258,12 +258,6 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
         (second, "good", None),
         (first, "bad", "seven"),
     ]
-
-
-async def test_endpoint_file_of_a_killed_agent_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}', encoding="utf-8")
-    async with running_agent(tmp_path) as remote:
-        assert remote is None
 
 
 def version(number: int, *, serving: bool) -> dict[str, object]:

@@ -22,7 +22,8 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.service.processes import CoordinatorProcess, FakeUpstream, command, coordinator_process, fake_upstream, settings_for
+from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.service.upstream_server import Upstream, hangs, running_upstream
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
 
 POLICY = ClientPolicy(connect_timeout_s=2.0, control_deadline_s=10.0, max_retries=1)
@@ -60,8 +61,8 @@ async def world_over(folder: Path, coordinator: CoordinatorProcess) -> AsyncIter
 
 
 @asynccontextmanager
-async def upstream_and_coordinator(folder: Path) -> AsyncIterator[tuple[FakeUpstream, CoordinatorProcess]]:
-    async with fake_upstream() as upstream:
+async def upstream_and_coordinator(folder: Path) -> AsyncIterator[tuple[Upstream, CoordinatorProcess]]:
+    async with running_upstream() as upstream:
         upstream.reply = right_after_a_while
         async with coordinator_process(folder, settings_for(upstream)) as coordinator:
             yield upstream, coordinator
@@ -127,7 +128,7 @@ async def test_coordinator_killed_while_serving_and_learning_loses_and_double_co
             first = [await ask(agent, number) for number in range(3)]
             await agent.learn(max_steps=1)
             upstream.asked.clear()
-            upstream.reply = upstream.hang
+            upstream.reply = hangs
             under_way = asyncio.create_task(ask(agent, 3))
             await upstream.asked.wait()
             await coordinator.kill_9()

@@ -12,23 +12,16 @@ from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnk
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.in_process import call
-from tests.service.processes import (
-    CoordinatorProcess,
-    balances,
-    command,
-    coordinator_process,
-    fake_upstream,
-    good_reply,
-    is_running,
-    settings_for,
-)
+from tests.service.processes import CoordinatorProcess, balances, command, coordinator_process, is_running, settings_for
+from tests.service.upstream_server import good_reply, hangs, running_upstream
+from tests.until import until
 
 CHARGE_UUSD = 10 + 2 * 5
 
 
 @pytest.fixture
 async def upstream():
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         yield upstream
 
 
@@ -68,7 +61,7 @@ async def test_kill_9_during_a_cloud_call_charges_once_and_loses_nothing(tmp_pat
         client = client_of(child, max_retries=2)
         await client.open_step("math", 0, 4, 4, 0.5)
         settled = await client.complete(call("before", "one", step=0, prompt_id="p0"), 10.0)
-        upstream.reply = upstream.hang
+        upstream.reply = hangs
         upstream.asked.clear()
         asking = asyncio.create_task(client.complete(call("cut", step=0), 30.0))
         await upstream.asked.wait()
@@ -123,15 +116,13 @@ async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, ups
 
         async def sometimes_slow(request: web.Request) -> web.StreamResponse:
             if len(upstream.keys) % 3 == 0:
-                return await upstream.hang(request)
+                return await hangs(request)
             return await good_reply(request)
 
         upstream.reply = sometimes_slow
         calls = [call(f"k{number}", f"q{number}") for number in range(20)]
         asking = [asyncio.create_task(client.complete(each, 30.0)) for each in calls]
-        async with asyncio.timeout(60):
-            while len(upstream.keys) < 12:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(upstream.keys) >= 12)
         await child.kill_9()
         await asyncio.gather(*asking, return_exceptions=True)
         upstream.reply = good_reply
@@ -176,9 +167,7 @@ async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:
     await client.aclose()
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(30):
-        while is_running(pid):
-            await asyncio.sleep(0.05)
+    await until(lambda: not is_running(pid))
     await verify(child)
 
 

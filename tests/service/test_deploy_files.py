@@ -18,8 +18,9 @@ from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from edge.rpc.client import StepUnits
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped
-from tests.service.processes import command, coordinator_process, fake_upstream, settings_for
+from tests.service.processes import command, coordinator_process, settings_for
 from tests.service.test_coordinator_process import client_of
+from tests.service.upstream_server import hangs, running_upstream
 
 DEPLOY = Path(coordinator.deploy.__path__[0])
 NAME = re.compile(r"\b(?:edge_coordinator|process)_[a-z_]+")
@@ -47,7 +48,7 @@ async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check
         "--timeout-s",
         "1",
     )
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         limits = {"device": {"calls_limit": 2}, "fleet": {"spend_limit_uusd": 10**6}}
         settings = settings_for(upstream, budgets=limits, metrics_listen="127.0.0.1:0")
         async with coordinator_process(tmp_path, settings, "--json") as child:
@@ -55,7 +56,7 @@ async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check
             await client.open_step("math", 0, 4, 4, 0.5)
             await client.complete(call("k1", "a", step=0), 10.0)
             await client.close_step("math", 0, StepUnits(16, 4))
-            upstream.reply = upstream.hang
+            upstream.reply = hangs
             with pytest.raises(OutcomeUnknown):
                 await client.complete(call("k2", "b"), 2.0)
             with pytest.raises(BudgetExhausted):

@@ -14,8 +14,10 @@ from edge.core.errors import CoordinatorError
 from edge.rpc.health import is_serving
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped, value
-from tests.service.processes import balances, command, coordinator_process, fake_upstream, good_reply, settings_for
+from tests.service.processes import balances, command, coordinator_process, settings_for
 from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verify
+from tests.service.upstream_server import good_reply, hangs, running_upstream
+from tests.until import until
 
 DEVICES = 12
 
@@ -27,7 +29,7 @@ async def test_drain_announces_refuses_settles_checkpoints_and_stops_in_this_ord
         await release.wait()
         return await good_reply(request)
 
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         upstream.reply = held
         settings = settings_for(upstream, metrics_listen="127.0.0.1:0")
         async with coordinator_process(tmp_path, settings, "--json") as child:
@@ -59,8 +61,8 @@ async def test_drain_announces_refuses_settles_checkpoints_and_stops_in_this_ord
 
 
 async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_path) -> None:
-    async with fake_upstream() as upstream:
-        upstream.reply = upstream.hang
+    async with running_upstream() as upstream:
+        upstream.reply = hangs
         async with coordinator_process(tmp_path, settings_for(upstream)) as child:
             client = client_of(child, max_retries=0)
             asking = asyncio.create_task(client.complete(call(), 60.0))
@@ -77,8 +79,8 @@ async def test_the_drain_command_waits_until_the_coordinator_has_stopped(tmp_pat
 
 
 async def test_second_signal_speeds_up_the_drain_and_the_ledger_stays_consistent(tmp_path) -> None:
-    async with fake_upstream() as upstream:
-        upstream.reply = upstream.hang
+    async with running_upstream() as upstream:
+        upstream.reply = hangs
         settings = settings_for(upstream, service={"drain_grace_s": 600.0})
         async with coordinator_process(tmp_path, settings) as child:
             client = client_of(child, max_retries=0)
@@ -104,7 +106,7 @@ async def test_service_manager_is_notified_of_ready_alive_and_stopping(tmp_path,
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager:
         manager.bind(str(path))
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
-        async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
+        async with running_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
             messages = [await received(manager)]
             while not messages[-1].startswith("READY=1"):
                 messages.append(await received(manager))
@@ -126,12 +128,6 @@ def assert_checkpointed(state: Path) -> None:
 async def received(manager: socket.socket) -> str:
     async with asyncio.timeout(60):
         return (await asyncio.get_running_loop().sock_recv(manager, 4096)).decode()
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def not_serving(address: str) -> None:

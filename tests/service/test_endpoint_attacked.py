@@ -19,6 +19,7 @@ from edge.serve.endpoint import build_app
 from edge.serve.server import TimedProtocol, serving
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
+from tests.until import until
 
 ASK = json.dumps({"messages": [{"role": "user", "content": "2+2?"}]}).encode()
 FRIEND = "https://notes.example"
@@ -231,9 +232,7 @@ async def test_client_that_does_not_read_blocks_nobody(answers: ScriptedAnswers)
         body = ASK[:-1] + b', "stream": true}'
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(post(body))
-        async with asyncio.timeout(20):
-            while answers.closed == 0:
-                await asyncio.sleep(0.02)
+        await until(lambda: answers.closed != 0)
         writer.close()
         assert len(answers.asked) == 1
 

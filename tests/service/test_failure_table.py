@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +13,6 @@ import pytest
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.http import HttpLimits
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
-from tests.faulty_provider import FaultRates, FaultyProvider
 from tests.service.in_process import TOOLS, call, connected, running_coordinator
 from tests.service.upstream_server import (
     Behaviour,
@@ -23,6 +24,7 @@ from tests.service.upstream_server import (
     running_upstream,
     sends,
 )
+from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 README = (Path(__file__).parents[2] / "coordinator" / "README.md").read_text(encoding="utf-8")
 
@@ -73,7 +75,7 @@ async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, be
 
 async def test_tools_request_to_an_upstream_without_tools_ends_as_the_table_says(tmp_path) -> None:
     _, reported, shown, cost, _ = row_with("tools")
-    store, provider = MemoryLedgerStore(), FaultyProvider(1, FaultRates())
+    store, provider = MemoryLedgerStore(), SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         with pytest.raises(InvalidRequest, match="does not take this request: this upstream cannot call tools") as refused:
             await client.complete(call(openai_json=TOOLS), 5.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from edge.rpc.address import is_loopback
 from edge.serve.access import Limits
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
-from edge.serve.server import _listen, serving
+from edge.serve.server import serving
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
 
@@ -133,18 +132,6 @@ async def test_generation_stops_when_the_client_disconnects(
                 await asyncio.sleep(0.005)
 
 
-async def test_name_of_the_loaded_model_means_edge(http: aiohttp.ClientSession, answers: ScriptedAnswers) -> None:
-    async with serving(
-        build_app(answers, ScriptedControl(answers), ManualClock(), loaded_model="nano-edge"), "127.0.0.1", 0
-    ) as base:
-        status, body = await post(http, base, {**ASK, "model": "nano-edge"})
-        async with http.get(f"{base}/v1/models") as reply:
-            listed = [model["id"] for model in (await reply.json())["data"]]
-        async with http.get(f"{base}/v1/models/nano-edge") as reply:
-            assert reply.status == 200
-    assert (status, body["model"], answers.asked[0].mode, listed[-1]) == (200, "nano-edge", None, "nano-edge")
-
-
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/nope", 404), ("/v1/models/gpt", 404), ("/api/steps?after=x", 400), ("/v1/chat/completions", 405)],
@@ -199,14 +186,6 @@ async def test_page_has_its_files_and_a_strict_content_security_policy(http: aio
             assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
-async def test_a_port_in_use_is_a_clear_error(answers: ScriptedAnswers) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(EdgeError, match=f"port {port} is in use"):
-            async with serving(build_app(answers, ScriptedControl(answers), ManualClock()), "127.0.0.1", port):
-                pass
-
-
 def test_only_addresses_of_this_machine_count_as_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "127.8.8.8")))
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.0.4", "::", "example.org", "localhost.evil")))
@@ -216,16 +195,6 @@ def test_only_addresses_of_this_machine_count_as_loopback() -> None:
 async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str, body: bytes) -> None:
     async with http.post(f"{url}/api/adapters/rollback", data=body, headers={"content-type": "application/json"}) as reply:
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
-
-
-async def test_adapters_are_listed_and_rolled_back(http: aiohttp.ClientSession, url: str, control: ScriptedControl) -> None:
-    control.versions = [{"version": 2, "serving": False}, {"version": 3, "serving": True}]
-    async with http.post(f"{url}/api/adapters/rollback", json={"version": 2}) as reply:
-        assert (reply.status, await reply.json()) == (200, {"head": 2, "serving": 2})
-    async with http.get(f"{url}/api/adapters") as reply:
-        assert [one["serving"] for one in (await reply.json())["adapters"]] == [True, False]
-    async with http.post(f"{url}/api/adapters/rollback", json={"version": 7}) as reply:
-        assert reply.status == 404
 
 
 @pytest.mark.parametrize(
@@ -247,10 +216,3 @@ async def test_invalid_feedback_is_refused(
     async with http.post(f"{url}/api/feedback", json=body) as reply:
         assert reply.status == status
         assert (await reply.json())["error"]["param"] == param
-
-
-def test_replies_do_not_wait_for_the_clients_acknowledgement() -> None:
-    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.proto == socket.IPPROTO_TCP  # asyncio's condition for turning Nagle's algorithm off

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.service.processes import coordinator_process, fake_upstream, good_reply, settings_for
+from tests.service.processes import coordinator_process, settings_for
+from tests.service.upstream_server import good_reply, running_upstream
 
 CLIENT = Path(__file__).parent / "node_client"
 INSTALL_TIMEOUT_S = 180.0
@@ -65,7 +66,7 @@ async def installed(folder: Path) -> Path:
 async def test_node_client_does_everything_a_device_does(tmp_path) -> None:
     (tmp_path / "node").mkdir()
     folder = await installed(tmp_path / "node")
-    async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
+    async with running_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
         upstream.reply = whole_or_streamed
         code, stdout, stderr = await run("node", "stranger.js", f"unix:{tmp_path}/c.sock", folder=folder, limit_s=60.0)
         assert code == 0, stderr

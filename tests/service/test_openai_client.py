@@ -218,21 +218,6 @@ def test_form_is_sent_with_the_help_request_and_a_nonconforming_answer_is_droppe
     assert (caught.value.status_code, caught.value.code) == (502, "invalid_cloud_answer")
 
 
-@pytest.mark.parametrize(
-    ("schema", "param", "code"),
-    [
-        ({"type": "array", "items": {"not": {}}}, "items.not", "unsupported_parameter"),
-        ({"$ref": "https://example.com/schema"}, "$ref", "invalid_json_schema"),
-    ],
-)
-def test_unsupported_schema_is_refused_with_its_path(client: openai.OpenAI, schema: Any, param: str, code: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, model="edge-local", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
-    place = "response_format.json_schema.schema"
-    assert caught.value.code == code
-    assert caught.value.param in (f"{place}.{param}", place) and str(caught.value.param) in caught.value.message
-
-
 def test_exhausted_budget_is_not_retried_by_the_client(served: Served) -> None:
     with in_a_thread(served.open) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
         for _ in range(3):

@@ -26,7 +26,8 @@ from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from tests.service.in_process import call
-from tests.service.processes import FakeUpstream, coordinator_process, fake_upstream, good_reply, settings_for
+from tests.service.processes import coordinator_process, settings_for
+from tests.service.upstream_server import Upstream, good_reply, running_upstream
 from tools.experiments.privacy import TERMS, corpus, is_revealed
 
 REGISTRY = Registry(terms=TERMS, never_send=["the vault code"])
@@ -37,7 +38,7 @@ class Wire:
     """Everything between a guarded client and the upstream."""
 
     client: EgressClient
-    upstream: FakeUpstream
+    upstream: Upstream
     state: StateFolder
     bodies: list[bytes] = field(default_factory=list)
     refuse_next: int = 0
@@ -74,7 +75,7 @@ async def _streamed(request: web.Request, text: str) -> web.StreamResponse:
 
 @asynccontextmanager
 async def guarded_wire(folder: Path) -> AsyncIterator[Wire]:
-    async with fake_upstream() as upstream, coordinator_process(folder, settings_for(upstream)) as child:
+    async with running_upstream() as upstream, coordinator_process(folder, settings_for(upstream)) as child:
         inner = GrpcCoordinatorClient(child.address)
         with StateFolder(folder / "agent") as state:
             wire = Wire(EgressClient(inner, REGISTRY, SentLog(state.database, ManualClock(), Keep())), upstream, state)

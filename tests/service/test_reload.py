@@ -12,7 +12,8 @@ from coordinator.service.reload import changes_of, same_upstreams
 from edge.core.errors import BudgetExhausted, NotFound
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import call
-from tests.service.processes import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, fake_upstream, settings_for
+from tests.service.processes import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, settings_for
+from tests.service.upstream_server import running_upstream
 
 FREE = {"price_in_uusd_per_mtok": 0, "price_out_uusd_per_mtok": 0}
 
@@ -33,7 +34,7 @@ async def next_configuration_line(child: CoordinatorProcess) -> str:
 
 
 async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp_path: Path) -> None:
-    async with fake_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
+    async with running_upstream() as upstream, coordinator_process(tmp_path, settings_for(upstream)) as child:
         client = GrpcCoordinatorClient(child.address)
         assert (await client.complete(call("k1", "one"), 10.0)).charged_uusd == 20
         changed = {"budgets": {"device": {"calls_limit": 2}}, "tasks": {"math": {"target_rate": 0.7}}}

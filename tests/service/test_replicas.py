@@ -23,15 +23,8 @@ from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
 from tests.postgres_server import PostgresServer
 from tests.service.in_process import call
-from tests.service.processes import (
-    CoordinatorProcess,
-    FakeUpstream,
-    command,
-    coordinator_process,
-    fake_upstream,
-    good_reply,
-    settings_for,
-)
+from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.service.upstream_server import Upstream, good_reply, hangs, running_upstream
 
 CHARGE_UUSD = 10 + 2 * 5
 LIMIT = 6
@@ -44,7 +37,7 @@ class Replicas:
     first: CoordinatorProcess
     second: CoordinatorProcess
     clients: tuple[GrpcCoordinatorClient, GrpcCoordinatorClient]
-    upstream: FakeUpstream
+    upstream: Upstream
 
     async def ledger(self, *arguments: str) -> tuple[int, str]:
         """A command that reads the shared ledger, as an operator of the second replica."""
@@ -63,7 +56,7 @@ class Replicas:
 async def replicas(postgres_server: PostgresServer, tmp_path: Path, monkeypatch) -> AsyncIterator[Replicas]:
     monkeypatch.setenv("TEST_LEDGER_DSN", await postgres_server.ledger_database())
     storage = {"backend": "postgres", "dsn_env": "TEST_LEDGER_DSN", "replica_lease_s": 4.0}
-    async with fake_upstream() as upstream, AsyncExitStack() as stack:
+    async with running_upstream() as upstream, AsyncExitStack() as stack:
         auth = {"folder": str(tmp_path / "auth")}
         settings = settings_for(upstream, storage=storage, auth=auth, budgets={"fleet": {"calls_limit": LIMIT}})
         folders = [tmp_path / name for name in ("first", "second")]
@@ -112,7 +105,7 @@ async def test_two_replicas_share_one_ledger(replicas: Replicas) -> None:
 async def test_replica_killed_during_a_call_is_swept_by_the_other(replicas: Replicas) -> None:
     """While it lives its hold stays; once it is dead, the other charges the hold as in doubt, and the key is spent."""
     upstream, (first, second) = replicas.upstream, replicas.clients
-    upstream.reply = upstream.hang
+    upstream.reply = hangs
     lost = asyncio.create_task(first.complete(call("cut", "one"), 60.0))
     await upstream.asked.wait()
     assert (await replicas.fleet())["calls"]["reserved"] == 1

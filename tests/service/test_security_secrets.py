@@ -21,8 +21,9 @@ from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.processes import command, coordinator_process, fake_upstream, good_reply, settings_for
+from tests.service.processes import command, coordinator_process, settings_for
 from tests.service.security import SecureFleet, device
+from tests.service.upstream_server import good_reply, running_upstream
 
 PROMPT = "my neighbour Zebedee Quux has measles"
 KEY = "sk-proj-4f9aK2mQ7xW1vB8nR3tY6uZ0"
@@ -64,7 +65,7 @@ FAULTS = {
 async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
     messages: list[str] = []
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
         settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
         async with coordinator_process(tmp_path, settings, "--log-level", "debug") as child:
@@ -216,7 +217,7 @@ async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> No
         seen.append(request.headers["Authorization"])
         return await good_reply(request)
 
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         upstream.reply = note
         async with coordinator_process(tmp_path, settings_for(upstream, upstream={"api_key": f"file:{file}"})) as child:
             client = GrpcCoordinatorClient(child.address)
@@ -238,7 +239,7 @@ async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path
     assert again[0] == 1 and "not overwritten" in again[2] and again[2].count("\n") == 1
     assert (await command("token", "issue", "lamp", "--state", state, "--out", f"{tmp_path}/token", "--task", "math"))[0] == 0
     tls = {"cert": f"{pki}/server.crt", "key": f"{pki}/server.key", "client_ca": f"{pki}/ca.crt"}
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         settings = settings_for(upstream, tls=tls)
         async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
             address = json.loads(child.serving_line)["addresses"][1]

@@ -19,6 +19,7 @@ from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
 from edge.testing.clock import ManualClock
 from tests.service.in_process import Held, call
 from tests.service.security import SecureFleet, device
+from tests.until import until
 
 QUICK_HEARTBEATS = {"watch_heartbeat_s": 0.05}
 LIFE_S = {"token": 900.0 + 30.0, "certificate": 7 * 86400.0, "both": 930.0}
@@ -140,9 +141,7 @@ async def test_batch_and_watch_continue_after_token_renewal(tmp_path) -> None:
 
     async def calls(file, first, ends_at):
         yield call("k0", "question 0")
-        async with asyncio.timeout(60):
-            while file.token() == first or fleet.clock.now() < ends_at:
-                await asyncio.sleep(0.02)
+        await until(lambda: file.token() != first and fleet.clock.now() >= ends_at)
         for number in range(1, 5):
             yield call(f"k{number}", f"question {number}")
 

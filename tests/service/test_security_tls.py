@@ -20,8 +20,9 @@ from edge.rpc.credentials import ClientCredentials, ClientTls
 from edge.rpc.health import is_serving
 from tests.service.in_process import call
 from tests.service.metrics_page import scraped, value
-from tests.service.processes import coordinator_process, fake_upstream, settings_for
+from tests.service.processes import coordinator_process, settings_for
 from tests.service.security import SecureFleet, device
+from tests.service.upstream_server import running_upstream
 
 
 @pytest.fixture
@@ -221,7 +222,7 @@ def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
 
 
 async def test_failed_handshakes_leave_no_grpc_text_in_the_log(fleet, tmp_path) -> None:
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         settings = settings_for(upstream, tls=fleet.tls_settings())
         async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
             address = json.loads(child.serving_line)["addresses"][1]

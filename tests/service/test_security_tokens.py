@@ -23,6 +23,7 @@ from edge.rpc.v1 import budget_pb2, device_pb2_grpc
 from edge.testing.clock import ManualClock
 from tests.service.in_process import call
 from tests.service.security import SecureFleet, device
+from tests.until import until
 
 TOKENS_ONLY = {"client_cert": False}
 
@@ -295,9 +296,7 @@ async def test_agent_renews_its_token_before_it_expires_and_stores_it_in_its_fil
     first = file.token()
     async with fleet.running(**TOKENS_ONLY) as (_, address), device(address, fleet.tls(), file) as lamp:
         await lamp.get_budget("math")
-        async with asyncio.timeout(20):
-            while file.token() == first:
-                await asyncio.sleep(0.02)
+        await until(lambda: file.token() != first)
         await lamp.get_budget("math")
         with pytest.raises(PermissionDenied):  # renewed to the same tasks
             await lamp.get_budget("code")
@@ -322,9 +321,7 @@ async def test_certificate_gets_a_token_where_the_file_has_no_valid_one(fleet) -
     lamp_tls = fleet.tls(fleet.client_certificate("lamp"))
     async with fleet.running() as (_, address), device(address, lamp_tls, old) as lamp:
         await lamp.get_budget("math")
-        async with asyncio.timeout(20):
-            while old.token() == stale:
-                await asyncio.sleep(0.02)
+        await until(lambda: old.token() != stale)
         await lamp.get_budget("math")
     assert fleet.tokens.check(old.token()).name == "lamp"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,10 +18,8 @@ from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
-from tests.faulty_provider import FaultRates, FaultyProvider
-from tests.scripted_provider import ScriptedProvider
 from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import PRICE, call, connected, running_coordinator
+from tests.service.in_process import PRICE, ProgrammedProvider, call, connected, running_coordinator
 from tests.service.upstream_server import (
     Behaviour,
     answers,
@@ -32,6 +32,7 @@ from tests.service.upstream_server import (
     tool_answer,
     tool_stream,
 )
+from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 CALLS = [
     {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": "zwölf"}'}},
@@ -167,7 +168,7 @@ async def test_model_refusal_is_returned_as_a_refusal() -> None:
 
 
 async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equivalent(tmp_path) -> None:
-    async with traffic.playing(traffic.response("200 OK", traffic.TOOL_MESSAGE)) as upstream:
+    async with traffic.playing(answers(traffic.TOOL_MESSAGE)) as upstream:
         provider: Any = traffic.anthropic_provider(upstream.base_url)
         async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
             result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
@@ -180,8 +181,9 @@ async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equiv
     assert body["tool_choice"] == {"type": "any"} and body["tools"][0]["name"] == "add"
 
 
-def test_only_upstreams_that_can_call_tools_are_asked() -> None:
-    providers: dict[str, Any] = {"plain": FaultyProvider(1, FaultRates()), "able": ScriptedProvider()}
+async def test_only_upstreams_that_can_call_tools_are_asked() -> None:
+    plain = SimulatedUpstream(asyncio.get_running_loop(), Random(1), UpstreamMood({}))
+    providers: dict[str, Any] = {"plain": plain, "able": ProgrammedProvider()}
     upstreams = {name: Upstream(name, each, "m", PRICE, Gate(name, 8, 64), 20.0, 1000) for name, each in providers.items()}
     table = UpstreamTable(upstreams, {"default": (LegConfig(upstream="plain", order=0), LegConfig(upstream="able", order=1))})
     assert [each.alias for each in table.choose(wants_tools(), "q", 0.0)] == ["able"]

@@ -19,7 +19,9 @@ from coordinator.config import CoordinatorConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
 from tests.service.in_process import call, connected
-from tests.service.processes import FakeUpstream, fake_upstream, good_reply, settings_for
+from tests.service.loopback import answering
+from tests.service.processes import settings_for
+from tests.service.upstream_server import Upstream, good_reply, running_upstream
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "what only the device and the cloud may know"
@@ -47,20 +49,13 @@ class Collector:
 
 @asynccontextmanager
 async def collector() -> AsyncIterator[Collector]:
-    it, app = Collector(), web.Application()
-    app.router.add_post("/v1/traces", it.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    it = Collector()
+    async with answering("/v1/traces", it.take) as it.url:
         yield it
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
-async def coordinator(folder: Path, upstream: FakeUpstream, endpoint: str | None) -> AsyncIterator[None]:
+async def coordinator(folder: Path, upstream: Upstream, endpoint: str | None) -> AsyncIterator[None]:
     telemetry = {"telemetry": {"otlp_endpoint": endpoint}} if endpoint else {}
     settings = {**settings_for(upstream, **telemetry), "listen": [f"unix:{folder}/c.sock"], "state_dir": str(folder / "state")}
     async with Coordinator(CoordinatorConfig.model_validate(settings)):
@@ -85,7 +80,7 @@ async def test_device_trace_continues_through_reserve_upstream_and_settle_to_the
         headers.update(request.headers)
         return await good_reply(request)
 
-    async with collector() as sink, fake_upstream() as upstream:
+    async with collector() as sink, running_upstream() as upstream:
         upstream.reply = reply
         async with coordinator(tmp_path, upstream, sink.url):
             await ask_in_a_trace(tmp_path)
@@ -107,7 +102,7 @@ async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> Non
     async def refuse(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": SECRET}}, status=400)
 
-    async with collector() as sink, fake_upstream() as upstream:
+    async with collector() as sink, running_upstream() as upstream:
         async with coordinator(tmp_path, upstream, sink.url):
             await ask_in_a_trace(tmp_path)
             upstream.reply = refuse
@@ -131,7 +126,7 @@ async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path) -> N
         headers.update(request.headers)
         return await good_reply(request)
 
-    async with fake_upstream() as upstream:
+    async with running_upstream() as upstream:
         upstream.reply = reply
         async with coordinator(tmp_path, upstream, None):
             await ask_in_a_trace(tmp_path)
@@ -139,7 +134,7 @@ async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path) -> N
 
 
 async def test_unreachable_collector_fails_no_call(tmp_path) -> None:
-    async with fake_upstream() as upstream, coordinator(tmp_path, upstream, "http://127.0.0.1:9"):
+    async with running_upstream() as upstream, coordinator(tmp_path, upstream, "http://127.0.0.1:9"):
         await ask_in_a_trace(tmp_path)
         assert len(upstream.keys) == 1
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +15,7 @@ from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderRequest
 from edge.core.types import Message
+from tests.service.loopback import answering
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SECRET_PROMPT = "the secret prompt"
@@ -125,33 +125,40 @@ def tool_stream(calls: list[dict[str, Any]]) -> list[bytes]:
     return [*events, end, usage, b"data: [DONE]\n\n"]
 
 
-@dataclass
-class Upstream:
-    """A running server: its address and its requests."""
+async def good_reply(request: web.Request) -> web.StreamResponse:
+    """The last message in capitals; 10 tokens in, 5 out."""
+    text = (await request.json())["messages"][-1]["content"].upper()
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return web.json_response(completion(choices=[choice], usage={"prompt_tokens": 10, "completion_tokens": 5}))
 
-    base_url: str
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
+
+class Upstream:
+    """A running server: its address, how it replies, and its requests."""
+
+    def __init__(self, reply: Behaviour) -> None:
+        self.reply = reply
+        self.base_url = ""
+        self.asked = asyncio.Event()
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
+
+    @property
+    def keys(self) -> list[str]:
+        """The billing keys of its requests."""
+        return [headers.get("Idempotency-Key", "") for headers in self.headers]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Note the request and reply."""
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers.copy())
+        self.asked.set()
+        return await self.reply(request)
 
 
 @asynccontextmanager
-async def running_upstream(behaviour: Behaviour) -> AsyncIterator[Upstream]:
-    """Serve `behaviour` at /v1/chat/completions until the block ends."""
-    upstream = Upstream("")
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        upstream.bodies.append(await request.json())
-        upstream.headers.append(dict(request.headers))
-        return await behaviour(request)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    upstream.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    try:
+async def running_upstream(reply: Behaviour = good_reply, path: str = "/v1/chat/completions") -> AsyncIterator[Upstream]:
+    """Serve on loopback until the block ends."""
+    upstream = Upstream(reply)
+    async with answering(path, upstream.handle) as url:
+        upstream.base_url = f"{url}/v1"
         yield upstream
-    finally:
-        await runner.cleanup()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from edge.core.errors import UsageError
 from tools.simulate.__main__ import main
-from tools.simulate.faults.command import minimal_story, read_replay, shrink, write_replay
+from tools.simulate.faults.command import read_replay, shrink, write_replay
 from tools.simulate.faults.explore import KINDS, Kind, Tally, explore, noted_interrupts
 from tools.simulate.faults.planted import BUGS, find_bug
 from tools.simulate.faults.scenario import smaller, without_some, words
@@ -217,33 +217,6 @@ def test_every_smaller_scenario_is_another_one_and_the_smallest_has_nothing_smal
         assert smallest.exhausted
         assert smallest.scenario.faults == ()
         assert words(smallest.scenario)
-
-
-TOLD = (
-    "   0.100 journal   4 limits fleet limits [3, None, None]",
-    "   0.200 d0        complete math0-0-0: asked ()",
-    "   0.250 d1        complete math0-1-0: asked ()",
-    "   0.300 journal   5 reserve d0 math0-0-0 math#0 holds [1, 48, 56] of fleet, device[device:d0]",
-    "   0.350 journal   6 reserve d1 math0-1-0 math#0 holds [1, 48, 56] of device[device:d1]",
-    "   0.400 world     fault kill  0 for 1.00 s",
-    "   0.500 d1        close_step math#0: ok ()",
-)
-
-
-@pytest.mark.parametrize(
-    ("violation", "lines"),
-    [
-        ("I4: d0|math0-0-0|1 was executed and refunded", ["0.200", "0.300", "0.400"]),
-        ("I9: d1 was told () of close_step math#0, the journal None", ["0.300", "0.350", "0.400", "0.500"]),
-        ("I1: budget fleet holds [4, 0, 0] of [3, None, None] at entry 5", ["0.100", "0.300", "0.400"]),
-        ("I8: entry 6 is late", ["0.350", "0.400"]),
-        ("I10: d1 was shut out at 3.000 and let in", ["0.250", "0.350", "0.400", "0.500"]),
-        ("I14: asyncio complains", [line.split()[0] for line in TOLD]),
-    ],
-)
-def test_the_story_of_a_violation_has_what_it_is_about_and_what_befell_the_world(violation: str, lines: list[str]) -> None:
-    assert [line.split()[0] for line in minimal_story([violation], TOLD, 40)] == lines
-    assert minimal_story(["I14: asyncio complains"], TOLD, 2) == ["(5 lines before)", *TOLD[-2:]]
 
 
 _INTERRUPTED_AFTER_A_FEW = """

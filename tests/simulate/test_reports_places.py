@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import EdgeError
 from tests.simulate.fleet_worlds import group, scenario
 from tests.simulate.sample_results import sample_result
 from tools.simulate.__main__ import main
 from tools.simulate.fleet import run as fleet_run
-from tools.simulate.reports.places import check_files, check_folder, put
+from tools.simulate.reports.places import put
 
 
 @pytest.fixture
@@ -20,31 +19,6 @@ def day(tmp_path: Path) -> Path:
     path = tmp_path / "day.yaml"
     path.write_text(scenario(group(), lasts_h=1).model_dump_json(exclude_unset=True), encoding="utf-8")
     return path
-
-
-def test_a_file_in_a_folder_that_is_not_there_yet_can_be_written_and_looking_makes_nothing(tmp_path: Path) -> None:
-    check_files(tmp_path / "a" / "b" / "x.json", None, tmp_path / "a" / "x.html", Path(os.devnull), Path(os.devnull))
-    check_folder(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("named", "says"),
-    [("there", "is a folder, not a file"), ("file/deeper/x.json", "is no folder"), ("dangling/x.json", "is no folder")],
-)
-def test_what_cannot_be_a_file_is_refused(tmp_path: Path, named: str, says: str) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "there").mkdir()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=says):
-        check_files(tmp_path / named)
-
-
-def test_one_place_is_not_for_two_files_nor_that_of_one_that_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is named for two files"):
-        check_files(tmp_path / "x", tmp_path / "sub" / ".." / "x")
-    with pytest.raises(UsageError, match=r"day.yaml is named for two files"):
-        check_files(None, tmp_path / "day.yaml", read=[tmp_path / "day.yaml"])
 
 
 def test_a_file_is_put_in_its_place_whole_and_a_link_is_written_through(tmp_path: Path) -> None:
@@ -64,8 +38,12 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
     monkeypatch.setattr(fleet_run, "play", None)
     a, folder = tmp_path / "a.json", str(tmp_path)
     a.write_bytes(sample_result().to_json())
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere")
     for arguments in (
         ["run", day, "--json", folder],
+        ["run", day, "--json", day / "deeper" / "x.json"],
+        ["run", day, "--json", dangling / "x.json"],
         ["run", day, "--html", folder],
         ["run", day, "--json", tmp_path / "x", "--html", tmp_path / "x"],
         ["run", day, "--json", day],

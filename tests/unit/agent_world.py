@@ -50,6 +50,11 @@ def local_answer(value: object) -> str:
     return f"<think>\nStep 1: add\n</think>\n<answer>\\boxed{{{value}}}</answer>"
 
 
+def always_asks(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
+    """A script that asks wherever it may, and answers 3 where it may not."""
+    return local_answer(3) if sampling.suppress_help else HELP
+
+
 def number_in(text: str) -> int:
     return int(text.split()[2])
 

@@ -22,15 +22,6 @@ def world_of(tmp_path: Path, **options: Any) -> World:
     return World(tmp_path / "state", script=[local_answer(5)], **options)
 
 
-@pytest.mark.parametrize("mode", ["auto", "prefer-local", "cloud-only"])
-async def test_tools_are_sent_to_the_cloud_immediately_and_unchanged(tmp_path: Path, mode: str) -> None:
-    world = world_of(tmp_path, mode=mode)
-    record, _ = await world.ask(beyond=TOOLS)
-    assert (record.source, record.local_text, record.completion_tokens) == ("cloud", "", 0)
-    assert record.reason == "tools: only the cloud follows this"
-    assert [call.openai_json for call in world.client.calls] == [SENT]
-
-
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, refusal: Any) -> None:

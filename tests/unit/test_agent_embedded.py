@@ -21,6 +21,7 @@ from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
 from edge.dagrpo.dual import Controller
 from edge.state.events import Notice
+from tests.until import until
 
 CHILD = "import pathlib, signal, sys; pathlib.Path(sys.argv[sys.argv.index('--state') + 1], 'up').touch(); signal.pause()"
 
@@ -55,9 +56,7 @@ async def test_dead_child_is_restarted_and_reported_once(tmp_path: Path, signall
     await child.start()
     first = child.pid
     os.kill(first or 0, signalled)
-    async with asyncio.timeout(30):
-        while child.pid in (None, first):
-            await asyncio.sleep(0.01)
+    await until(lambda: child.pid not in (None, first))
     await child.aclose()
     (notice,) = [event.text for event in sink.events if isinstance(event, Notice)]
     assert signalled.name in notice and ("edge-agent doctor" in notice) is (signalled == signal.SIGILL)
@@ -103,9 +102,7 @@ async def test_slow_child_continues_starting_after_the_wait(tmp_path: Path) -> N
         await child.start()
     assert child.pid is not None
     (tmp_path / "c" / "go").touch()
-    async with asyncio.timeout(30):
-        while not (tmp_path / "c" / "up").exists():
-            await asyncio.sleep(0.01)
+    await until((tmp_path / "c" / "up").exists)
     await child.aclose()
     assert child.pid is None
 

@@ -108,20 +108,6 @@ def test_foreign_file_is_refused_and_left_unchanged(tmp_path: Path, content: str
     assert path.read_text() == content
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nonsense", "[]", "{}", '{"request": 5, "result": {"text": "", "usage": null, "upstream_id": "", "finish": ""}}',
-        '{"request": "x", "result": {"text": null, "usage": null, "upstream_id": "", "finish": ""}}',
-        '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": ""}}',
-    ],
-)  # fmt: skip
-def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "r.jsonl").write_text(f"\n{line}\n")
-    with pytest.raises(ConfigError, match=r"r\.jsonl:2"):
-        ReplayedAnswers(tmp_path / "r.jsonl")
-
-
 async def test_coordinator_replays_what_a_device_recorded(tmp_path: Path) -> None:
     outcome = await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(call())
     request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")

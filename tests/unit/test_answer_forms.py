@@ -25,6 +25,11 @@ NO_SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "string", "minLength": float("nan")}, "s"),
     ({"enum": [[{"a": float("nan")}]]}, "s"),
     ({"enum": ["\ud800"]}, "s"),
+    ({"type": "strin"}, "s.type"),
+    ({"properties": []}, "s.properties"),
+    ({"anyOf": []}, "s.anyOf"),
+    ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
+    ({"$ref": "#/$defs/none"}, "s"),
 ]
 
 

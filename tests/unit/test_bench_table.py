@@ -15,16 +15,14 @@ import psutil
 import pytest
 
 from edge.core.clock import SystemClock
-from edge.core.errors import UsageError
 from tools.bench.harness import Part, Results, Row, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import rows
-from tools.bench.table.__main__ import parse, plan_of
-from tools.bench.table.agent_steps import answering, config_of
+from tools.bench.table.agent_steps import answering
 from tools.bench.table.batched_peer import seconds_of
-from tools.bench.table.jobs import BF16, FP32, LEAN, Jobs
+from tools.bench.table.jobs import BF16, FP32, Jobs
 from tools.bench.table.peers import peer_constraints
-from tools.bench.table.plan import TINY, Workload
+from tools.bench.table.plan import Workload
 from tools.bench.table.trl_peer import arguments_of, centred
 
 WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
@@ -293,20 +291,4 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
     assert [ours[name] for name in shared.split()] == [theirs[name] for name in shared.split()]
 
 
-def test_job_becomes_a_valid_agent_configuration(tmp_path: Path) -> None:
-    config = config_of(our_job(tmp_path, weights="streamed", learning=LEAN))
-    assert config.learning.prompts_per_step == 2
-    assert config.learning.max_tokens == 128
-    assert config.engine.weights == "streamed"
-    assert (config.learning.gradient_checkpointing, config.learning.micro_batch_tokens) == ("on", 512)
-    assert config.phases[0].steps == 3
-
-
 # -- command line ------------------------------------------------------------------------------------------------------------------
-
-
-def test_sizes_and_rounds_are_chosen_on_the_command_line() -> None:
-    chosen = plan_of(parse(["--tiny", "--rounds", "4"]))
-    assert (chosen.size, chosen.small.rounds, chosen.large.rounds, chosen.rollout_rounds) == (TINY.size, 4, 4, 4)
-    with pytest.raises(UsageError, match="at least 1"):
-        plan_of(parse(["--rounds", "0"]))

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.cli.ask import Reader, own_reader
+from edge.cli.ask import own_reader
 from edge.cli.chat import Conversation, Interrupts, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
-from edge.serve.reasoning import Reading
-from edge.state.answer_record import AnswerRequest
 from tests.unit.agent_world import World, local_answer, number_in
 
 Capture = pytest.CaptureFixture[str]
@@ -74,20 +72,6 @@ async def test_ctrl_c_stops_generation_records_nothing_and_the_next_question_wor
     await setting.conversation.take("What is 2 + 1?")
     (answer,) = printed(capsys)
     assert (answer["answer"], setting.kept()) == ("3", [answer["id"]])
-
-
-async def test_new_conversation_starts_without_the_old_one(setting: Setting, capsys: Capture) -> None:
-    own, lengths = own_reader(setting.agent), list[int]()
-
-    def noted(question: AnswerRequest) -> Reading:
-        lengths.append(len(question.messages))
-        return own.read(question)
-
-    conversation = Conversation(Reader(noted, own.control), None, setting.interrupts, as_json=True, lenient=True)
-    for line in ("What is 1 + 1?", "What is 2 + 1?", "/retry", "/new", "What is 3 + 1?", "/new", "/retry"):
-        await conversation.take(line)
-    assert lengths == [1, 3, 3, 1]
-    assert printed(capsys)[-1]["error"] == "nothing was asked yet"
 
 
 async def test_quit_leaves_and_wrong_usage_ends_only_a_strict_conversation(setting: Setting) -> None:

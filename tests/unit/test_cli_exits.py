@@ -17,43 +17,6 @@ from edge.core.errors import EdgeError
 from edge.core.install import install_extra
 from tests.unit.conftest import EdgeAgent, Ended
 
-COMMANDS = (
-    ["run"],
-    ["learn"],
-    ["eval"],
-    ["ask"],
-    ["chat"],
-    ["why"],
-    ["doctor"],
-    ["config"],
-    ["config", "show"],
-    ["budget", "show"],
-)
-HEAVY = (
-    "torch",
-    "llama_cpp",
-    "grpc",
-    "transformers",
-    "matplotlib",
-    "peft",
-    "yaml",
-    "rich",
-    "aiohttp",
-    "starlette",
-    "uvicorn",
-    "numpy",
-)
-
-
-def test_help_loads_nothing_heavy() -> None:
-    program = (
-        "import json, sys\nfrom edge.cli import main\n"
-        f"codes = [main([*words, '--help']) for words in {[[], *COMMANDS]!r}]\n"
-        f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stderr) == [[0] * (len(COMMANDS) + 1), []]
-
 
 @pytest.mark.parametrize(
     ("words", "code", "part"),
@@ -135,16 +98,6 @@ def test_full_disk_or_closed_output_is_no_traceback() -> None:
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, env=ascii_only)
     assert shown.returncode == 0 and "\\u" in shown.stdout
-
-
-def test_config_show_prints_the_origin_of_each_value(edge_agent: EdgeAgent, tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("serve:\n  port: 9001\n", encoding="utf-8")
-    shown = edge_agent("config", "show", "--config", str(file), "--set", "learning.seed=4", "--json").json
-    rows = {row["key"]: (row["value"], row["origin"]) for row in shown}
-    assert rows["serve.port"] == (9001, f"{file}:2")
-    assert rows["learning.seed"] == (4, "--set learning.seed")
-    assert rows["mode"] == ("auto", "default")
 
 
 @pytest.mark.parametrize(

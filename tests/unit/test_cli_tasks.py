@@ -65,16 +65,6 @@ def test_control_characters_are_escaped_for_the_terminal(tmp_path: Path, edge_ag
     assert read_items(again) == read_items(path)
 
 
-@pytest.mark.parametrize("command", ["show", "sample"])
-@pytest.mark.parametrize("text", ['"' + "a\\ud800b" + '"', "7" * 5000], ids=["half a character", "a long number"])
-def test_a_bad_task_file_is_one_line_with_its_place(command: str, text: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question": "ok", "answer": 1}\n{"question": "q", "answer": ' + text + "}\n")
-    refusal = edge_agent("tasks", command, str(path))
-    refusal.refused(1, f"{path}:2")
-    assert len(refusal.err) < 300
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("name", ["practice:arith", "practice:science", "practice:code"])
 def test_sample_can_be_used_as_a_task_file(name: str, split: str, tmp_path: Path, edge_agent: EdgeAgent) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from edge.core.errors import EdgeError
 from tests.unit.experiment_world import bits, evaluation, made_result, make_results
@@ -236,12 +235,6 @@ def test_ranking_is_the_probability_that_a_failure_ranks_higher(forced: str, ask
 # -- a price in the prompt -------------------------------------------------------------------------------------------------------------
 
 ARITH = "practice:arith"
-
-
-@pytest.mark.parametrize("price", [-0.1, 0.005, 10.0])
-def test_a_price_that_no_prompt_can_state_is_refused(price: float) -> None:
-    with pytest.raises(ValidationError):
-        Evaluate(prices=(price,))
 
 
 # -- retraining for a rate beside the dial on one adapter ------------------------------------------------------------------------------

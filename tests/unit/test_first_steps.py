@@ -20,7 +20,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 def test_config_show_accepts_a_prefix_and_refuses_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = outcome(capsys, "config", "show", "budget.learning", "--json")
     keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
-    assert (code, [row["key"] for row in json.loads(out)]) == (0, keys)
+    assert (code, [(row["key"], row["origin"]) for row in json.loads(out)]) == (0, [(key, "default") for key in keys])
     code, out, err = outcome(capsys, "config", "show", "budgte")
     assert (code, out) == (2, "") and "budgte" in err
 

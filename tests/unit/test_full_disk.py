@@ -22,11 +22,7 @@ from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
 from edge.testing.probe import ScriptedProbe
-from tests.unit.agent_world import HELP, World, local_answer
-
-
-def asks_unless_suppressed(messages, sampling, seed):
-    return local_answer(3) if sampling.suppress_help else HELP
+from tests.unit.agent_world import World, always_asks
 
 
 def fill(agent: Agent, full: bool = True) -> None:
@@ -40,7 +36,7 @@ def question(**options: object) -> AnswerRequest:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path / "state", script=asks_unless_suppressed)
+    return World(tmp_path / "state", script=always_asks)
 
 
 async def test_full_disk_answers_locally_and_sends_no_unrecorded_call(world: World) -> None:

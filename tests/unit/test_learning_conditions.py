@@ -30,8 +30,9 @@ from edge.state.events import LearningWaits
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.probe import ScriptedProbe
+from tests.simulate.fleet_worlds import in_virtual_time
 from tests.unit.agent_world import World
-from tests.unit.virtual_time import run_in_virtual_time
+from tests.until import until
 
 MAINS, BATTERY = Readings(on_mains=True, battery_percent=80.0), Readings(on_mains=False, battery_percent=80.0)
 
@@ -112,7 +113,7 @@ def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
         await waiting.readiness.ready()
         return waiting.clock.monotonic()
 
-    assert run_in_virtual_time(use()) == pytest.approx(70.0)
+    assert in_virtual_time(lambda _: use()) == pytest.approx(70.0)
     assert waiting.notices() == ["waiting: somebody was answered a moment ago", "goes on"]
 
 
@@ -130,7 +131,7 @@ def test_learning_never_starts_during_an_answer(state: StateFolder) -> None:
         await serving
         return waiting.clock.monotonic()
 
-    assert run_in_virtual_time(use()) == pytest.approx(103.0)
+    assert in_virtual_time(lambda _: use()) == pytest.approx(103.0)
 
 
 def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFolder) -> None:
@@ -143,7 +144,7 @@ def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFold
         await ready
         return meanwhile, waiting.clock.monotonic()
 
-    assert run_in_virtual_time(use()) == ("waiting: on battery", pytest.approx(50.0)), "ten checks of five seconds"
+    assert in_virtual_time(lambda _: use()) == ("waiting: on battery", pytest.approx(50.0)), "ten checks of five seconds"
     assert waiting.notices() == ["waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
     assert waiting.readiness.waiting == ""
@@ -159,7 +160,7 @@ def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder)
         ready.cancel()
         await asyncio.gather(ready, return_exceptions=True)
 
-    run_in_virtual_time(use())
+    in_virtual_time(lambda _: use())
     assert waiting.notices() == ["waiting: on battery"]
     assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(18.0), "on battery")])
 
@@ -167,7 +168,7 @@ def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder)
 def test_reason_with_changed_numbers_is_the_same_wait(state: StateFolder) -> None:
     hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
     waiting = Waiting(state, (*hot, BATTERY, MAINS))
-    run_in_virtual_time(waiting.readiness.ready())
+    in_virtual_time(lambda _: waiting.readiness.ready())
     assert waiting.notices() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(15.0), "hot"), (pytest.approx(5.0), "on battery")]
 
@@ -186,7 +187,7 @@ def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFo
             await ready
             return waiting.clock.monotonic()
 
-        assert run_in_virtual_time(use(again)) == pytest.approx(1003.0)
+        assert in_virtual_time(lambda _, again=again: use(again)) == pytest.approx(1003.0)
         assert again.notices() == ["paused by you", "goes on"]
 
 
@@ -194,9 +195,7 @@ async def test_stop_ends_the_wait_of_an_agent_and_its_status_has_the_reason(tmp_
     world = World(tmp_path, conditions=MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn())
-        async with asyncio.timeout(30):
-            while not agent.status().waiting:
-                await asyncio.sleep(0.01)
+        await until(lambda: agent.status().waiting)
         status = agent.status()
         agent.request_stop()
         finished = await learning

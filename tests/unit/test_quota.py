@@ -21,15 +21,11 @@ from edge.rpc.client import BudgetSnapshot
 from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import World, always_asks
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 OFF = "the cloud is switched off by EDGE_AGENT_NO_CLOUD"
 NO_LIMITS = BudgetSnapshot(1, 0.5, 0.3, 4, None, 90, None, 1500, None)
-
-
-def always_asks(messages: Any, sampling: Any, seed: int) -> str:
-    return local_answer(3) if sampling.suppress_help else HELP
 
 
 def budget(calls: int = 4, calls_limit: int | None = 20, **more: Any) -> KnownBudget:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import UpstreamConfig
-from coordinator.providers.provider import ProviderError, ProviderRequest
+from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, ProviderResult
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.errors import ConfigError
-from edge.core.types import Message
-from tests.scripted_provider import ScriptedAnswer, ScriptedProvider, always, in_turn, record
+from edge.core.types import Message, TokenUsage
+from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer
+from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider
 
 
 def asks(content: str = "a private question", key: str = "k", **changes: object) -> ProviderRequest:
@@ -23,9 +24,23 @@ def player(cassette: Path) -> RecordedProvider:
     return RecordedProvider(UpstreamConfig(provider="recorded", path=str(cassette)), "test")
 
 
+async def record(cassette: Path, request: ProviderRequest, source: CloudProvider) -> ProviderResult:
+    """Put what the source answers onto a cassette."""
+    result = await source.complete(request)
+    content = (request.messages, request.model, request.max_output_tokens, request.temperature, request.openai_json)
+    answer = RecordedAnswer(result.text, result.usage, result.upstream_id, result.finish, beyond_text=result.beyond_text)
+    append_answer(cassette, answer_digest(*content), answer)
+    return result
+
+
+async def two_answers(request: ProviderRequest) -> ProviderResult:
+    if request.messages[0].content == "two":
+        return ProviderResult("zwei\n", None, "up", "stop")
+    return ProviderResult("eins", TokenUsage(20, 10), "up", "stop")
+
+
 async def test_recorded_answer_is_replayed_under_any_key(tmp_path: Path) -> None:
-    cassette = tmp_path / "c.jsonl"
-    source = ScriptedProvider(in_turn(ScriptedAnswer("eins"), ScriptedAnswer("zwei\n", usage=None)))
+    cassette, source = tmp_path / "c.jsonl", ProgrammedProvider(two_answers)
     first = [await record(cassette, asks(content), source) for content in ("a private question", "two")]
     assert "private question" not in cassette.read_text()
     replayer = player(cassette)
@@ -39,7 +54,15 @@ async def test_request_missing_on_the_cassette_was_not_executed(tmp_path: Path) 
     assert (failed.value.kind, failed.value.executed) == ("not_recorded", False)
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}'])
+USAGE_BELOW_NOTHING = (
+    '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": ""}}'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nonsense", "[]", "{}", '{"request": "x", "result": {"text": "a"}}', '{"request": "x", "result": 3}', USAGE_BELOW_NOTHING],
+)
 async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "c.jsonl").write_text(f"\n{line}\n")
     with pytest.raises(ConfigError, match=r"c\.jsonl:2"):
@@ -48,11 +71,8 @@ async def test_bad_cassette_line_and_a_missing_cassette_are_named(tmp_path: Path
         await player(tmp_path / "none.jsonl").start()
 
 
-async def test_tool_calls_are_recorded_by_request_and_replayed(tmp_path: Path) -> None:
-    called = '{"tool_calls":[]}'
-    wanted = replace(asks(), openai_json='{"tools":[]}')
-    source = ScriptedProvider(always(ScriptedAnswer("", finish="tool_calls", beyond_text=called)))
-    await record(tmp_path / "c.jsonl", wanted, source)
-    assert (await player(tmp_path / "c.jsonl").complete(wanted)).beyond_text == called
+async def test_requests_with_and_without_tools_are_told_apart(tmp_path: Path) -> None:
+    await record(tmp_path / "c.jsonl", replace(asks(), openai_json=TOOLS), ProgrammedProvider())
+    assert (await player(tmp_path / "c.jsonl").complete(replace(asks(), openai_json=TOOLS))).beyond_text == CALLED
     with pytest.raises(ProviderError, match="no answer"):
         await player(tmp_path / "c.jsonl").complete(asks())

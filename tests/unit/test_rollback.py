@@ -22,6 +22,7 @@ from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
 from tests.unit.agent_world import World, local_answer, mixed_script, number_in
 from tests.unit.judged_answers import answered, rated
+from tests.until import until
 
 RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
 
@@ -176,9 +177,7 @@ async def test_disliked_version_is_left_also_while_paused_or_when_all_is_learned
         while agent.learning.waiting != "paused by you":
             await asyncio.sleep(0)
         judged(agent, 4, good=4, bad=6)
-        async with asyncio.timeout(10):
-            while not went_back(agent):
-                await asyncio.sleep(0.001)
+        await until(lambda: went_back(agent))
         assert went_back(agent) == [(4, 2, "feedback")] and not learning.done()
         agent.learning.pause(False)
         await learning

@@ -10,17 +10,6 @@ from edge.testing.endpoint import NOTHING_TO_REPORT, ScriptedAnswers, ScriptedCo
 from tests.unit.agent_world import World
 
 
-async def test_pause_is_shown_in_the_status_and_stored(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    async with world.agent() as agent:
-        assert await RunningAgent(agent).pause_learning(True) == {"paused": True, "waiting": "paused by you"}
-    async with world.agent() as agent:
-        control = RunningAgent(agent)
-        status = await control.status()
-        assert (status["paused"], status["waiting"]) == (True, "paused by you")
-        assert await control.pause_learning(False) == {"paused": False, "waiting": ""}
-
-
 async def test_end_of_a_pause_is_shown_immediately_while_learning_still_waits(tmp_path: Path) -> None:
     async with World(tmp_path).agent() as agent:
         control = RunningAgent(agent)

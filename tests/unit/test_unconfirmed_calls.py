@@ -16,13 +16,10 @@ from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnkn
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import World, always_asks
+from tests.until import until
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
-
-
-def always_asks(messages: Any, sampling: Any, seed: int) -> str:
-    return local_answer(3) if sampling.suppress_help else HELP
 
 
 @pytest.fixture
@@ -32,9 +29,7 @@ def world(tmp_path: Path) -> World:
 
 async def settled(agent: Agent) -> None:
     """Wait until the agent has found out by itself."""
-    async with asyncio.timeout(20):
-        while agent.status().unsettled_calls:
-            await asyncio.sleep(0.01)
+    await until(lambda: not agent.status().unsettled_calls)
 
 
 async def test_answer_whose_reply_was_lost_gets_its_cost_exactly_once(world: World) -> None:

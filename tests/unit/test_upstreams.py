@@ -15,8 +15,7 @@ from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewher
 from coordinator.config import LegConfig
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
-from tests.scripted_provider import ScriptedProvider
-from tests.service.in_process import PRICE, call
+from tests.service.in_process import PRICE, ProgrammedProvider, call
 from tests.unit.prices import price_from
 
 NOW = 1_790_000_000.0  # 2026-09-21
@@ -27,7 +26,7 @@ def leg(name: str, **more: Any) -> LegConfig:
 
 
 def upstream(name: str, price=PRICE, deadline_s: float = 20.0, max_output_tokens: int = 1000) -> Upstream:
-    return Upstream(name, ScriptedProvider(), f"model-of-{name}", price, Gate(name, 8, 8), deadline_s, max_output_tokens)
+    return Upstream(name, ProgrammedProvider(), f"model-of-{name}", price, Gate(name, 8, 8), deadline_s, max_output_tokens)
 
 
 def table(*legs: LegConfig, **upstreams: Upstream) -> UpstreamTable:

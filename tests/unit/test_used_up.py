@@ -15,7 +15,7 @@ from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text
 from edge.core.errors import BudgetExhausted
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import World, always_asks
 
 JARGON = "budget device[device:local] has no room for this call: it needs 1 call, none is left"
 NUMBERS = {
@@ -59,7 +59,7 @@ def test_refusal_names_the_exhausted_limit_and_advises_a_cloud_only_caller(
 
 @pytest.mark.parametrize("mode", ["auto", "cloud-only"])
 async def test_no_ledger_key_reaches_the_caller(tmp_path: Path, mode: Any) -> None:
-    world = World(tmp_path / "state", script=lambda messages, sampling, seed: local_answer(3) if sampling.suppress_help else HELP)
+    world = World(tmp_path / "state", script=always_asks)
     async with world.agent() as agent:
         world.client.fail_next("stream_complete", refusal())
         request = AnswerRequest([Message("user", "What is 3 + 1?")], mode=mode)

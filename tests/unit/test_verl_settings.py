@@ -51,9 +51,12 @@ def test_the_launch_file_has_the_papers_settings(launch):
     assert (launch["dagrpo"]["target_rate"], launch["trainer"]["total_training_steps"]) == (0.3, 840)
 
 
-def test_the_coordinators_file_has_the_papers_price_and_no_limit_of_calls_per_step():
-    terms = resolve(CoordinatorConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks["*"]
-    assert (terms.dual_init, terms.dual_lr, terms.step_credit_kappa) == (PAPER.dual_init, PAPER.dual_lr, None)
+def test_the_coordinators_file_has_the_papers_rates_and_price_and_no_limit_of_calls_per_step():
+    tasks = resolve(CoordinatorConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks
+    for name, rate in (("*", 0.3), ("group2", 0.5)):
+        terms = tasks[name]
+        assert (terms.target_rate, terms.dual_init, terms.dual_lr) == (rate, PAPER.dual_init, PAPER.dual_lr)
+        assert (terms.dual_scope, terms.step_credit_kappa) == ("global", None)
 
 
 def test_launch_file_meets_the_needs_of_the_method(launch):
