@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from edge.models.gguf_reader import open_gguf
 from edge.models.spec import Architecture as Architecture
@@ -44,11 +44,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The normalised x, in its own type."""
+    def forward(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The normalised x, in its own type unless given."""
+        dtype = dtype or x.dtype
         if self.weight.requires_grad:
-            return _normalised(x.float(), self.weight, self.eps)[0].to(x.dtype)
-        normalised: Tensor = _FrozenNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+            return _normalised(x.float(), self.weight, self.eps)[0].to(dtype)
+        normalised: Tensor = _FrozenNorm.apply(x, self.weight, self.eps, dtype)  # type: ignore[no-untyped-call]
         return normalised
 
 
@@ -62,17 +63,17 @@ class _FrozenNorm(torch.autograd.Function):
     """RMSNorm whose weight is not trained: keeps its input alone, and goes back in five passes where autograd takes ten."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         normalised, scale = _normalised(x.float(), weight, eps)
         ctx.save_for_backward(x, weight, scale)
-        return normalised.to(x.dtype)
+        return normalised.to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
         x32, along = x.float(), grad.float() * weight.float()
         pull = (along * x32).mean(-1, keepdim=True).mul_(scale**3)
-        return along.mul_(scale).addcmul_(x32, pull, value=-1.0).to(x.dtype), None, None
+        return along.mul_(scale).addcmul_(x32, pull, value=-1.0).to(x.dtype), None, None, None
 
 
 def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -235,10 +236,14 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
-        """The new residual stream [B, T, D], and the layer's keys and values."""
-        mixed, cache = self.self_attn(self.input_layernorm(x), cos, sin, attend, past)
+        """The new residual stream [B, T, D], and the layer's keys and values.
+
+        Norms give the type of the products behind them: one tensor is made and kept for all of these, not a copy for each.
+        """
+        dtype = product_dtype(x)
+        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, attend, past)
         x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        return x + self.mlp(self.post_attention_layernorm(x, dtype)), cache
 
 
 class Body(nn.Module):
@@ -259,6 +264,7 @@ class Decoder(nn.Module):
 
     inverse_freqs: Tensor
     checkpointing = False
+    checkpoint_contexts = staticmethod(noop_context_fn)
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -290,7 +296,8 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.model.layers):
             inputs = x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index]
             if self.checkpointing and torch.is_grad_enabled():  # nothing is random inside, so no generator's state has to be kept
-                x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+                contexts = self.checkpoint_contexts
+                x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
             else:
                 x, cache = layer(*inputs)
             if use_cache:

@@ -207,54 +207,51 @@ def mismatch_sums(scores: TokenScores, behaviour_N: Tensor, cap: float) -> Misma
 
 
 class _ChunkedLogSoftmax(torch.autograd.Function):
-    """log-probabilities of targets with the logits made anew in the backward pass: ∂ log p / ∂ logits = onehot - softmax.
+    """log-probabilities of targets y and their gradient ∂ log p_y / ∂h = (1 - p_y) W_y - Σ_{v≠y} p_v W_v, in one walk over the vocabulary.
 
-    Forward keeps, for each token, the greatest logit so far, Σ exp(logit - greatest) and Σ exp(logit - greatest)·logit: what the normaliser
-    and the entropy need, rescaled whenever a block brings a greater one. A vocabulary that fits into one block is kept as it is.
+    What follows in the loss only multiplies that gradient with a number per token, so no logits are kept or made again. Kept for each
+    token is the greatest logit so far, and Σ exp(logit - greatest), Σ exp(logit - greatest)·logit and Σ_{v≠y} exp(logit - greatest)·W_v,
+    rescaled whenever a block brings a greater one. The target's own share stays out of the last sum: that of a likely target nearly
+    cancels W_y, and products may be taken in a narrow type.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
-        exact_N = None
-        if dtype not in (None, torch.float32):
-            with torch.autocast(hidden_ND.device.type, enabled=False):
-                exact_N = torch.linalg.vecdot(hidden_ND.float(), projection.gather(targets_N))
-        greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
-        total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
-        for start, weight_CD in _blocks(projection, columns, dtype):
-            inside_N, place_N = _within(targets_N, start, len(weight_CD))
-            logits_NC = _with_targets(_logits(hidden_ND, weight_CD), inside_N, place_N, exact_N)
-            before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
-            shrink_N = (before_N - greatest_N).exp()
-            exp_NC = (logits_NC - greatest_N[:, None]).exp_()
-            total_N = total_N * shrink_N + exp_NC.sum(-1)
-            weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
-            target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
-        normaliser_N = greatest_N + total_N.log()
-        whole_NV = exp_NC.div_(total_N[:, None]) if columns >= projection.rows else None
-        ctx.save_for_backward(hidden_ND, targets_N, normaliser_N, whole_NV, exact_N)
-        ctx.projection, ctx.columns, ctx.dtype = projection, columns, dtype
+        ctx.input_dtype = hidden_ND.dtype
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            exact_N, own_ND = None, projection.gather(targets_N)
+            if dtype not in (None, torch.float32):
+                exact_N = torch.linalg.vecdot(hidden_ND.float(), own_ND)
+            greatest_N = torch.full((len(targets_N),), -torch.inf, device=hidden_ND.device)
+            total_N, weighted_N, target_N = (torch.zeros_like(greatest_N) for _ in range(3))
+            others_ND = torch.zeros(hidden_ND.shape, device=hidden_ND.device) if ctx.needs_input_grad[0] else None
+            for start, weight_CD in _blocks(projection, columns, dtype):
+                hidden_ND = hidden_ND.to(weight_CD.dtype)
+                inside_N, place_N = _within(targets_N, start, len(weight_CD))
+                logits_NC = _with_targets((hidden_ND @ weight_CD.T).float(), inside_N, place_N, exact_N)
+                before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
+                shrink_N = (before_N - greatest_N).exp()
+                exp_NC = (logits_NC - greatest_N[:, None]).exp_()
+                total_N = total_N * shrink_N + exp_NC.sum(-1)
+                weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
+                target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
+                if others_ND is not None:
+                    exp_NC = _with_targets(exp_NC, inside_N, place_N, torch.zeros_like(target_N))
+                    others_ND.mul_(shrink_N[:, None]).add_(exp_NC.to(weight_CD.dtype) @ weight_CD)
+            normaliser_N = greatest_N + total_N.log()
+            if others_ND is not None:
+                missing_N = -torch.expm1(target_N - normaliser_N)
+                ctx.save_for_backward(own_ND.mul_(missing_N[:, None]).sub_(others_ND.div_(total_N[:, None])))
         entropy_N = normaliser_N - weighted_N / total_N
         ctx.mark_non_differentiable(entropy_N)
         return target_N - normaliser_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
-        hidden_ND, targets_N, normaliser_N, whole_NV, exact_N = ctx.saved_tensors
-        grad_ND = torch.zeros(hidden_ND.shape, device=hidden_ND.device)
-        for start, weight_CD in _blocks(ctx.projection, ctx.columns, ctx.dtype):
-            inside_N, place_N = _within(targets_N, start, len(weight_CD))
-            if whole_NV is None:
-                logits_NC = _with_targets(_logits(hidden_ND, weight_CD), inside_N, place_N, exact_N)
-                slope_NC = logits_NC.sub_(normaliser_N[:, None]).exp_().mul_(-grad_N[:, None])
-            else:
-                slope_NC = whole_NV * -grad_N[:, None]
-            slope_NC.scatter_add_(-1, place_N[:, None], torch.where(inside_N, grad_N, 0.0)[:, None])
-            with torch.autocast(slope_NC.device.type, enabled=False):
-                grad_ND += slope_NC.to(weight_CD.dtype) @ weight_CD
-        return grad_ND.to(hidden_ND.dtype), None, None, None, None
+        (slope_ND,) = ctx.saved_tensors
+        return (grad_N[:, None] * slope_ND).to(ctx.input_dtype), None, None, None, None
 
 
 def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> Iterator[tuple[int, Tensor]]:
@@ -275,8 +272,3 @@ def _within(targets_N: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
     """Which targets lie in a block, and where (0 for the others)."""
     inside_N = (targets_N >= start) & (targets_N < start + count)
     return inside_N, torch.where(inside_N, targets_N - start, 0)
-
-
-def _logits(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    with torch.autocast(hidden_ND.device.type, enabled=False):
-        return (hidden_ND.to(weight_VD.dtype) @ weight_VD.T).float()

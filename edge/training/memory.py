@@ -155,7 +155,8 @@ class MemoryNeed:
 def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> MemoryNeed:
     """What the micro-batch needs at its fullest moment, in bytes."""
     adapter = 4 * lora_parameters(shape, setting)
-    # Three slabs of logits in float32, and the rows of the projection behind them where these stay in the file.
+    # In float32 three slabs of logits, two rows of the hidden states' gradient a token (edge.training.loss), and the rows of the
+    # projection behind a slab where these stay in the file.
     tokens = max(1, batch.rows * batch.response_tokens)
     columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
     block = columns * shape.width if setting.weights == "streamed" else 0
@@ -165,7 +166,7 @@ def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) 
         adapter=2 * adapter,
         optimiser=2 * adapter,
         activations=_activation_bytes(shape, batch, setting),
-        logits=4 * (3 * tokens * columns + block),
+        logits=4 * (3 * tokens * columns + 2 * tokens * shape.width + block),
     )
 
 

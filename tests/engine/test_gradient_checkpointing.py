@@ -58,6 +58,33 @@ def test_checkpointing_keeps_less_memory_between_forward_and_backward(shared: bo
     assert _most_kept(checkpointing=True, shared=shared) < 0.6 * _most_kept(checkpointing=False, shared=shared)
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
+def test_the_last_product_of_a_block_is_not_taken_again(tmp_path: Path, shared: bool) -> None:
+    decoder = open_streamed(write_tiny_model(tmp_path / "tiny.gguf").path)
+    mlp, made = decoder.model.layers[0].mlp, {"gate_proj": 0, "down_proj": 0}
+    for name in made:
+        base = getattr(mlp, name)
+
+        def counted(dtype: torch.dtype, name: str = name, matrix=base.matrix) -> torch.Tensor:
+            made[name] += 1
+            return matrix(dtype)
+
+        base.matrix = counted
+    _gradients(decoder, checkpointing=True, shared=shared)
+    assert made["gate_proj"] * 2 == made["down_proj"] * 3, "forward, again, backward; and forward, backward"
+
+
+def test_in_bf16_the_layers_behind_a_norm_keep_one_copy_of_its_output() -> None:
+    decoder = tiny_decoder()
+    lora.inject_lora(decoder, LoraSpec(rank=4), seed=1)
+    alive: list[torch.Tensor] = []
+    ids = torch.arange(2 * 40).view(2, 40) % VOCAB
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: alive.append(one) or one, lambda one: one), torch.autocast("cpu"):
+        decoder.hidden_states(ids)
+    inputs = {one.untyped_storage().data_ptr() for one in alive if one.dtype == torch.bfloat16 and one.shape == (80, 32)}
+    assert len(inputs) == 2 * 3, "of each layer what q, k and v get, what o gets, and what gate and up get"
+
+
 def _most_kept(*, checkpointing: bool, shared: bool) -> int:
     """Bytes of distinct storage that autograd packs while one forward pass is made."""
     decoder = tiny_decoder()

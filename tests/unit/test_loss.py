@@ -70,6 +70,17 @@ def test_in_bf16_the_target_logit_is_exact_and_other_errors_average_out(chunk_el
         assert float((mine - theirs).norm()) < 0.01 * float(theirs.norm())
 
 
+def test_in_bf16_the_gradient_of_a_nearly_certain_token_does_not_drown_in_the_rounding_of_its_own_row() -> None:
+    draw = torch.Generator().manual_seed(7)
+    weight = torch.randn(300, 64, generator=draw) * 0.5
+    targets = torch.randint(0, 300, (20,), generator=draw)
+    hidden = (weight[targets] * 0.8).requires_grad_()
+    exact, rounded = (token_scores(hidden, weight, targets, 2_000, dtype) for dtype in (None, torch.bfloat16))
+    assert 0.99 < float(exact.logprobs_N.detach().exp().median()) < 0.999
+    theirs, mine = (torch.autograd.grad(scores.logprobs_N.sum(), hidden)[0] for scores in (exact, rounded))
+    assert float(((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1)).max()) < 0.03
+
+
 def _groups() -> list[TrainingGroup]:
     first = (TrainingSample((3, 4, 5), (-1.0, -2.0, -0.5), 0.75), TrainingSample((7,), (-3.0,), -0.75))
     second = (TrainingSample((1, 2), (-0.1, -0.2), 0.0), TrainingSample((9, 9), (-0.1, -0.2), 1e-17))

@@ -46,7 +46,7 @@ def test_every_part_equals_the_hand_computed_value() -> None:
     between = 4 * 4 * (6 + 2 * 6)
     temporaries = 3 * 8 * 16 + 4 * 8 * 4 * 10
     assert need.activations == ceil(SLACK * 4 * (2 * (prompts + responses + between) + temporaries))
-    assert need.logits == 4 * 3 * 8 * 50
+    assert need.logits == 4 * (3 * 8 * 50 + 2 * 8 * 8)
     assert need.total == sum((need.weights, need.key_values, need.adapter, need.optimiser, need.activations, need.logits))
 
 
@@ -63,7 +63,7 @@ def test_each_memory_option_saves_its_own_part() -> None:
     again = memory_need(deep, BATCH, replace(SETTING, checkpointing=True))
     assert again.activations < memory_need(deep, BATCH, SETTING).activations / 3
     chunked = memory_need(replace(SHAPE, vocab_size=1_000_000), BATCH, replace(SETTING, vocab_chunk_elements=800))
-    assert chunked.logits == 4 * 3 * 800
+    assert chunked.logits == 4 * (3 * 800 + 2 * 8 * 8)
     long = MicroBatch(prompts=1, prompt_tokens=2000, rows=1, response_tokens=1)
     assert memory_need(SHAPE, long, SETTING).activations < 4 * 2 * (2000 * 4 * 2000), "no attention weights of long rows"
 
