@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
-_PROBE_S = 2.0
+_PROBE_S = 10.0
 _SAMPLING = ("max_tokens", "temperature", "seed")
 _MOST_SENT = 500
 """Entries of the outbox that the endpoint gives at once."""
