@@ -118,10 +118,10 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-HOLD = tuple(f"hold_{unit}" for unit in UNITS)
+_HOLD = tuple(f"hold_{unit}" for unit in UNITS)
 BUDGET = Table("budget", BudgetRow, "key")
 CALL = Table("call", CallRow, "device", "key", fixed=("fingerprint", "task", "step", "prompt_id"))
-ATTEMPT = Table("attempt", AttemptRow, "device", "key", "number", fixed=(*HOLD, "budgets", "epoch", "lease_ms"))
+ATTEMPT = Table("attempt", AttemptRow, "device", "key", "number", fixed=(*_HOLD, "budgets", "epoch", "lease_ms"))
 STEP = Table("step", StepRow, "device", "task", "step")
 TASK = Table("task_state", TaskRow, "device", "task")
 PRICE = Table("price", PriceRow, "key")

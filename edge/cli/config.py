@@ -99,9 +99,8 @@ def config_check(
         print_line("\n".join(f"error: {one_line(problem.text)}" for problem in problems))
         print_line(f"{counted(len(problems), 'problem')} in {file}")
     else:
-        print(
-            f"{file or ('the default configuration with these options' if settings.sets else 'the default configuration')} is fine"
-        )
+        options = " with these options" if settings.sets else ""
+        print(f"{file or 'the default configuration'}{options} is fine")
     return 1 if problems else 0
 
 
