@@ -232,8 +232,11 @@ async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("behaviour", [hangs, sends(START, pause_s=0.02, forever=PING)])
 async def test_total_deadline_applies_to_silence_and_pings(behaviour: Behaviour, streams: bool) -> None:
-    error, requests = await refusal(behaviour, provider_request(deadline_s=0.4), streams=streams)
-    assert (error.kind, error.executed, requests) == ("deadline", None, 1)
+    async with provider_for(in_turn(OK, behaviour)) as (provider, upstream):
+        await provider.complete(provider_request())  # so that none of the time is for the connection
+        with pytest.raises(ProviderError) as failed:
+            await (pieces_of if streams else AnthropicProvider.complete)(provider, provider_request(deadline_s=0.4))
+    assert (failed.value.kind, failed.value.executed, len(upstream.bodies)) == ("deadline", None, 2)
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -31,6 +31,7 @@ from tests.service.upstream_server import (
     disconnects,
     event,
     hangs,
+    in_turn,
     openai_provider,
     provider_request,
     running_upstream,
@@ -110,11 +111,12 @@ async def test_missing_or_invalid_usage_is_unknown(usage: Any) -> None:
 )
 @pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
 async def test_total_deadline_applies_to_silence_and_trickling_bytes(behaviour: Behaviour, ask: Ask) -> None:
-    async with provider_for(behaviour) as (provider, upstream):
+    async with provider_for(in_turn(answers(completion()), behaviour)) as (provider, upstream):
+        await provider.complete(provider_request())  # so that none of the time is for the connection
         with pytest.raises(ProviderError) as failed:
             await ask(provider, provider_request(deadline_s=0.4))
         assert (failed.value.kind, failed.value.executed) == ("deadline", None)
-        assert len(upstream.bodies) == 1
+        assert len(upstream.bodies) == 2
 
 
 @pytest.mark.parametrize("ask", [OpenAICompatibleProvider.complete, streamed])
@@ -127,7 +129,8 @@ async def test_expired_deadline_closes_the_connection_to_the_upstream(ask: Ask) 
         finally:
             closed.set()
 
-    async with provider_for(endless) as (provider, _):
+    async with provider_for(in_turn(answers(completion()), endless)) as (provider, _):
+        await provider.complete(provider_request())
         with pytest.raises(ProviderError, match="in time"):
             await ask(provider, provider_request(deadline_s=0.4))
         await asyncio.wait_for(closed.wait(), 60.0)
