@@ -78,7 +78,7 @@ def test_rollouts_are_measured_at_the_exact_requested_length(jobs: Jobs) -> None
 def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]) -> None:
     model = gguf_file(jobs.models, "tiny", "Q8_0")
     found = run(jobs.speed("k", {"tiny": model}, 0.01), jobs.out)
-    row = rows.floor_row([found], {"a step": ([learned], "tiny", 16)})
+    row = rows.floor_row([found], {"a step": ([learned], "tiny", 16, 2.0)})
     assert row.verdicts[0].value > 0.0
 
 

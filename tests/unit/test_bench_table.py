@@ -67,13 +67,13 @@ def peer_round(seconds: float, peak: float) -> dict:
 
 
 def test_small_row_is_compared_with_fp32_and_the_peers_best_and_leanest() -> None:
-    peers = {"fp32": [peer_round(4.2, 2000)], "defaults": [peer_round(2.5, 1100)], "tuned": [peer_round(3.0, 2500)]}
+    peers = {"fp32": [peer_round(6.2, 2000)], "defaults": [peer_round(2.5, 1100)], "tuned": [peer_round(3.0, 2500)]}
     row = rows.small_row([our_round(1.0)], [our_round(1.6, 600)], peers)
     assert "1.6x faster than its best" in next(line.measured for line in row.verdicts if "bundled cloud" in line.what)
     goals = {(line.against, line.goal): line for line in row.verdicts if line.met is not None}
-    assert goals["TRL fp32", "≥ 4x"].met is True
-    assert goals["TRL, its defaults (its best)", "≥ 3x"].met is False
-    memory = goals["TRL, its defaults (its leanest)", "≤ 0.5x"]
+    assert goals["TRL fp32", "≥ 6x"].met is True
+    assert goals["TRL, its defaults (its best)", "≥ 4.5x"].met is False
+    memory = goals["TRL, its defaults (its leanest)", "≤ 0.45x"]
     assert memory.value == pytest.approx(600 / 1100)
     assert memory.met is False
 
@@ -110,7 +110,7 @@ def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
         {"bytes_per_s": 2e9, "models": {"m": slow, "n": {**slow, "infer_flop_per_s": 4e9}}},
         {"bytes_per_s": 1e9, "models": {"m": fast, "n": slow}},
     ]
-    row = rows.floor_row(speeds, {"a step": ([our_round(20.0)], "m", 16)})
+    row = rows.floor_row(speeds, {"a step": ([our_round(20.0)], "m", 16, 2.0)})
 
     def floor(infer: float) -> float:
         prefill = 2 * 1e6 * 2 * 320 / infer
@@ -246,9 +246,9 @@ def test_peer_gets_our_torch_build_and_versions() -> None:
 
 def test_batched_bench_counts_each_prompt_once_and_its_decodes_once() -> None:
     output = 'noise\n{"n_kv_max": 7168, "pp": 320, "tg": 127, "pl": 16, "t_pp": 0.5, "t_tg": 10.0, "speed": 1}\n'
-    assert seconds_of(output, prompts=2) == 11.0
+    assert seconds_of(output, prefills=2) == 11.0
     with pytest.raises(ValueError, match="no measurement"):
-        seconds_of("nothing", prompts=2)
+        seconds_of("nothing", prefills=2)
 
 
 def trl_job(tmp_path: Path, setting, *, random_model: bool) -> dict:

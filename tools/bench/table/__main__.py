@@ -91,9 +91,10 @@ class Bench:
             model = self._bundled() if load.model == BUNDLED else self._random(load.model, "Q8_0")
             width = load.prompts * GROUP_SIZE
             ours = partial(self.jobs.rollout, model=model, load=load)
-            competitors = {"ours": ours, "peer": partial(ours, program=program)}
+            peer = partial(ours, program=program)
+            competitors = {"ours": ours, "shared": peer, "alone": partial(peer, shared=False)}
             found = self.results.alternating(f"rollout/{load.model}-{width}", competitors, self.plan.rollout_rounds)
-            measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["peer"])
+            measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["shared"], found["alone"])
         return rows.rollout_row(measured)
 
     def floor(self) -> Row:
@@ -111,8 +112,8 @@ class Bench:
         ours_large = self.results.alternating("large", {"Q8_0": self._our_large}, large.rounds)["Q8_0"]
         speeds.append(speed("after"))
         steps = {
-            f"{BUNDLED}, {small.prompts} prompts x {GROUP_SIZE}": (ours, BUNDLED, _most_rows(models[BUNDLED], small)),
-            f"{shape} Q8_0, {large.prompts} prompts x {GROUP_SIZE}": (ours_large, shape, large.prompts * GROUP_SIZE),
+            f"{BUNDLED}, {small.prompts} prompts x {GROUP_SIZE}": (ours, BUNDLED, _most_rows(models[BUNDLED], small), 2.0),
+            f"{shape} Q8_0, {large.prompts} prompts x {GROUP_SIZE}": (ours_large, shape, large.prompts * GROUP_SIZE, 1.8),
         }
         return rows.floor_row(speeds, steps)
 

@@ -111,8 +111,8 @@ class Jobs:
         environment = self._environment(ALLOCATOR if tuned_allocator else {})
         return Part(key, (str(python), str(PEER_SCRIPT)), {**own, **self._step(key, work, random_model)}, environment)
 
-    def rollout(self, key: str, model: Path, load: RolloutLoad, program: Path | None = None) -> Part:
-        """Our rollouts, or those of llama.cpp's batched bench where its `program` is given."""
+    def rollout(self, key: str, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> Part:
+        """Our rollouts, or those of llama.cpp's batched bench where its `program` is given, whose rows share prompts or do not."""
         job = {
             **_model(model),
             "prompts": load.prompts,
@@ -125,7 +125,7 @@ class Jobs:
         }
         if program is None:
             return own_part("rollout", key, job, self._environment({}))
-        return self._own("batched_peer", key, {"program": str(program), **job})
+        return self._own("batched_peer", key, {"program": str(program), "shared": shared, **job})
 
     def speed(self, key: str, models: Mapping[str, Path], seconds: float) -> Part:
         """The speeds of the machine; every rate is measured for about so many seconds."""
