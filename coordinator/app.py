@@ -84,7 +84,7 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
             gate=Gate(alias, upstream.max_concurrency, config.service.max_queue),
             deadline_s=upstream.deadline_s,
             max_output_tokens=upstream.max_output_tokens,
-            breaker=Breaker(upstream.breaker),
+            breaker=Breaker(upstream.breaker, alias),
         )
 
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}

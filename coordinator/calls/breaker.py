@@ -4,15 +4,18 @@ CLOSED     calls pass; `failures_to_open` failures in a row, or one that names a
 OPEN       nothing passes until the pause is over; the pause doubles each time a probe fails, and is never shorter than Retry-After
 HALF_OPEN  one call at a time passes as a probe; one that succeeds closes the breaker, one that fails opens it again
 
-Pure and synchronous. Time is handed in as seconds of any clock that never goes back, so that virtual time drives it as well.
+Synchronous. Time is handed in as seconds of any clock that never goes back, so that virtual time drives it as well.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from coordinator.config import BreakerConfig
+
+log = logging.getLogger(__name__)
 
 PROBE_RETRY_S = 0.5
 
@@ -42,9 +45,10 @@ class Pass:
 
 
 class Breaker:
-    """The state of one upstream. Belongs to one event loop."""
+    """The state of the upstream called `alias`. Belongs to one event loop."""
 
-    def __init__(self, terms: BreakerConfig | None = None) -> None:
+    def __init__(self, terms: BreakerConfig | None = None, alias: str = "") -> None:
+        self._alias = alias
         self._terms = terms or BreakerConfig()
         self._failures = 0
         self._reopened = 0
@@ -100,9 +104,11 @@ class Breaker:
         if passed.probe:
             self._period += 1
             self._reopened, self._open_until_s = 0, None
+            log.info("upstream %s answers again", self._alias)
 
     def _open(self, now_s: float, pause_s: float) -> None:
         """Open it, or keep it open longer; never shorter. What was let pass before says nothing about the time after."""
         self._period += 1
         self._failures = 0
         self._open_until_s = max(self._open_until_s or 0.0, now_s + pause_s)
+        log.warning("upstream %s is not asked for %.1f s (breaker open)", self._alias, self._open_until_s - now_s)

@@ -493,31 +493,36 @@ def config_check(
     from coordinator.redact import redacted, redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
-    from edge.config.loader import problems
+    from edge.config.loader import Problem, problems
 
     if file and settings.config_file:
         raise UsageError("two files to check", hint="give FILE or --config FILE")
     settings = replace(settings, config_file=file or settings.config_file)
+    files = [settings.config_file] if settings.config_file else []
     try:
         resolved = settings.resolve()
+        config = resolved.config
+        try:
+            check_listening(config)
+            check_security(config)
+            built = build_upstreams(config)
+        except ConfigError as error:
+            raise resolved.placed(error) from error
     except UsageError:
         raise
-    except ConfigError:
-        found = problems(
-            CoordinatorConfig, files=[settings.config_file] if settings.config_file else [], sets=settings.sets or ()
-        )
-        if len(found) < 2 or json_lines:
-            raise
-        for problem in found:
-            print(f"error: {redacted(' '.join(problem.text.split()))}", file=sys.stderr)
-        return 1
-    config = resolved.config
-    try:
-        check_listening(config)
-        check_security(config)
-        built = build_upstreams(config)
     except ConfigError as error:
-        raise resolved.placed(error) from error
+        found = problems(CoordinatorConfig, files=files, sets=settings.sets or ())
+        if len(found) < 2 and not json_lines:
+            raise
+        wrong = [
+            {"key": problem.key, "line": problem.line, "message": redacted(" ".join(problem.text.split()))}
+            for problem in found or [Problem("", "", error.with_hint)]
+        ]
+        if json_lines:
+            print_json({"ok": False, "file": str(files[0]) if files else None, "problems": wrong})
+        else:
+            print("\n".join(f"error: {problem['message']}" for problem in wrong), file=sys.stderr)
+        return 1
     now, notes, shared = SystemClock().now(), notes_on(config), keys_are_shared(config)
     unpriced = {alias: why for alias, upstream in built.items() if (why := upstream.why_unpriced(now))}
     value = {

@@ -83,6 +83,9 @@ def test_all_that_is_wrong_with_a_configuration_is_reported_by_line_and_without_
     code, out, err = outcome(capsys, "config", "check", file)
     assert (code, out) == (1, "") and "secret" not in err
     assert [line.partition(":")[2].split(":")[1] for line in err.splitlines()] == ["1", "2", "3"]
+    code, out, err = outcome(capsys, "config", "check", file, "--json")
+    assert (code, err, json.loads(out)["ok"]) == (1, "", False) and "secret" not in out
+    assert [problem["line"] for problem in json.loads(out)["problems"]] == [1, 2, 3]
 
 
 def test_valid_configuration_passes_with_a_note_on_missing_prices(capsys, tmp_path) -> None:

@@ -28,8 +28,12 @@ def opened(now_s: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_breaker_opens_after_consecutive_failures_and_refuses_during_the_pause() -> None:
-    breaker = opened()
+def test_breaker_opens_after_consecutive_failures_says_so_and_refuses_during_the_pause(caplog: pytest.LogCaptureFixture) -> None:
+    breaker = Breaker(TERMS, "big")
+    for _ in range(3):
+        assert not caplog.messages
+        play(breaker, BAD, 0.0)
+    assert [("big" in line, "5.0 s" in line) for line in caplog.messages] == [(True, True)]
     assert (breaker.state(0.0), breaker.wait_s(0.0), breaker.enter(4.9)) == (BreakerState.OPEN, 5.0, None)
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
     assert breaker.enter(5.0) is not None
