@@ -21,8 +21,9 @@ from edge.models.ggml import GgmlType, ggml_type
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec, parameter_shapes, rotated_heads, stored_name, unpermute_rows
 
-ROWS_BYTES = 1 << 18
-"""Floats that one thread makes before they are converted to a narrower type: small enough to stay in its cache."""
+ROWS_BYTES = 1 << 19
+"""Floats that one thread makes before they are converted to a narrower type: small enough to stay in its cache (measured: 2^18 and 2^21
+take a tenth longer)."""
 WORTH_A_THREAD = 1 << 16
 """Weights for which handing rows to another thread pays."""
 
@@ -80,10 +81,10 @@ class StoredMatrix:
             return
         size = max(1, ROWS_BYTES // (4 * self.width))
         floats = torch.empty(min(size, len(target)), self.width)
-        for begin in range(0, len(target), size):
-            piece = target[begin : begin + size]
-            self._fill(floats[: len(piece)], row + begin)
+        for piece in target.split(size):
+            self._fill(floats[: len(piece)], row)
             piece.copy_(floats[: len(piece)])
+            row += len(piece)
 
     def _fill(self, target: Tensor, row: int) -> None:
         self._kind.dequantise(self._address + row * self._row_bytes, target.data_ptr(), target.numel())
