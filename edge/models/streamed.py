@@ -81,7 +81,7 @@ class StoredMatrix:
             return
         size = max(1, ROWS_BYTES // (4 * self.width))
         floats = torch.empty(min(size, len(target)), self.width)
-        for piece in target.split(size):
+        for piece in torch.split(target, size):
             self._fill(floats[: len(piece)], row)
             piece.copy_(floats[: len(piece)])
             row += len(piece)
