@@ -278,18 +278,22 @@ class Agent:
         components, closing = self.components, self._closing
         closing.callback(components.state.close)
         closing.callback(components.release)
-        backend = await components.open_backend()
-        closing.push_async_callback(backend.aclose)
-        settings = with_prompt_form(self._settings, backend.model)
         closing.push_async_callback(self.link.client.aclose)
         closing.push_async_callback(self.link.watch.aclose)
         closing.push_async_callback(self.link.serving_watch.aclose)
-        checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
-        versions = Versions(components.state, checkpoints, components.sound)
-        self.adapter = ServingAdapter(backend, components.state, checkpoints, versions, components.sink, components.clock)
-        self.learning = self._learning(settings)
+        self._checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
+        beginning = None  # the coordinator starts beside the engine
         if not self._may_wait_for_learning():
-            await self.link.begin(closing)
+            beginning = asyncio.create_task(self.link.begin(closing), name="coordinator")
+            closing.push_async_callback(_cancelled, beginning)
+        backend = await components.open_backend()
+        closing.push_async_callback(backend.aclose)
+        settings = with_prompt_form(self._settings, backend.model)
+        versions = Versions(components.state, self._checkpoints, components.sound)
+        self.adapter = ServingAdapter(backend, components.state, self._checkpoints, versions, components.sink, components.clock)
+        self.learning = self._learning(settings)
+        if beginning is not None:
+            await beginning
         await self._resume()
         await self._begin_serving(backend, settings)
 
@@ -349,7 +353,7 @@ class Agent:
 
     def _cut_step(self) -> Checkpoint | None:
         """The checkpoint of a step that was not committed."""
-        return self.adapter.checkpoints.at(self.components.state.position().steps_done + 1)
+        return self._checkpoints.at(self.components.state.position().steps_done + 1)
 
     async def _finish_cut_step(self) -> bool:
         """Report, commit and serve a cut step; False where there is none, or its checkpoint is damaged (uncommitted, it is made again)."""

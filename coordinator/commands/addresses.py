@@ -6,8 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from coordinator.config import CoordinatorConfig
-from coordinator.service.sideport import side_address
-from coordinator.service.tls import require_encrypted
+from coordinator.service.tls import require_encrypted, side_address
 from edge.core.errors import ConfigError, EdgeError
 from edge.rpc.address import Address, parse_address
 

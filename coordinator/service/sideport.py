@@ -22,9 +22,9 @@ from aiohttp import web
 
 from coordinator.config import TlsConfig
 from coordinator.service.authentication import Authenticator, CallFacts
-from coordinator.service.tls import require_encrypted
+from coordinator.service.tls import side_address
 from edge.core.errors import ConfigError, CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
-from edge.rpc.address import Address, parse_address
+from edge.rpc.address import Address
 
 log = logging.getLogger(__name__)
 IDLE_S = 30.0
@@ -133,15 +133,6 @@ class SidePort:
             raise PermissionDenied(
                 f"role {identity.role} may not read {route.path}", hint=f"show a token of role {' or '.join(sorted(route.roles))}"
             )
-
-
-def side_address(listen: str, encrypted: bool) -> Address:
-    """The address of a side port. Raises ConfigError for a Unix socket, and for another interface than loopback without TLS."""
-    address = parse_address(listen)
-    if address.path:
-        raise ConfigError(f"a browser or scraper cannot connect to {listen}", hint="give HOST:PORT")
-    require_encrypted(address, encrypted)
-    return address
 
 
 def json_reply(value: Any, status: int = 200) -> web.Response:

@@ -95,14 +95,16 @@ class Telemetry:
 
     def side_ports(self, sources: Sources, security: Security) -> dict[str, SidePort]:
         """The configured ports by where they listen, not started. Metrics and console may share one. Raises ConfigError."""
-        from coordinator.service.sideport import SidePort
-
         routes: dict[str, list[Route]] = {}
         settings: dict[str, list[str]] = {}
         for setting, make in (("metrics_listen", self._metrics_routes), ("console_listen", self._console_routes)):
             if listen := getattr(self._config, setting):
                 settings.setdefault(listen, []).append(setting)
                 routes.setdefault(listen, []).extend(make(sources))
+        if not routes:
+            return {}  # no coordinator waits for the HTTP server's import for nothing: an agent's own has no side port
+        from coordinator.service.sideport import SidePort
+
         authenticator = security.authenticator()
         return {
             listen: SidePort(listen, each, authenticator, self._config.tls, setting=" and ".join(settings[listen]))

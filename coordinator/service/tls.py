@@ -19,7 +19,7 @@ from coordinator.config import TlsConfig
 from coordinator.config_secrets import check_private
 from edge.core.clock import Clock
 from edge.core.errors import ConfigError
-from edge.rpc.address import Address
+from edge.rpc.address import Address, parse_address
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 10.0
@@ -34,6 +34,15 @@ def require_encrypted(address: Address, encrypted: bool) -> None:
             f"refusing to listen unencrypted on {address}",
             hint="set tls (`edge-coordinator pki init` makes certificates), or listen on loopback or a Unix socket",
         )
+
+
+def side_address(listen: str, encrypted: bool) -> Address:
+    """The address of a side port. Raises ConfigError for a Unix socket, and for another interface than loopback without TLS."""
+    address = parse_address(listen)
+    if address.path:
+        raise ConfigError(f"a browser or scraper cannot connect to {listen}", hint="give HOST:PORT")
+    require_encrypted(address, encrypted)
+    return address
 
 
 class ServerCertificates:
