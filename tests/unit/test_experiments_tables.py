@@ -23,7 +23,6 @@ from tools.experiments.layouts import (
     rates_tables,
     settled_after,
 )
-from tools.experiments.left_out import GROUPS
 from tools.experiments.main_tables import (
     ability_table,
     equal_rates,
@@ -32,7 +31,7 @@ from tools.experiments.main_tables import (
     pooled_differences,
     ranking_table,
 )
-from tools.experiments.measures import ranking
+from tools.experiments.measures import GROUPS, ranking
 from tools.experiments.report import tables_of
 from tools.experiments.result import Result, result_file, write_result
 from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
-from tools.experiments.findings import Findings, Runs, by_common_seed, compared
+from tools.experiments.findings import Findings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.tables import shown
@@ -206,7 +206,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
     for axis, model in zip(axes, findings.spec.models, strict=True):
         for number, row in enumerate(PAPER):
             parts = [[row.part(findings, model, family, phase) for phase in (FIRST, SECOND)] for family in ALL_FAMILIES]
-            found = [compared([during], [post], (row.rule, row.rule), forgetting(accuracy)) for during, post in parts]
+            found = [pooled(forgetting(accuracy), [during], [post]) for during, post in parts]
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
             _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.label], row.label, "", hundred=True)

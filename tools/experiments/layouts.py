@@ -11,13 +11,25 @@ from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
 from tools.experiments.contestants import TARGET
-from tools.experiments.findings import Findings, Part, Runs, of_pairs, pairs_of, pooled
-from tools.experiments.left_out import LeftOut, left_out, left_out_at_the_rate_of
-from tools.experiments.measures import Evaluation, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
+from tools.experiments.findings import Findings, Part, Runs, by_common_seed, pooled
+from tools.experiments.measures import (
+    Rule,
+    Statistic,
+    accuracy,
+    difference,
+    estimated,
+    kept_accuracy,
+    never,
+    own_decision,
+    rate,
+    side_by_side,
+    tally,
+    tally_at_the_rate_of,
+)
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
-from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, shown, signed, with_half
+from tools.experiments.stats import Estimate, over_seeds
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed
 
 END_STEPS = 50
 BAND = 0.05
@@ -99,12 +111,9 @@ def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bo
         cell = runs.results[0].cell if runs.results else None
         if cell is not None and not cell.evaluate.items:
             return "-"
-        parts = [Part(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
-        found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
-        if found is None or asked is None:
-            return MISSING
-        share = percent(1 - asked.mean if kept else asked.mean, 0)
-        return f"{with_half(found)} @ {share} %" if rated else with_half(found)
+        parts = [Part(runs, source, len(cell.phases), rule) for source in cell.evaluate.sources] if cell else []
+        found = pooled(statistic, parts)
+        return at_share(found, pooled(rate, parts), kept=kept) if rated else or_missing(found)
 
     return cell
 
@@ -306,20 +315,15 @@ def _dial_table(findings: Findings, usual: str) -> Table:
 
 
 def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, str]:
-    def at_the_same_rate(one: Evaluation, other: Evaluation) -> tuple[LeftOut, LeftOut]:
-        """Each seed's dial at the rate of that seed's retrained adapter."""
-        own = left_out(one, own_decision)
-        return own, left_out_at_the_rate_of(own, other)
-
-    def both(statistic: Statistic) -> Estimate | None:
-        return of_pairs(pairs_of([retrained], [dialled]), at_the_same_rate, statistic)
-
-    def at(right: Estimate | None, share: Estimate | None) -> str:
-        return MISSING if right is None or share is None else f"{with_half(right)} @ {percent(share.mean, 0)} %"
-
-    own = at(pooled([retrained], own_decision, accuracy), pooled([retrained], own_decision, rate))
-    turned = at(both(second(accuracy)), both(second(rate)))
-    return (own, turned, or_missing(both(difference(accuracy)), signed))
+    pairs_S = by_common_seed([retrained, dialled])
+    own_S = [tally(one, own_decision, grouped=True) for one, _ in pairs_S]
+    turned_S = [tally_at_the_rate_of(own, other) for own, (_, other) in zip(own_S, pairs_S, strict=True)]
+    lead = estimated([side_by_side(*both) for both in zip(own_S, turned_S, strict=True)], difference(accuracy))
+    return (
+        at_share(pooled(accuracy, [retrained]), pooled(rate, [retrained])),
+        at_share(estimated(turned_S, accuracy), estimated(turned_S, rate)),
+        or_missing(lead, signed),
+    )
 
 
 def price_tables(findings: Findings) -> list[Table]:
@@ -333,8 +337,14 @@ def price_tables(findings: Findings) -> list[Table]:
             for name, phases in spec.phases.items():
                 runs = findings.runs(model, way, name)
                 for price in spec.evaluate.prices:
-                    parts = [Part(runs, priced(source, price), len(phases)) for source in spec.evaluate.sources]
-                    found = (or_missing(pooled(parts, rule, statistic)) for _, rule, statistic in columns)
+                    found = (
+                        or_missing(
+                            pooled(
+                                statistic, [Part(runs, priced(one, price), len(phases), rule) for one in spec.evaluate.sources]
+                            )
+                        )
+                        for _, rule, statistic in columns
+                    )
                     rows.append((model, way, name, f"{price:g}", runs.seeds, *found))
     header = ("SLM", "method", "phases", "price told", "seeds", *(f"{name}, %" for name, _, _ in columns))
     return [Table("One adapter at several prices, held out, T = 0", header, tuple(rows))]

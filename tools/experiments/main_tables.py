@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
-from tools.experiments import left_out
 from tools.experiments.contestants import (
     ALL_FAMILIES,
     ASKING,
@@ -33,40 +33,38 @@ from tools.experiments.contestants import (
     Family,
     Published,
 )
-from tools.experiments.findings import (
-    Findings,
-    Part,
-    by_common_seed,
-    common_seeds_of,
-    compared,
-    of_pairs,
-    pairs_of,
-    pooled,
-    seeds_of,
-)
+from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, pooled, seeds_of
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
-    Evaluation,
     Rule,
+    Statistic,
     accuracy,
+    as_one,
     cloud_accuracy,
     difference,
+    estimated,
+    estimated_of,
     forgetting,
     kept_accuracy,
     never,
     oracle,
     ranking,
     rate,
+    side_by_side,
+    tally,
+    together,
 )
 from tools.experiments.result import Result
-from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, seeds_text, signed, with_half
+from tools.experiments.stats import Estimate, over_seeds
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, seeds_text, signed
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _SHARE = percent(TARGET, 0)
 _PHASES = {FIRST: "during", SECOND: "post"}
-_PLACES = tuple((family, phase) for family in ALL_FAMILIES for phase in _PHASES)
-_PLACE_NAMES = tuple(f"{family.name} {_PHASES[phase]}" for family, phase in _PLACES)
+_Places = Mapping[str, tuple[Sequence[Family], int]]
+"""Columns: which families, after how many phases."""
+_EACH: _Places = {f"{family.name} {when}": ((family,), phase) for family in ALL_FAMILIES for phase, when in _PHASES.items()}
+_ALL: _Places = {when: (ALL_FAMILIES, phase) for phase, when in _PHASES.items()}
 _STAR = "A star marks an interval over several seeds that is without 0."
 _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 _HOW_RATES_ARE_SET = (
@@ -113,32 +111,27 @@ class Reading:
     title: str
     value: Statistic
     rows: tuple[Contestant, ...]
-    rule: Callable[[Contestant], Rule]
-    share: str = "asked"
+    rule: Rule | Literal["own", "held"]
+    share: Literal["asked", "kept", ""] = "asked"
     published: bool = False
 
-
-def _own(row: Contestant) -> Rule:
-    return row.rule
-
-
-def _held(row: Contestant) -> Rule:
-    return row.held_to(TARGET)
+    def part(self, findings: Findings, model: str, row: Contestant, family: Family, phase: int) -> Part:
+        """The evaluation that is read."""
+        rule = row.rule if self.rule == "own" else row.held if self.rule == "held" else self.rule
+        return row.part(findings, model, family, phase, rule)
 
 
 _EQUAL = f"at the same {_SHARE} % cloud, set after the fact"
 READINGS: Mapping[str, Reading] = {
     "local_solved": Reading(
-        "local-solved (right among what is kept, @ the share that is kept)", kept_accuracy, (*PAPER, BARE), _own, "kept", True
+        "local-solved (right among what is kept, @ the share that is kept)", kept_accuracy, (*PAPER, BARE), "own", "kept", True
     ),
     "joint": Reading(
-        "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
+        "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), "own", "asked", True
     ),
-    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
-    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held, "asked"),
-    "forced": Reading(
-        "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
-    ),
+    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), "held", "kept"),
+    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), "held"),
+    "forced": Reading("forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), never, ""),
 }
 
 
@@ -148,15 +141,12 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
     quoted = [(family, kind) for family in families for kind in _kinds(family)] if published and read.published else []
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield seeds_of([row.part(findings, model, family, FIRST) for family in families])
-        for family in families:
-            during, post = (row.part(findings, model, family, phase) for phase in _PHASES)
-            yield _read(during, read, row)
-            if row.learns:
-                yield _read(post, read, row)
-                yield or_missing(compared([during], [post], (read.rule(row), read.rule(row)), forgetting(read.value)))
-            else:
-                yield from ("-", "-")
+        places = [[read.part(findings, model, row, family, phase) for phase in _PHASES] for family in families]
+        yield seeds_of([during for during, _ in places])
+        for during, post in places:
+            yield _read(during, read)
+            yield _read(post, read) if row.learns else "-"
+            yield or_missing(pooled(forgetting(read.value), [during], [post])) if row.learns else "-"
         if published and quoted:
             yield ""
             for family, kind in quoted:
@@ -178,12 +168,9 @@ def _kinds(family: Family) -> tuple[str, ...]:
     return ("during", "post", *(("forgetting",) if family.stands_for in ("math", "taco") else ()))
 
 
-def _read(part: Part, read: Reading, row: Contestant) -> str:
-    found, asked = pooled([part], read.rule(row), read.value), pooled([part], read.rule(row), rate)
-    if asked is None:
-        return MISSING
-    share = f" @ {percent(1.0 - asked.mean if read.share == 'kept' else asked.mean, 0)} %" if read.share else ""
-    return f"{'none kept' if found is None else with_half(found)}{share}"
+def _read(part: Part, read: Reading) -> str:
+    found = pooled(read.value, [part])
+    return at_share(found, pooled(rate, [part]), kept=read.share == "kept") if read.share else or_missing(found)
 
 
 def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> Iterator[str]:
@@ -207,23 +194,16 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
 def summary_table(findings: Findings) -> Table:
     """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
-    def at_own_rate(parts: list[Part], rule: Rule) -> str:
-        right, asked = pooled(parts, rule, accuracy), pooled(parts, rule, rate)
-        return MISSING if right is None or asked is None else f"{with_half(right)} @ {percent(asked.mean, 0)} %"
-
-    def cells(model: str, row: Contestant) -> tuple[str, ...]:
+    def cells(model: str, row: Contestant) -> Iterator[str]:
         during, post = (row.parts(findings, model, phase) for phase in _PHASES)
-        held = (EDGE_ONLY_DIAL if row is EDGE_ONLY else row).held_to(TARGET)  # edge tuning alone cannot choose whom to send
-        if not row.learns:
-            return ("-", at_own_rate(during, row.rule), "-", "-", or_missing(pooled(during, held, accuracy)), "-")
-        return (
-            common_seeds_of(during),
-            at_own_rate(during, row.rule),
-            at_own_rate(post, row.rule),
-            or_missing(compared(during, post, (row.rule, row.rule), forgetting(accuracy))),
-            or_missing(pooled(during, held, accuracy)),
-            or_missing(pooled(post, held, accuracy)),
-        )
+        rule = (EDGE_ONLY_DIAL if row is EDGE_ONLY else row).held  # edge tuning alone cannot choose whom to send
+        during_held, post_held = (row.parts(findings, model, phase, rule) for phase in _PHASES)
+        yield common_seeds_of(during) if row.learns else "-"
+        yield at_share(pooled(accuracy, during), pooled(rate, during))
+        yield at_share(pooled(accuracy, post), pooled(rate, post)) if row.learns else "-"
+        yield or_missing(pooled(forgetting(accuracy), during, post)) if row.learns else "-"
+        yield or_missing(pooled(accuracy, during_held))
+        yield or_missing(pooled(accuracy, post_held)) if row.learns else "-"
 
     at = f"at {_SHARE} % cloud"
     return Table(
@@ -248,9 +228,8 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     rows = []
     for model in findings.spec.models:
         for row in HELD:
-            parts = row.parts(findings, model, phase)
-            at = (or_missing(pooled(parts, row.held_to(share), accuracy)) for share in EQUAL_RATES)
-            rows.append((model, row.label, common_seeds_of(parts), *at))
+            at = (or_missing(pooled(accuracy, row.parts(findings, model, phase, row.held_to(share)))) for share in EQUAL_RATES)
+            rows.append((model, row.label, common_seeds_of(row.parts(findings, model, phase)), *at))
         for row in (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO):
             parts = row.parts(findings, model, phase)
             at = (_bound(parts, share) for share in EQUAL_RATES)
@@ -273,61 +252,40 @@ def _bound(parts: list[Part], share: float) -> str:
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
-def minus(mine: Sequence[Part], theirs: Sequence[Part], one: Contestant, other: Contestant) -> Estimate | None:
-    """The lead of one over another at the same rate, by item and seed; in accuracy, not in points."""
-    return compared(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)), difference(accuracy))
+def _lead(findings: Findings, model: str, other: Contestant, families: Sequence[Family], phase: int) -> Estimate | None:
+    """DA-GRPO's lead over another at the same rate, by item and seed; in accuracy, not in points."""
+    mine, theirs = (row.parts(findings, model, phase, row.held, families) for row in (DA_GRPO, other))
+    return pooled(difference(accuracy), mine, theirs)
 
 
-def _lead(findings: Findings, model: str, other: Contestant, phase: int) -> Estimate | None:
-    """DA-GRPO's lead over another, all four families together."""
-    mine, theirs = (row.parts(findings, model, phase) for row in (DA_GRPO, other))
-    return minus(mine, theirs, DA_GRPO, other)
+def _differences(findings: Findings, title: str, places: _Places) -> Table:
+    def cells(model: str, other: Contestant) -> Iterator[str]:
+        yield common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
+        yield from (or_missing(_lead(findings, model, other, *place), signed) for place in places.values())
 
-
-def _seeds_of_both(findings: Findings, model: str, other: Contestant) -> str:
-    return common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
+    return Table(title, ("SLM", "against", "seeds", *places), _rows(findings, HELD[:-1], cells), (_STAR, _ITEMS))
 
 
 def differences(findings: Findings) -> Table:
     """DA-GRPO against every other, family by family."""
-
-    def cells(model: str, other: Contestant) -> Iterator[str]:
-        yield _seeds_of_both(findings, model, other)
-        for place in _PLACES:
-            mine, theirs = ([row.part(findings, model, *place)] for row in (DA_GRPO, other))
-            yield or_missing(minus(mine, theirs, DA_GRPO, other), signed)
-
-    return Table(
-        f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)",
-        ("SLM", "against", "seeds", *_PLACE_NAMES),
-        _rows(findings, HELD[:-1], cells),
-        (_STAR, _ITEMS),
-    )
+    title = f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)"
+    return _differences(findings, title, _EACH)
 
 
 def pooled_differences(findings: Findings) -> Table:
     """The same over all four families: one number for each model, other and time."""
-
-    def cells(model: str, other: Contestant) -> Iterator[str]:
-        yield _seeds_of_both(findings, model, other)
-        yield from (or_missing(_lead(findings, model, other, phase), signed) for phase in _PHASES)
-
-    return Table(
-        f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points",
-        ("SLM", "against", "seeds", *_PHASES.values()),
-        _rows(findings, HELD[:-1], cells),
-        (_STAR, _ITEMS),
-    )
+    title = f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points"
+    return _differences(findings, title, _ALL)
 
 
 def forgotten(findings: Findings) -> Table:
     """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
-        during, post = (row.parts(findings, model, phase) for phase in _PHASES)
+        during, post = (row.parts(findings, model, phase, row.held) for phase in _PHASES)
         yield common_seeds_of([*during, *post])
         for before, after in (*(([one], [other]) for one, other in zip(during, post, strict=True)), (during, post)):
-            yield or_missing(minus(before, after, row, row), signed)
+            yield or_missing(pooled(difference(accuracy), before, after), signed)
 
     return Table(
         f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points",
@@ -342,20 +300,20 @@ def primary(findings: Findings) -> Table:
     models = findings.spec.models
     best = {model: one for model in models if (one := _best_rival(findings, model)) is not None}
 
-    def held(row: Contestant, model: str) -> str:
-        return or_missing(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy))
+    def held(row: Contestant, *of: str) -> list[Part]:
+        return [part for model in of for part in row.parts(findings, model, FIRST, row.held)]
 
-    rows = [
-        (
-            model,
-            best[model].label if model in best else MISSING,
-            held(DA_GRPO, model),
-            held(best[model], model) if model in best else MISSING,
-            or_missing(_lead(findings, model, best[model], FIRST), signed) if model in best else MISSING,
-        )
-        for model in models
-    ]
-    rows.append(("all", "", "", "", or_missing(_lead_over(findings, best), signed) if len(best) == len(models) else MISSING))
+    rows: list[tuple[str, ...]] = []
+    for model in models:
+        if (one := best.get(model)) is None:
+            rows.append((model, MISSING, or_missing(pooled(accuracy, held(DA_GRPO, model))), MISSING, MISSING))
+            continue
+        accuracies = (or_missing(pooled(accuracy, held(row, model))) for row in (DA_GRPO, one))
+        rows.append((model, one.label, *accuracies, or_missing(_lead(findings, model, one, ALL_FAMILIES, FIRST), signed)))
+    # every SLM is asked the same items, which are left out together
+    theirs = [part for model, row in best.items() for part in held(row, model)]
+    lead = pooled(difference(accuracy), held(DA_GRPO, *models), theirs) if len(best) == len(models) else None
+    rows.append(("all", "", "", "", or_missing(lead, signed)))
     return Table(
         f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of the four families, in percent",
         ("SLM", "best other", "DA-GRPO", "best other's", "DA-GRPO minus it"),
@@ -370,26 +328,9 @@ def primary(findings: Findings) -> Table:
 
 def _best_rival(findings: Findings, model: str) -> Contestant | None:
     """The other method with the highest joint accuracy; None until all of them have at least one seed."""
-    found = [(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy), row) for row in RIVALS]
+    found = [(pooled(accuracy, row.parts(findings, model, FIRST, row.held)), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
-
-
-def _lead_over(findings: Findings, best: Mapping[str, Contestant]) -> Estimate | None:
-    """DA-GRPO minus each SLM's best other, all SLMs together: every SLM is asked the same items, which are left out together."""
-    mine = [part for model in best for part in DA_GRPO.parts(findings, model, FIRST)]
-    theirs = [part for model, row in best.items() for part in row.parts(findings, model, FIRST)]
-    rules = [row.held_to(TARGET) for row in best.values() for _ in ALL_FAMILIES]
-    left_S = [
-        left_out.together(
-            [
-                left_out.side_by_side(left_out.left_out(one, DA_GRPO.held_to(TARGET)), left_out.left_out(other, rule))
-                for (one, other), rule in zip(pairs, rules, strict=True)
-            ]
-        )
-        for pairs in pairs_of(mine, theirs)
-    ]
-    return left_out.estimated(left_S, difference(accuracy))
 
 
 def one_threshold_table(findings: Findings) -> Table:
@@ -398,40 +339,30 @@ def one_threshold_table(findings: Findings) -> Table:
     With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
 
-    def adapters(parts: Sequence[Part]) -> list[list[Evaluation]]:
-        """For each seed one evaluation for each adapter, of all its families together."""
-        step = len(ALL_FAMILIES)
-        return [
-            [left_out.as_one(evaluations[begin : begin + step]) for begin in range(0, len(evaluations), step)]
-            for evaluations in by_common_seed(parts)
-        ]
+    orders = sorted({family.direction for family in ALL_FAMILIES})
 
-    def parts(model: str, row: Contestant, phase: int) -> list[Part]:
-        orders = sorted({family.direction for family in ALL_FAMILIES})
-        return [row.part_of(findings, model, order, family, phase) for order in orders for family in ALL_FAMILIES]
+    def of_adapters(statistic: Statistic, model: str, phase: int, *rows: Contestant) -> Estimate | None:
+        """For each seed and row the adapters of both orders, each with the items of all its families as one evaluation."""
+        parts = [parts_of(model, row, phase) for row in rows]
+        tallies_S = []
+        for evaluations in by_common_seed([part for of_row in parts for part in of_row]):
+            left = iter(evaluations)
+            adapters = [[as_one([next(left) for _ in ALL_FAMILIES]) for _ in orders] for _ in rows]
+            sides = (
+                together([tally(adapter, row.held, grouped=True) for adapter in own])
+                for row, own in zip(rows, adapters, strict=True)
+            )
+            tallies_S.append(side_by_side(*sides))
+        return estimated(tallies_S, statistic)
 
-    def sent(row: Contestant, evaluation: Evaluation) -> left_out.LeftOut:
-        return left_out.left_out(evaluation, row.held_to(TARGET))
-
-    def right(model: str, row: Contestant, phase: int) -> Estimate | None:
-        sums_S = [
-            left_out.together([sent(row, evaluation) for evaluation in evaluations])
-            for evaluations in adapters(parts(model, row, phase))
-        ]
-        return left_out.estimated(sums_S, accuracy)
-
-    def lead(model: str, other: Contestant, phase: int) -> Estimate | None:
-        evaluations_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
-        pairs_S = [
-            list(zip(evaluations[: len(evaluations) // 2], evaluations[len(evaluations) // 2 :], strict=True))
-            for evaluations in evaluations_S
-        ]
-        return of_pairs(pairs_S, lambda one, its: (sent(DA_GRPO, one), sent(other, its)), difference(accuracy))
+    def parts_of(model: str, row: Contestant, phase: int) -> list[Part]:
+        return [row.part(findings, model, family, phase, order=order) for order in orders for family in ALL_FAMILIES]
 
     def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(parts(model, row, FIRST))
-        yield from (or_missing(right(model, row, phase)) for phase in _PHASES)
-        yield from ("" if row is DA_GRPO else or_missing(lead(model, row, phase), signed) for phase in _PHASES)
+        yield common_seeds_of(parts_of(model, row, FIRST))
+        yield from (or_missing(of_adapters(accuracy, model, phase, row)) for phase in _PHASES)
+        for phase in _PHASES:
+            yield "" if row is DA_GRPO else or_missing(of_adapters(difference(accuracy), model, phase, DA_GRPO, row), signed)
 
     return Table(
         f"One threshold for all four families: joint accuracy with {_SHARE} % of all items sent, in percent",
@@ -451,15 +382,17 @@ def one_threshold_table(findings: Findings) -> Table:
 def ability_table(findings: Findings) -> Table:
     """Forced local accuracy minus that of the same model before learning, by family and over all four."""
 
+    places = {**_EACH, **{f"all {when}": place for when, place in _ALL.items()}}
+
     def cells(model: str, row: Contestant) -> Iterator[str]:
         yield common_seeds_of(row.parts(findings, model, FIRST))
-        for families, phase in (*(([family], phase) for family, phase in _PLACES), *((ALL_FAMILIES, phase) for phase in _PHASES)):
-            after, before = ([one.part(findings, model, family, phase) for family in families] for one in (row, BARE))
-            yield or_missing(compared(after, before, (never, never), difference(accuracy)), signed)
+        for families, phase in places.values():
+            after, before = (one.parts(findings, model, phase, never, families) for one in (row, BARE))
+            yield or_missing(pooled(difference(accuracy), after, before), signed)
 
     return Table(
         "Forced local accuracy minus that before learning, in points: asking made impossible",
-        ("SLM", "method", "seeds", *_PLACE_NAMES, "all during", "all post"),
+        ("SLM", "method", "seeds", *places),
         _rows(findings, (EDGE_ONLY, *ASKING), cells),
         (_STAR,),
     )
@@ -468,19 +401,19 @@ def ability_table(findings: Findings) -> Table:
 def ranking_table(findings: Findings) -> Table:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
-    def auc(part: Part) -> str:
-        evaluations = [one for (one,) in by_common_seed([part])]
-        found = left_out.estimated_of(evaluations, ranking)
-        return MISSING if not evaluations else "-" if found is None else plain(found, 2)
-
     def cells(model: str, row: Contestant) -> Iterator[str]:
         yield common_seeds_of(row.parts(findings, model, FIRST))
-        for family, phase in _PLACES:
-            yield auc(row.part(findings, model, family, phase)) if row.learns or phase == FIRST else "-"
+        for families, phase in _EACH.values():
+            evaluations = [one for (one,) in by_common_seed(row.parts(findings, model, phase, families=families))]
+            auc = estimated_of(evaluations, ranking)
+            if not row.learns and phase != FIRST:
+                yield "-"
+            else:
+                yield MISSING if not evaluations else "-" if auc is None else plain(auc, 2)
 
     return Table(
         "How well asking ranks: AUC of the log-odds of asking for what fails locally",
-        ("SLM", "method", "seeds", *_PLACE_NAMES),
+        ("SLM", "method", "seeds", *_EACH),
         _rows(findings, (BARE, EDGE_ONLY, *ASKING), cells),
         (
             "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",

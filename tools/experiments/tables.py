@@ -57,6 +57,14 @@ def or_missing(found: Estimate | None, form: Callable[[Estimate], str] = with_ha
     return MISSING if found is None else form(found)
 
 
+def at_share(found: Estimate | None, asked: Estimate | None, *, kept: bool = False) -> str:
+    """`84.5 ± 2.1 @ 30 %`: an accuracy beside the share that the cloud answers, or that is kept; missing where nothing was measured."""
+    if asked is None:
+        return MISSING
+    share = percent(1.0 - asked.mean if kept else asked.mean, 0)
+    return f"{'none kept' if found is None else with_half(found)} @ {share} %"
+
+
 def shown(value: object) -> str:
     """A setting's value."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
