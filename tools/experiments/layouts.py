@@ -376,3 +376,16 @@ def forced_over_steps(findings: Findings, model: str, phases: str, source: str) 
                 right = [share.right for share in never(evaluation)]
                 by_step.setdefault(evaluation["step"], []).append(sum(right) / len(right))
     return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
+
+
+LAYOUTS: Mapping[str, Callable[[Findings], list[Table]]] = {
+    "": methods_tables,
+    "methods": methods_tables,
+    "lambda": lambda_tables,
+    "schedules": schedule_tables,
+    "sensitivity": sensitivity_tables,
+    "rates": rates_tables,
+    "over-steps": over_steps_tables,
+    "prices": price_tables,
+}
+"""By the name that a specification has for its table; the main experiment's and the grid search's need more than findings."""

@@ -466,12 +466,9 @@ def cost_table(findings: Findings) -> Table:
             results = findings.runs(model, method).results
             wanted = len(findings.spec.phases) * len(findings.spec.seeds)
             count = str(len(results)) if len(results) in (0, wanted) else f"{len(results)} of {wanted}"
-            costs = [_costs(result) for result in results]
-            means = (sum(values) / len(values) for values in zip(*costs, strict=True))
             cells = (
-                [form.format(mean) for form, mean in zip(_COSTS.values(), means, strict=True)]
-                if costs
-                else [MISSING] * len(_COSTS)
+                form.format(sum(cost(result) for result in results) / len(results)) if results else MISSING
+                for form, cost in _COSTS.values()
             )
             rows.append((model, NAMES.get(method, method), count, *cells))
     return Table(
@@ -486,35 +483,32 @@ def cost_table(findings: Findings) -> Table:
     )
 
 
-_COSTS = {
-    "optimiser steps": "{:.0f}",
-    "cloud calls": "{:.0f}",
-    "cloud tokens": "{:.0f}",
-    "spend, $": "{:.4f}",
-    "asked, % of responses": "{:.1f}",
-    "billed, % of prompts": "{:.1f}",
-    "wall s a step": "{:.2f}",
-    "processor min": "{:.1f}",
-    "agent MiB": "{:.0f}",
-    "coordinator MiB": "{:.0f}",
-}
-
-
-def _costs(result: Result) -> list[float]:
-    """The cost of one run, in the order of _COSTS."""
-    cost = result.body["cost"]
-    training = cost["training"]
+def _updates(result: Result) -> float:
+    """Optimiser steps."""
+    training = result.body["cost"]["training"]
     usual = GVPO_UPDATES if result.cell.method == "gvpo" else 1
     updates = result.body["settings"]["learning"].get("updates_per_rollout") or usual
-    return [
-        float((training["steps"] - training.get("skipped_updates", 0)) * updates),
-        float(training["billed_calls"]),
-        float(training["cloud_tokens"]),
-        1e-6 * training["spend_uusd"],
-        100 * float(training["response_rate"] or 0.0),
-        100 * float(training["billed_rate"] or 0.0),
-        training["seconds"] / training["steps"],
-        (cost["cpu_agent_s"] + cost["cpu_programs_s"] + cost["cpu_coordinator_s"]) / 60,
-        float(cost["peak_agent_mib"]),
-        float(cost["peak_coordinator_mib"]),
-    ]
+    return float((training["steps"] - training.get("skipped_updates", 0)) * updates)
+
+
+def _of_training(name: str, unit: float = 1.0) -> Callable[[Result], float]:
+    return lambda result: unit * float(result.body["cost"]["training"][name] or 0.0)
+
+
+def _of_run(*names: str, unit: float = 1.0) -> Callable[[Result], float]:
+    return lambda result: float(sum(result.body["cost"][name] for name in names)) / unit
+
+
+_COSTS: Mapping[str, tuple[str, Callable[[Result], float]]] = {
+    "optimiser steps": ("{:.0f}", _updates),
+    "cloud calls": ("{:.0f}", _of_training("billed_calls")),
+    "cloud tokens": ("{:.0f}", _of_training("cloud_tokens")),
+    "spend, $": ("{:.4f}", _of_training("spend_uusd", 1e-6)),
+    "asked, % of responses": ("{:.1f}", _of_training("response_rate", 100)),
+    "billed, % of prompts": ("{:.1f}", _of_training("billed_rate", 100)),
+    "wall s a step": ("{:.2f}", lambda result: result.body["cost"]["training"]["seconds"] / result.cell.steps),
+    "processor min": ("{:.1f}", _of_run("cpu_agent_s", "cpu_programs_s", "cpu_coordinator_s", unit=60)),
+    "agent MiB": ("{:.0f}", _of_run("peak_agent_mib")),
+    "coordinator MiB": ("{:.0f}", _of_run("peak_coordinator_mib")),
+}
+"""The columns of the table of costs: form, and the cost of one run."""
