@@ -76,11 +76,6 @@ def spread(samples: Iterable[float]) -> Spread:
     return Spread(tuple(float(sample) for sample in samples))
 
 
-def times(mine: Spread, other: Spread) -> float:
-    """How many times the median of `mine` is contained in the median of `other`: 4.0 is four times faster, for seconds."""
-    return other.median / mine.median
-
-
 def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print figures as they arrive: one JSON object per line, or columns under their names."""
     for number, row in enumerate(rows):

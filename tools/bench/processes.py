@@ -156,12 +156,6 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def kill(server: Server) -> None:
-    """SIGKILL, and wait for the end."""
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
-
-
 def last_line(log: Path) -> str:
     """The last non-empty line of a log, at most 300 characters; carriage returns count as line ends."""
     try:
