@@ -36,7 +36,7 @@ from tools.experiments.report import tables_of
 from tools.experiments.result import Result, result_file, write_result
 from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names
 from tools.experiments.stats import Estimate
-from tools.experiments.tables import MISSING, Table, signed
+from tools.experiments.tables import MISSING, Table, at_share, signed
 
 NO_DATA = Path("there-is-no-such-folder")
 
@@ -172,6 +172,12 @@ def test_equal_rate_table_counts_sent_items_and_shows_the_untrained_model_for_ev
     assert rows["GAPG"]["@ 30 %"] == MISSING
     against = _by_name(pooled_differences(findings))[BARE_DIAL.label]
     assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
+
+
+def test_model_that_keeps_nothing_was_measured_all_the_same() -> None:
+    asked = Estimate(1.0, 0.0, 3)
+    assert at_share(None, asked, kept=True) == "none kept @ 0 %"
+    assert at_share(None, None, kept=True) == MISSING
 
 
 def test_empty_interval_has_no_star() -> None:

@@ -82,27 +82,36 @@ class Contestant:
         """The same adapters with exactly this share of the questions sent to the cloud."""
         return at_random(share) if self.ranked_by == "chance" else by_threshold(share, self.ranked_by)
 
-    @property
-    def held(self) -> Rule:
-        """With exactly τ of the questions sent."""
-        return self.held_to(TARGET)
 
-    def part(
-        self, findings: Findings, model: str, family: Family, phase: int, rule: Rule | None = None, order: str | None = None
-    ) -> Part:
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What a contestant has learned with one SLM, in every run."""
+
+    findings: Findings
+    model: str
+    row: Contestant
+
+    def of(self, row: Contestant) -> Adapters:
+        """Another contestant's with the same SLM."""
+        return Adapters(self.findings, self.model, row)
+
+    def part(self, family: Family, phase: int, rule: Rule | None = None, order: str | None = None) -> Part:
         """The evaluation of a family after so many phases; for a model without learning always the same one.
 
         By its own rule and in the runs that learn the family's group first, unless said otherwise.
         """
-        if self.runs_of is None:
-            return Part(findings.bare(model), family.source, 0, rule or self.rule)
-        return Part(findings.runs(model, self.runs_of, order or family.direction), family.source, phase, rule or self.rule)
+        rule = rule or self.row.rule
+        if self.row.runs_of is None:
+            return Part(self.findings.bare(self.model), family.source, 0, rule)
+        return Part(self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule)
 
-    def parts(
-        self, findings: Findings, model: str, phase: int, rule: Rule | None = None, families: Sequence[Family] = ALL_FAMILIES
-    ) -> list[Part]:
+    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
         """The evaluations of several families after so many phases."""
-        return [self.part(findings, model, family, phase, rule) for family in families]
+        return [self.part(family, phase, rule) for family in families]
+
+    def held(self, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
+        """The same with exactly τ of the questions sent."""
+        return self.parts(phase, self.row.held_to(TARGET), families)
 
 
 def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
+from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Adapters, Contestant
 from tools.experiments.findings import Findings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
@@ -196,7 +196,7 @@ def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
 
 def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
     """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
-    evaluations = by_common_seed(row.parts(findings, model, FIRST))
+    evaluations = by_common_seed(Adapters(findings, model, row).parts(FIRST))
     means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None
 
@@ -206,8 +206,10 @@ def _forgetting(figure: Any, findings: Findings) -> None:
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
         for number, row in enumerate(PAPER):
-            parts = [[row.part(findings, model, family, phase) for phase in (FIRST, SECOND)] for family in ALL_FAMILIES]
-            found = [pooled(forgetting(accuracy), [during], [post]) for during, post in parts]
+            its = Adapters(findings, model, row)
+            found = [
+                pooled(forgetting(accuracy), *([its.part(family, phase)] for phase in (FIRST, SECOND))) for family in ALL_FAMILIES
+            ]
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             points = list(zip(at, found, strict=True))
             _points(axis, points, _METHOD_COLOURS[row.label], row.label, "", scale=100)

@@ -6,7 +6,7 @@ separately; it is back within 40 steps where the mean of the following twenty is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
@@ -29,13 +29,13 @@ from tools.experiments.measures import (
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
 from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed, table_of
 
 END_STEPS = 50
 BAND = 0.05
 BACK_AFTER, BACK_STEPS = 40, 20
 SMOOTH_STEPS = 20
-Columns = Sequence[tuple[str, Callable[[Runs], str]]]
+Columns = Mapping[str, Callable[[Runs], str]]
 
 
 # -- series of steps ---------------------------------------------------------------------------------------------------------------------
@@ -118,29 +118,21 @@ def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bo
     return cell
 
 
-_SEEDS: tuple[str, Callable[[Runs], str]] = ("seeds", lambda runs: runs.seeds)
-_TRAINING_END: Columns = (
-    ("end rate", _number(end_of("assist"))),
-    ("end λ", _dual(end_of("dual"))),
-    ("λ's deviation", _dual(spread)),
-    ("end joint (T = 1)", _number(end_of("joint"))),
-)
-_END: Columns = (
-    _SEEDS,
-    *_TRAINING_END,
-    ("held-out joint, %", _held_out(own_decision, accuracy)),
-    ("held-out kept, % @ kept", _held_out(own_decision, kept_accuracy, kept=True)),
-    ("held-out forced local, %", _held_out(never, accuracy, rated=False)),
-)
+_SEEDS: Columns = {"seeds": lambda runs: runs.seeds}
+_TRAINING_END: Columns = {
+    "end rate": _number(end_of("assist")),
+    "end λ": _dual(end_of("dual")),
+    "λ's deviation": _dual(spread),
+    "end joint (T = 1)": _number(end_of("joint")),
+}
+_END: Columns = {
+    **_SEEDS,
+    **_TRAINING_END,
+    "held-out joint, %": _held_out(own_decision, accuracy),
+    "held-out kept, % @ kept": _held_out(own_decision, kept_accuracy, kept=True),
+    "held-out forced local, %": _held_out(never, accuracy, rated=False),
+}
 _END_NOTE = f"End: mean over the last {END_STEPS} steps of training at T = 1; ± is a 95 % interval over seeds (held out: seeds and items)."
-
-
-def _table(
-    title: str, places: Sequence[str], rows: Iterable[tuple[tuple[str, ...], Runs]], columns: Columns = _END, *notes: str
-) -> Table:
-    """A row for each place of the grid: its names, and each column of the runs there."""
-    cells = tuple((*names, *(column(runs) for _, column in columns)) for names, runs in rows)
-    return Table(title, (*places, *(name for name, _ in columns)), cells, (_END_NOTE, *notes))
 
 
 def methods_tables(findings: Findings) -> list[Table]:
@@ -153,16 +145,19 @@ def methods_tables(findings: Findings) -> list[Table]:
         )
         for model, method, phases, varied in places
     ]
-    return [_table(findings.spec.about.rstrip("."), ("SLM", "method", "phases", "varied"), rows)]
+    names = ("SLM", "method", "phases", "varied")
+    return [table_of(findings.spec.about.rstrip("."), names, rows, _END, _END_NOTE)]
 
 
 def sensitivity_tables(findings: Findings) -> list[Table]:
     """The results for each value of the varied setting."""
     return [
-        _table(
+        table_of(
             f"Sensitivity to {key}",
             ("SLM", key),
             [((model, shown(one)), findings.runs(model, varied={key: one})) for model in findings.spec.models for one in values],
+            _END,
+            _END_NOTE,
         )
         for key, values in findings.spec.vary.items()
     ]
@@ -172,15 +167,16 @@ def lambda_tables(findings: Findings) -> list[Table]:
     """The final λ for each initial value, and whether the SLMs differ."""
     key, models = "learning.dual_init", findings.spec.models
     runs = {model: {value: findings.runs(model, varied={key: value}) for value in findings.spec.vary[key]} for model in models}
-    columns: Columns = (
-        _SEEDS,
-        ("λ, second half", _number(lambda result: half_mean(result, "dual"))),
-        ("rate, second half", _number(lambda result: half_mean(result, "assist"))),
-        *_TRAINING_END,
-    )
+    columns: Columns = {
+        **_SEEDS,
+        "λ, second half": _number(lambda result: half_mean(result, "dual")),
+        "rate, second half": _number(lambda result: half_mean(result, "assist")),
+        **_TRAINING_END,
+    }
     rows = [((model, shown(value)), one) for model in models for value, one in runs[model].items()]
     note = "Second half: mean over the later half of all steps, over which the swings of λ even out."
-    whole = _table(f"λ from several initial values at τ = {TARGET:g}", ("SLM", "λ_0"), rows, columns, note)
+    title = f"λ from several initial values at τ = {TARGET:g}"
+    whole = table_of(title, ("SLM", "λ_0"), rows, columns, _END_NOTE, note)
     header = ("SLM", "seeds", "λ, second half", "largest difference between the λ_0", "rate, second half")
     together = tuple((model, *_over_all(list(runs[model].values()))) for model in models)
     note = "Means over every λ_0, then over seeds: runs of one seed see the same prompts and are no evidence of each other."
@@ -290,7 +286,7 @@ def rates_tables(findings: Findings) -> list[Table]:
     ]
     usual = next((name for name, phases in spec.phases.items() if phases[-1].target_rate == TARGET), None)
     dialled = [] if usual is None or len(spec.phases) == 1 else [_dial_table(findings, usual)]
-    return [_table("Target rates", ("SLM", "τ"), rows), *dialled]
+    return [table_of("Target rates", ("SLM", "τ"), rows, _END, _END_NOTE), *dialled]
 
 
 def _dial_table(findings: Findings, usual: str) -> Table:

@@ -6,7 +6,7 @@ also compared at exactly the same share, where only the choice of items counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,7 @@ from tools.experiments.contestants import (
     SECOND,
     TABLES,
     TARGET,
+    Adapters,
     Contestant,
     Family,
     Published,
@@ -56,7 +57,7 @@ from tools.experiments.measures import (
 )
 from tools.experiments.result import Result
 from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, seeds_text, signed
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, seeds_text, signed, table_of
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _SHARE = percent(TARGET, 0)
@@ -94,11 +95,24 @@ def main_tables(findings: Findings, published: Mapping[str, Published | None]) -
     }
 
 
-def _rows(
-    findings: Findings, contestants: Sequence[Contestant], cells: Callable[[str, Contestant], Iterable[str]]
-) -> tuple[tuple[str, ...], ...]:
+Column = Callable[[Adapters], str]
+
+
+def _table(
+    findings: Findings, title: str, rows: Sequence[Contestant], columns: Mapping[str, Column], *notes: str, name: str = "method"
+) -> Table:
     """A row for each SLM and contestant."""
-    return tuple((model, row.label, *cells(model, row)) for model in findings.spec.models for row in contestants)
+    subjects = [((model, row.label), Adapters(findings, model, row)) for model in findings.spec.models for row in rows]
+    return table_of(title, ("SLM", name), subjects, columns, *notes)
+
+
+def _seeds(its: Adapters) -> str:
+    return common_seeds_of(its.parts(FIRST))
+
+
+def _learned(column: Column) -> Column:
+    """A dash for the model before it learns."""
+    return lambda its: column(its) if its.row.learns else "-"
 
 
 # -- the paper's tables ----------------------------------------------------------------------------------------------------------------
@@ -111,56 +125,64 @@ class Reading:
     title: str
     value: Statistic
     rows: tuple[Contestant, ...]
-    rule: Rule | Literal["own", "held"]
+    rule: Callable[[Contestant], Rule]
     share: Literal["asked", "kept", ""] = "asked"
     published: bool = False
 
-    def part(self, findings: Findings, model: str, row: Contestant, family: Family, phase: int) -> Part:
-        """The evaluation that is read."""
-        rule = row.rule if self.rule == "own" else row.held if self.rule == "held" else self.rule
-        return row.part(findings, model, family, phase, rule)
+
+def _own(row: Contestant) -> Rule:
+    return row.rule
+
+
+def _held(row: Contestant) -> Rule:
+    return row.held_to(TARGET)
 
 
 _EQUAL = f"at the same {_SHARE} % cloud, set after the fact"
 READINGS: Mapping[str, Reading] = {
     "local_solved": Reading(
-        "local-solved (right among what is kept, @ the share that is kept)", kept_accuracy, (*PAPER, BARE), "own", "kept", True
+        "local-solved (right among what is kept, @ the share that is kept)", kept_accuracy, (*PAPER, BARE), _own, "kept", True
     ),
     "joint": Reading(
-        "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), "own", "asked", True
+        "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
     ),
-    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), "held", "kept"),
-    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), "held"),
-    "forced": Reading("forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), never, ""),
+    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
+    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held),
+    "forced": Reading(
+        "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
+    ),
 }
 
 
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
     """`table1` or `table2` in one of the READINGS, with the paper's columns where it has them."""
     families, read = TABLES[name], READINGS[reading]
-    quoted = [(family, kind) for family in families for kind in _kinds(family)] if published and read.published else []
+    paper = published if read.published else None
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        places = [[read.part(findings, model, row, family, phase) for phase in _PHASES] for family in families]
-        yield seeds_of([during for during, _ in places])
-        for during, post in places:
-            yield _read(during, read)
-            yield _read(post, read) if row.learns else "-"
-            yield or_missing(pooled(forgetting(read.value), [during], [post])) if row.learns else "-"
-        if published and quoted:
-            yield ""
-            for family, kind in quoted:
-                column = f"{family.stands_for}_{kind}"
-                yield (published.cell(reading, model, row.name, column) or "-") if row.name in METHODS else ""
+    def part(its: Adapters, family: Family, phase: int) -> Part:
+        return its.part(family, phase, read.rule(its.row))
 
-    own = [f"{family.name} {kind}" for family in families for kind in ("during", "post", "forgetting")]
-    theirs = ["", *(f"paper {family.stands_for.upper()} {kind}" for family, kind in quoted)] if quoted else []
-    return Table(
-        f"Table {name[-1]} on practice tasks: {read.title}, in percent",
-        ("SLM", "method", "seeds", *own, *theirs),
-        _rows(findings, read.rows, cells),
-        tuple(_notes(findings, families, quotes=bool(quoted))),
-    )
+    def value(family: Family, phase: int) -> Column:
+        return lambda its: _read(part(its, family, phase), read)
+
+    def lost(family: Family) -> Column:
+        return lambda its: or_missing(pooled(forgetting(read.value), *([part(its, family, phase)] for phase in _PHASES)))
+
+    def quoted(paper: Published, column: str) -> Column:
+        return lambda its: (paper.cell(reading, its.model, its.row.name, column) or "-") if its.row.name in METHODS else ""
+
+    columns: dict[str, Column] = {"seeds": lambda its: seeds_of([part(its, family, FIRST) for family in families])}
+    for family in families:
+        columns[f"{family.name} during"] = value(family, FIRST)
+        columns[f"{family.name} post"] = _learned(value(family, SECOND))
+        columns[f"{family.name} forgetting"] = _learned(lost(family))
+    if paper is not None:
+        columns[""] = lambda its: ""
+        for family in families:
+            for kind in _kinds(family):
+                columns[f"paper {family.stands_for.upper()} {kind}"] = quoted(paper, f"{family.stands_for}_{kind}")
+    title = f"Table {name[-1]} on practice tasks: {read.title}, in percent"
+    return _table(findings, title, read.rows, columns, *_notes(findings, families, quotes=paper is not None))
 
 
 def _kinds(family: Family) -> tuple[str, ...]:
@@ -194,29 +216,31 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
 def summary_table(findings: Findings) -> Table:
     """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        during, post = (row.parts(findings, model, phase) for phase in _PHASES)
-        rule = (EDGE_ONLY_DIAL if row is EDGE_ONLY else row).held  # edge tuning alone cannot choose whom to send
-        during_held, post_held = (row.parts(findings, model, phase, rule) for phase in _PHASES)
-        yield common_seeds_of(during) if row.learns else "-"
-        yield at_share(pooled(accuracy, during), pooled(rate, during))
-        yield at_share(pooled(accuracy, post), pooled(rate, post)) if row.learns else "-"
-        yield or_missing(pooled(forgetting(accuracy), during, post)) if row.learns else "-"
-        yield or_missing(pooled(accuracy, during_held))
-        yield or_missing(pooled(accuracy, post_held)) if row.learns else "-"
+    def own(phase: int) -> Column:
+        return lambda its: at_share(pooled(accuracy, its.parts(phase)), pooled(rate, its.parts(phase)))
 
-    at = f"at {_SHARE} % cloud"
-    return Table(
+    def held(phase: int) -> Column:
+        """Edge tuning alone cannot choose whom to send: its dial can."""
+        return lambda its: or_missing(pooled(accuracy, (its.of(EDGE_ONLY_DIAL) if its.row is EDGE_ONLY else its).held(phase)))
+
+    columns = {
+        "seeds": _learned(_seeds),
+        "during @ cloud": own(FIRST),
+        "post @ cloud": _learned(own(SECOND)),
+        "forgotten": _learned(lambda its: or_missing(pooled(forgetting(accuracy), *map(its.parts, _PHASES)))),
+        f"at {_SHARE} % cloud, during": held(FIRST),
+        f"at {_SHARE} % cloud, post": _learned(held(SECOND)),
+    }
+    return _table(
+        findings,
         "Summary: joint accuracy in percent, mean of the four families",
-        ("SLM", "method", "seeds", "during @ cloud", "post @ cloud", "forgotten", f"{at}, during", f"{at}, post"),
-        _rows(findings, (BARE_DIAL, *PAPER), cells),
-        (
-            "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
-            "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
-            f"decision @ the share that the cloud answered; the last two with exactly {_SHARE} % sent, set after the fact: by the "
-            "log-odds of asking, for the routers by what they predict (naive: at random). ± is a 95 % interval over seeds and items (one "
-            "seed, or none learned: items only).",
-        ),
+        (BARE_DIAL, *PAPER),
+        columns,
+        "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
+        "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
+        f"decision @ the share that the cloud answered; the last two with exactly {_SHARE} % sent, set after the fact: by the "
+        "log-odds of asking, for the routers by what they predict (naive: at random). ± is a 95 % interval over seeds and items (one "
+        "seed, or none learned: items only).",
     )
 
 
@@ -227,11 +251,11 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     """Joint accuracy over all four families at each rate, with the oracle's bound of the same models."""
     rows = []
     for model in findings.spec.models:
-        for row in HELD:
-            at = (or_missing(pooled(accuracy, row.parts(findings, model, phase, row.held_to(share)))) for share in EQUAL_RATES)
-            rows.append((model, row.label, common_seeds_of(row.parts(findings, model, phase)), *at))
+        for its in (Adapters(findings, model, row) for row in HELD):
+            at = (or_missing(pooled(accuracy, its.parts(phase, its.row.held_to(share)))) for share in EQUAL_RATES)
+            rows.append((model, its.row.label, common_seeds_of(its.parts(phase)), *at))
         for row in (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO):
-            parts = row.parts(findings, model, phase)
+            parts = Adapters(findings, model, row).parts(phase)
             at = (_bound(parts, share) for share in EQUAL_RATES)
             rows.append((model, f"oracle over {row.label}", common_seeds_of(parts), *at))
     when = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}[phase]
@@ -252,18 +276,18 @@ def _bound(parts: list[Part], share: float) -> str:
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
-def _lead(findings: Findings, model: str, other: Contestant, families: Sequence[Family], phase: int) -> Estimate | None:
+def _lead(its: Adapters, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> Estimate | None:
     """DA-GRPO's lead over another at the same rate, by item and seed; in accuracy, not in points."""
-    mine, theirs = (row.parts(findings, model, phase, row.held, families) for row in (DA_GRPO, other))
-    return pooled(difference(accuracy), mine, theirs)
+    return pooled(difference(accuracy), its.of(DA_GRPO).held(phase, families), its.held(phase, families))
 
 
 def _differences(findings: Findings, title: str, places: _Places) -> Table:
-    def cells(model: str, other: Contestant) -> Iterator[str]:
-        yield common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
-        yield from (or_missing(_lead(findings, model, other, *place), signed) for place in places.values())
+    def lead(families: Sequence[Family], phase: int) -> Column:
+        return lambda its: or_missing(_lead(its, phase, families), signed)
 
-    return Table(title, ("SLM", "against", "seeds", *places), _rows(findings, HELD[:-1], cells), (_STAR, _ITEMS))
+    columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.of(DA_GRPO).parts(FIRST), *its.parts(FIRST)])}
+    columns |= {name: lead(*place) for name, place in places.items()}
+    return _table(findings, title, HELD[:-1], columns, _STAR, _ITEMS, name="against")
 
 
 def differences(findings: Findings) -> Table:
@@ -281,18 +305,14 @@ def pooled_differences(findings: Findings) -> Table:
 def forgotten(findings: Findings) -> Table:
     """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        during, post = (row.parts(findings, model, phase, row.held) for phase in _PHASES)
-        yield common_seeds_of([*during, *post])
-        for before, after in (*(([one], [other]) for one, other in zip(during, post, strict=True)), (during, post)):
-            yield or_missing(pooled(difference(accuracy), before, after), signed)
+    def lost(families: Sequence[Family]) -> Column:
+        return lambda its: or_missing(pooled(difference(accuracy), *(its.held(phase, families) for phase in _PHASES)), signed)
 
-    return Table(
-        f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points",
-        ("SLM", "method", "seeds", *(family.name for family in ALL_FAMILIES), "all four"),
-        _rows(findings, [row for row in HELD if row.learns], cells),
-        (_STAR, _ITEMS),
-    )
+    columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.parts(FIRST), *its.parts(SECOND)])}
+    columns |= {family.name: lost([family]) for family in ALL_FAMILIES}
+    columns["all four"] = lost(ALL_FAMILIES)
+    title = f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points"
+    return _table(findings, title, [row for row in HELD if row.learns], columns, _STAR, _ITEMS)
 
 
 def primary(findings: Findings) -> Table:
@@ -301,7 +321,7 @@ def primary(findings: Findings) -> Table:
     best = {model: one for model in models if (one := _best_rival(findings, model)) is not None}
 
     def held(row: Contestant, *of: str) -> list[Part]:
-        return [part for model in of for part in row.parts(findings, model, FIRST, row.held)]
+        return [part for model in of for part in Adapters(findings, model, row).held(FIRST)]
 
     rows: list[tuple[str, ...]] = []
     for model in models:
@@ -309,7 +329,7 @@ def primary(findings: Findings) -> Table:
             rows.append((model, MISSING, or_missing(pooled(accuracy, held(DA_GRPO, model))), MISSING, MISSING))
             continue
         accuracies = (or_missing(pooled(accuracy, held(row, model))) for row in (DA_GRPO, one))
-        rows.append((model, one.label, *accuracies, or_missing(_lead(findings, model, one, ALL_FAMILIES, FIRST), signed)))
+        rows.append((model, one.label, *accuracies, or_missing(_lead(Adapters(findings, model, one), FIRST), signed)))
     # every SLM is asked the same items, which are left out together
     theirs = [part for model, row in best.items() for part in held(row, model)]
     lead = pooled(difference(accuracy), held(DA_GRPO, *models), theirs) if len(best) == len(models) else None
@@ -328,7 +348,7 @@ def primary(findings: Findings) -> Table:
 
 def _best_rival(findings: Findings, model: str) -> Contestant | None:
     """The other method with the highest joint accuracy; None until all of them have at least one seed."""
-    found = [(pooled(accuracy, row.parts(findings, model, FIRST, row.held)), row) for row in RIVALS]
+    found = [(pooled(accuracy, Adapters(findings, model, row).held(FIRST)), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
 
@@ -338,41 +358,51 @@ def one_threshold_table(findings: Findings) -> Table:
 
     With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
-
     orders = sorted({family.direction for family in ALL_FAMILIES})
 
-    def of_adapters(statistic: Statistic, model: str, phase: int, *rows: Contestant) -> Estimate | None:
-        """For each seed and row the adapters of both orders, each with the items of all its families as one evaluation."""
-        parts = [parts_of(model, row, phase) for row in rows]
+    def parts_of(its: Adapters, phase: int) -> list[Part]:
+        rule = its.row.held_to(TARGET)
+        return [its.part(family, phase, rule, order) for order in orders for family in ALL_FAMILIES]
+
+    def of_adapters(statistic: Statistic, phase: int, *sides: Adapters) -> Estimate | None:
+        """For each seed and side the adapters of both orders, each with the items of all its families as one evaluation."""
         tallies_S = []
-        for evaluations in by_common_seed([part for of_row in parts for part in of_row]):
+        for evaluations in by_common_seed([part for its in sides for part in parts_of(its, phase)]):
             left = iter(evaluations)
-            adapters = [[as_one([next(left) for _ in ALL_FAMILIES]) for _ in orders] for _ in rows]
-            sides = (
-                together([tally(adapter, row.held, grouped=True) for adapter in own])
-                for row, own in zip(rows, adapters, strict=True)
+            tallied = (
+                together(
+                    [tally(as_one([next(left) for _ in ALL_FAMILIES]), its.row.held_to(TARGET), grouped=True) for _ in orders]
+                )
+                for its in sides
             )
-            tallies_S.append(side_by_side(*sides))
+            tallies_S.append(side_by_side(*tallied))
         return estimated(tallies_S, statistic)
 
-    def parts_of(model: str, row: Contestant, phase: int) -> list[Part]:
-        return [row.part(findings, model, family, phase, order=order) for order in orders for family in ALL_FAMILIES]
+    def right(phase: int) -> Column:
+        return lambda its: or_missing(of_adapters(accuracy, phase, its))
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(parts_of(model, row, FIRST))
-        yield from (or_missing(of_adapters(accuracy, model, phase, row)) for phase in _PHASES)
-        for phase in _PHASES:
-            yield "" if row is DA_GRPO else or_missing(of_adapters(difference(accuracy), model, phase, DA_GRPO, row), signed)
+    def lead(phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            both = (its.of(DA_GRPO), its)
+            return "" if its.row is DA_GRPO else or_missing(of_adapters(difference(accuracy), phase, *both), signed)
 
-    return Table(
+        return column
+
+    columns: dict[str, Column] = {
+        "seeds": lambda its: common_seeds_of(parts_of(its, FIRST)),
+        "after one phase": right(FIRST),
+        "after both": right(SECOND),
+        "DA-GRPO minus it, one phase": lead(FIRST),
+        "DA-GRPO minus it, both": lead(SECOND),
+    }
+    return _table(
+        findings,
         f"One threshold for all four families: joint accuracy with {_SHARE} % of all items sent, in percent",
-        ("SLM", "method", "seeds", "after one phase", "after both", "DA-GRPO minus it, one phase", "DA-GRPO minus it, both"),
-        _rows(findings, HELD, cells),
-        (
-            "All held-out items of an adapter are ranked together, of both groups, whichever it has learned; mean over the two orders of "
-            "the phases. So no family has its own rate, and half of these looks are in no table above. A star marks an interval over "
-            "several seeds that is without 0; before learning ± is of items only.",
-        ),
+        HELD,
+        columns,
+        "All held-out items of an adapter are ranked together, of both groups, whichever it has learned; mean over the two orders of "
+        "the phases. So no family has its own rate, and half of these looks are in no table above. A star marks an interval over "
+        "several seeds that is without 0; before learning ± is of items only.",
     )
 
 
@@ -382,42 +412,37 @@ def one_threshold_table(findings: Findings) -> Table:
 def ability_table(findings: Findings) -> Table:
     """Forced local accuracy minus that of the same model before learning, by family and over all four."""
 
+    def gained(families: Sequence[Family], phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            after, before = (one.parts(phase, never, families) for one in (its, its.of(BARE)))
+            return or_missing(pooled(difference(accuracy), after, before), signed)
+
+        return column
+
     places = {**_EACH, **{f"all {when}": place for when, place in _ALL.items()}}
-
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(row.parts(findings, model, FIRST))
-        for families, phase in places.values():
-            after, before = (one.parts(findings, model, phase, never, families) for one in (row, BARE))
-            yield or_missing(pooled(difference(accuracy), after, before), signed)
-
-    return Table(
-        "Forced local accuracy minus that before learning, in points: asking made impossible",
-        ("SLM", "method", "seeds", *places),
-        _rows(findings, (EDGE_ONLY, *ASKING), cells),
-        (_STAR,),
-    )
+    columns = {"seeds": _seeds, **{name: gained(*place) for name, place in places.items()}}
+    title = "Forced local accuracy minus that before learning, in points: asking made impossible"
+    return _table(findings, title, (EDGE_ONLY, *ASKING), columns, _STAR)
 
 
 def ranking_table(findings: Findings) -> Table:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(row.parts(findings, model, FIRST))
-        for families, phase in _EACH.values():
-            evaluations = [one for (one,) in by_common_seed(row.parts(findings, model, phase, families=families))]
-            auc = estimated_of(evaluations, ranking)
-            if not row.learns and phase != FIRST:
-                yield "-"
-            else:
-                yield MISSING if not evaluations else "-" if auc is None else plain(auc, 2)
+    def auc(families: Sequence[Family], phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            evaluations = [one for (one,) in by_common_seed(its.parts(phase, families=families))]
+            found = estimated_of(evaluations, ranking)
+            return MISSING if not evaluations else "-" if found is None else plain(found, 2)
 
-    return Table(
+        return column if phase == FIRST else _learned(column)
+
+    columns = {"seeds": _seeds, **{name: auc(*place) for name, place in _EACH.items()}}
+    return _table(
+        findings,
         "How well asking ranks: AUC of the log-odds of asking for what fails locally",
-        ("SLM", "method", "seeds", *_EACH),
-        _rows(findings, (BARE, EDGE_ONLY, *ASKING), cells),
-        (
-            "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
-        ),
+        (BARE, EDGE_ONLY, *ASKING),
+        columns,
+        "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
     )
 
 
@@ -460,26 +485,26 @@ def kept_rates_table(findings: Findings) -> Table:
 
 def cost_table(findings: Findings) -> Table:
     """Cloud calls, tokens, spend, time and memory of each method: means over directions and seeds."""
-    rows = []
-    for model in findings.spec.models:
-        for method in findings.spec.ways:
-            results = findings.runs(model, method).results
-            wanted = len(findings.spec.phases) * len(findings.spec.seeds)
-            count = str(len(results)) if len(results) in (0, wanted) else f"{len(results)} of {wanted}"
-            cells = (
-                form.format(sum(cost(result) for result in results) / len(results)) if results else MISSING
-                for form, cost in _COSTS.values()
-            )
-            rows.append((model, NAMES.get(method, method), count, *cells))
-    return Table(
+    wanted = len(findings.spec.phases) * len(findings.spec.seeds)
+
+    def runs(results: Sequence[Result]) -> str:
+        return str(len(results)) if len(results) in (0, wanted) else f"{len(results)} of {wanted}"
+
+    def mean(form: str, cost: Callable[[Result], float]) -> Callable[[Sequence[Result]], str]:
+        return lambda results: form.format(sum(map(cost, results)) / len(results)) if results else MISSING
+
+    return table_of(
         "What learning costs: means over the runs of a method",
-        ("SLM", "method", "runs", *_COSTS),
-        tuple(rows),
-        (
-            "Asked is the share of responses that ask for help, which λ is moved by; billed the share of prompts for which a call was "
-            "paid, at most one for the G responses to a prompt. Compare processor minutes, which hold the looks at held-out items, too: "
-            "wall time hangs on what else the machine had to do. Memory is the peak of each process.",
-        ),
+        ("SLM", "method"),
+        [
+            ((model, NAMES.get(method, method)), findings.runs(model, method).results)
+            for model in findings.spec.models
+            for method in findings.spec.ways
+        ],
+        {"runs": runs, **{name: mean(*cost) for name, cost in _COSTS.items()}},
+        "Asked is the share of responses that ask for help, which λ is moved by; billed the share of prompts for which a call was "
+        "paid, at most one for the G responses to a prompt. Compare processor minutes, which hold the looks at held-out items, too: "
+        "wall time hangs on what else the machine had to do. Memory is the peak of each process.",
     )
 
 

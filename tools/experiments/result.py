@@ -284,7 +284,7 @@ def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _both(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in then.keys() & now.keys():
+    for key in (key for key in then if key in now):
         where = f"{within}{key}"
         if isinstance(then[key], Mapping) and isinstance(now[key], Mapping):
             yield from _both(then[key], now[key], f"{where}.")

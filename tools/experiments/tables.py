@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tools.experiments.stats import Estimate
 
 MISSING = "missing"
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,18 @@ class Table:
         lines += [_line(row, widths) for row in self.rows]
         notes = [f"\n{note}" for note in self.notes]
         return "\n".join([f"**{self.title}**", "", *lines, *notes])
+
+
+def table_of(
+    title: str,
+    names: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], S]],
+    columns: Mapping[str, Callable[[S], str]],
+    *notes: str,
+) -> Table:
+    """A row for each subject: its names, and what each column says of it."""
+    cells = tuple((*named, *(column(subject) for column in columns.values())) for named, subject in rows)
+    return Table(title, (*names, *columns), cells, notes)
 
 
 def percent(value: float, digits: int = 1) -> str:
