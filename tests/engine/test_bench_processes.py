@@ -32,7 +32,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 def run(part: Part, folder: Path) -> dict[str, Any]:
     """A part's process, in this one."""
     job, result = folder / "job.json", folder / "result.json"
-    job.write_text(json.dumps(part.job), encoding="utf-8")
+    job.write_text(json.dumps({**part.job, "scratch": str(folder / "scratch")}), encoding="utf-8")
     main([part.command[-1], str(job), str(result)])
     return json.loads(result.read_text(encoding="utf-8"))
 
@@ -41,7 +41,7 @@ def run(part: Part, folder: Path) -> dict[str, Any]:
 def learned(jobs: Jobs) -> dict[str, Any]:
     """Two steps of the real agent with its embedded coordinator."""
     model = gguf_file(jobs.models, "tiny", "Q8_0")
-    part = jobs.agent("k", model, WORK, random_model=True, weights="streamed", serve=True, learning=LEAN)
+    part = jobs.agent(model, WORK, random_model=True, weights="streamed", serve=True, learning=LEAN)
     return run(part, jobs.out)
 
 
@@ -64,12 +64,12 @@ def test_memory_is_reported_by_part_including_the_coordinator(learned: dict[str,
     highest = max(found["rss_mib"] for found in learned["memory_by_part"].values())
     assert learned["peak_mib"] >= highest > 50
     assert learned["children_peak_mib"] > 20
-    assert not jobs.scratch("k").exists()
+    assert not (jobs.out / "scratch").exists()
 
 
 def test_rollouts_are_measured_at_the_exact_requested_length(jobs: Jobs) -> None:
     load = RolloutLoad("tiny", 2, 24, 5, repeats=2)
-    found = run(jobs.rollout("k", gguf_file(jobs.models, "tiny", "Q8_0"), load), jobs.out)
+    found = run(jobs.rollout(gguf_file(jobs.models, "tiny", "Q8_0"), load), jobs.out)
     assert found["tokens"] == 2 * 8 * 5
     assert len(found["seconds"]) == 2
     assert rows.tokens_per_s([found]).median > 0
@@ -77,7 +77,7 @@ def test_rollouts_are_measured_at_the_exact_requested_length(jobs: Jobs) -> None
 
 def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]) -> None:
     model = gguf_file(jobs.models, "tiny", "Q8_0")
-    found = run(jobs.speed("k", {"tiny": model}, 0.01), jobs.out)
+    found = run(jobs.speed({"tiny": model}, 0.01), jobs.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16, 2.0)})
     assert row.verdicts[0].value > 0.0
 
@@ -85,7 +85,7 @@ def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]
 def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(jobs: Jobs) -> None:
     files = make_random(jobs.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
     items = jobs.items(gguf_file(jobs.models, "tiny", "Q8_0"), WORK)
-    part = jobs.mismatch("k", files[1], files[0], items, prompts=2, tokens=6, context=64, random=True)
+    part = jobs.mismatch(files[1], files[0], items, prompts=2, tokens=6, context=64, random=True)
     found = run(part, jobs.out)
     assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
     assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]

@@ -14,9 +14,8 @@ from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from edge.core.errors import UsageError
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import rows, services
-from tools.bench.coordinator.__main__ import parse, plan_of
+from tools.bench.coordinator.__main__ import QUICK, ROWS, parse, plan_of
 from tools.bench.coordinator.audit import Books, audit
-from tools.bench.coordinator.plan import QUICK, ROWS
 from tools.bench.harness import rows_of
 
 COST = (1, 100, 300)

@@ -11,7 +11,8 @@ from edge.config.agent import resolve_agent_config
 from edge.core.errors import EdgeError
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.cells import expand
-from tools.experiments.run_cell import hold_to_beginning, recording_of
+from tools.experiments.held_out import recording_of
+from tools.experiments.run_cell import hold_to_beginning
 from tools.experiments.spec import load_spec
 
 CELL = next(cell for cell in expand(load_spec("schedules"), CHOSEN).cells if cell.phases)

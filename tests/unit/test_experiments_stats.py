@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.experiments.left_out import GROUPS, estimated, left_out
-from tools.experiments.left_out import side_by_side as side_by_side_left
 from tools.experiments.measures import (
+    GROUPS,
     accuracy,
     at_random,
     by_threshold,
     difference,
+    estimated,
     forgetting,
     kept_accuracy,
     oracle,
@@ -25,8 +25,9 @@ from tools.experiments.measures import (
     rate,
     routed,
     side_by_side,
+    tally,
 )
-from tools.experiments.stats import over_seeds, over_seeds_and_items, t_quantile
+from tools.experiments.stats import Estimate, over_seeds, t_quantile
 
 EVALUATION: dict[str, Any] = {
     "asked": "1100", "own": "0010", "forced": "0110", "cloud": "1101", "joint": "1110",
@@ -36,6 +37,15 @@ EVALUATION: dict[str, Any] = {
 
 def _of(statistic: Any, rule: Any, evaluation: Any = EVALUATION) -> Any:
     return statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)])
+
+
+def _own(seeds: list[dict[str, Any]], statistic: Any = accuracy) -> Estimate | None:
+    """Over the seeds and the items of each, as the models decide."""
+    return estimated([tally({"source": "a", **one}, own_decision, grouped=False) for one in seeds], statistic)
+
+
+def _right(bits: str) -> dict[str, Any]:
+    return {"asked": "0" * len(bits), "own": bits, "joint": bits}
 
 
 @pytest.mark.parametrize(
@@ -52,8 +62,7 @@ def test_the_interval_over_seeds_is_students() -> None:
 
 
 def test_with_one_seed_the_interval_is_that_of_the_items() -> None:
-    columns = [[(1.0, 0.0, 0.0, right) for right in (1.0, 0.0, 1.0, 1.0, 0.0)]]
-    found = over_seeds_and_items(columns, accuracy)
+    found = _own([_right("10110")])
     assert found is not None
     assert found.mean == pytest.approx(0.6)
     # the variance of a mean of five: s²/5 with s² = 0.3; four degrees of freedom
@@ -61,8 +70,7 @@ def test_with_one_seed_the_interval_is_that_of_the_items() -> None:
 
 
 def test_seeds_and_items_both_widen_the_interval() -> None:
-    seeds = [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
-    found = over_seeds_and_items([[(1.0, 0.0, 0.0, right) for right in items] for items in seeds], accuracy)
+    found = _own([_right("1100"), _right("1110")])
     assert found is not None
     between = ((0.5 - 0.625) ** 2 + (0.75 - 0.625) ** 2) / 1 / 2
     by_item = [1.0, 1.0, 0.5, 0.0]  # means over seeds
@@ -91,10 +99,8 @@ def test_interval_of_a_ranking_covers_the_variation_over_new_items() -> None:
     halves: list[list[float]] = [[], []]
     for _ in range(100):
         evaluation = _population(draw, 200)
-        left = [left_out(evaluation, rule) for rule in pairs[1]]
-        for index, found in enumerate(
-            (estimated([left[0]], accuracy), estimated([side_by_side_left(*left)], difference(accuracy)))
-        ):
+        left = [tally(evaluation, rule, grouped=True) for rule in pairs[1]]
+        for index, found in enumerate((estimated([left[0]], accuracy), estimated([side_by_side(*left)], difference(accuracy)))):
             assert found is not None and found.half is not None
             values[index].append(found.mean)
             halves[index].append(found.half / t_quantile(GROUPS - 1))
@@ -107,19 +113,20 @@ def test_interval_of_a_ranking_covers_the_variation_over_new_items() -> None:
 def test_leaving_one_group_out_ranks_the_others() -> None:
     """One item a group. At half, the first of two that are left is sent."""
     evaluation = {"asked": "000", "forced": "010", "cloud": "111", "help": [3.0, 2.0, 1.0]}
-    (whole, *without) = left_out(evaluation, by_threshold(0.5))
+    whole, without = tally(evaluation, by_threshold(0.5), grouped=True)
     assert whole == [3.0, 1.5, 0.5, 2.0]
-    assert sorted(sums for sums in without if sums != whole) == [[2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 1.0, 2.0]]
+    assert sorted(map(list, without.values())) == [[2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 1.0, 2.0]]
 
 
 def test_single_item_has_no_interval() -> None:
-    found = estimated([left_out({"asked": "0", "forced": "0", "cloud": "1", "help": [1.0]}, by_threshold(1.0))], accuracy)
+    evaluation = {"asked": "0", "forced": "0", "cloud": "1", "help": [1.0]}
+    found = estimated([tally(evaluation, by_threshold(1.0), grouped=True)], accuracy)
     assert found is not None and (found.mean, found.half) == (1.0, 0.0)
-    assert over_seeds_and_items([[(1.0, 0.0, 0.0, 1.0)]], accuracy) == found
+    assert _own([_right("1")]) == found
 
 
 def test_mean_is_undefined_when_a_seed_has_no_value() -> None:
-    assert over_seeds_and_items([[(1.0, 1.0, 0.0, 1.0)] * 3], kept_accuracy) is None
+    assert _own([{"asked": "111", "own": "000", "joint": "111"}], kept_accuracy) is None
 
 
 def test_own_decision_of_the_model_counts_local_and_overall_right_answers() -> None:
@@ -167,5 +174,5 @@ def test_no_threshold_beats_the_oracle_with_a_perfect_cloud(items: list[tuple[bo
 
 def test_forgetting_is_the_loss_of_earlier_accuracy() -> None:
     after = {**EVALUATION, "joint": "1000"}
-    columns = side_by_side(own_decision(EVALUATION), own_decision(after))
-    assert forgetting(accuracy)([sum(column) for column in zip(*columns, strict=True)]) == pytest.approx((0.75 - 0.25) / 0.75)
+    both = side_by_side(*(tally({"source": "a", **one}, own_decision, grouped=False) for one in (EVALUATION, after)))
+    assert forgetting(accuracy)(both.whole) == pytest.approx((0.75 - 0.25) / 0.75)

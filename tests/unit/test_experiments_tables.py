@@ -23,7 +23,6 @@ from tools.experiments.layouts import (
     rates_tables,
     settled_after,
 )
-from tools.experiments.left_out import GROUPS
 from tools.experiments.main_tables import (
     ability_table,
     equal_rates,
@@ -32,12 +31,12 @@ from tools.experiments.main_tables import (
     pooled_differences,
     ranking_table,
 )
-from tools.experiments.measures import ranking
+from tools.experiments.measures import GROUPS, ranking
 from tools.experiments.report import tables_of
 from tools.experiments.result import Result, result_file, write_result
 from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names
 from tools.experiments.stats import Estimate
-from tools.experiments.tables import MISSING, Table, signed
+from tools.experiments.tables import MISSING, Table, at_share, signed
 
 NO_DATA = Path("there-is-no-such-folder")
 
@@ -173,6 +172,12 @@ def test_equal_rate_table_counts_sent_items_and_shows_the_untrained_model_for_ev
     assert rows["GAPG"]["@ 30 %"] == MISSING
     against = _by_name(pooled_differences(findings))[BARE_DIAL.label]
     assert against["seeds"] == "3" and against["during"].startswith("+30.0 ") and against["during"].endswith(" *")
+
+
+def test_model_that_keeps_nothing_was_measured_all_the_same() -> None:
+    asked = Estimate(1.0, 0.0, 3)
+    assert at_share(None, asked, kept=True) == "none kept @ 0 %"
+    assert at_share(None, None, kept=True) == MISSING
 
 
 def test_empty_interval_has_no_star() -> None:

@@ -15,9 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import aiohttp
 
 from edge.core.machine import physical_cores
 from tools.bench.harness import show
-from tools.bench.processes import free_port, running
+from tools.bench.processes import answers, free_port, running
 from tools.bench.rollout import BUNDLED
 
 ROUTES = ("completions", "chat/completions")
@@ -60,14 +59,8 @@ def their_server(folder: Path, model: Path, threads: int, context: int) -> Itera
     limits = ["--n_ctx", str(context), "--n_threads", str(threads), "--n_threads_batch", str(threads), "--flash_attn", "true"]
     where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--model_alias", "edge"]
     command = [sys.executable, "-m", "llama_cpp.server", *where, *limits]
-    with running(command, folder / "theirs.log", ready=lambda: _answers(f"{base}/models")):
+    with running(command, folder / "theirs.log", ready=lambda: answers(f"{base}/models")):
         yield base
-
-
-def _answers(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(url, timeout=1.0) as reply:
-        return int(reply.status) == 200
-    return False
 
 
 async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, max_tokens: int) -> Timed:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,11 +74,6 @@ class Spread:
 def spread(samples: Iterable[float]) -> Spread:
     """The spread of some samples. Raises ValueError without any."""
     return Spread(tuple(float(sample) for sample in samples))
-
-
-def times(mine: Spread, other: Spread) -> float:
-    """How many times the median of `mine` is contained in the median of `other`: 4.0 is four times faster, for seconds."""
-    return other.median / mine.median
 
 
 def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -165,12 +160,12 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One measured process. `key` is its name and its file's (`small/trl-fp32/1`), `job` plain JSON, `environment` beside our own."""
+    """One measured process: `job` is plain JSON, `environment` beside our own. With `scratch` its job names a folder that it may fill."""
 
-    key: str
     command: tuple[str, ...]
     job: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+    scratch: bool = False
     timeout_s: float = 7200.0
 
     @property
@@ -180,9 +175,9 @@ class Part:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def own_part(module: str, key: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Part:
+def own_part(module: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None, *, scratch: bool = False) -> Part:
     """A part that is `measure` of a module under tools.bench."""
-    return Part(key, own("part", module), job, environment or {})
+    return Part(own("part", module), job, environment or {}, scratch)
 
 
 RunPart = Callable[[Part, Path, Path, OnLine], float]
@@ -198,28 +193,31 @@ class Results:
         self._run = run or run_part
         self._of_this_run: dict[str, str] = {}
 
-    def measure(self, part: Part) -> dict[str, Any]:
-        """The part's result: the stored one of an equal part, else measured now. Raises ProcessFailed."""
-        file = self._folder / "parts" / f"{part.key}.json"
-        stored = self._stored(part, file)
+    def measure(self, key: str, part: Part) -> dict[str, Any]:
+        """The part's result: the stored one of an equal part, else measured now. `key`: its name here (`small/trl-fp32/1`), and its file's.
+
+        Raises ProcessFailed.
+        """
+        if part.scratch:
+            part = replace(part, job={**part.job, "scratch": str(self._folder / "scratch" / key.replace("/", "-"))})
+        file = self._folder / "parts" / f"{key}.json"
+        stored = self._stored(key, part, file)
         if stored is not None:
-            note(f"  {part.key}: read back")
+            note(f"  {key}: read back")
         else:
-            stored = self._measured(part, file)
+            stored = self._measured(key, part, file)
         return {**stored["result"], "taken": {name: stored[name] for name in ("key", "at", "load_before", "seconds")}}
 
-    def alternating(
-        self, row: str, competitors: Mapping[str, Callable[[str], Part]], rounds: int
-    ) -> dict[str, list[dict[str, Any]]]:
+    def alternating(self, row: str, competitors: Mapping[str, Part], rounds: int) -> dict[str, list[dict[str, Any]]]:
         """Every competitor once a round (A B A B), so that a slow minute of the machine hits all of them."""
         measured: dict[str, list[dict[str, Any]]] = {name: [] for name in competitors}
         for number in range(1, rounds + 1):
             for name, part in competitors.items():
-                measured[name].append(self.measure(part(f"{row}/{name}/{number}")))
+                measured[name].append(self.measure(f"{row}/{name}/{number}", part))
         return measured
 
-    def _stored(self, part: Part, file: Path) -> dict[str, Any] | None:
-        if self._fresh and self._of_this_run.get(part.key) != part.digest:
+    def _stored(self, key: str, part: Part, file: Path) -> dict[str, Any] | None:
+        if self._fresh and self._of_this_run.get(key) != part.digest:
             return None
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
@@ -229,19 +227,19 @@ class Results:
             return None
         return stored if all(Path(made).exists() for made in stored["result"].get("files", ())) else None
 
-    def _measured(self, part: Part, file: Path) -> dict[str, Any]:
+    def _measured(self, key: str, part: Part, file: Path) -> dict[str, Any]:
         job, raw = file.with_suffix(".job"), file.with_suffix(".raw")
         file.parent.mkdir(parents=True, exist_ok=True)
         raw.unlink(missing_ok=True)
         job.write_text(json.dumps(part.job, indent=1), encoding="utf-8")
         load, at = os.getloadavg()[0], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        seconds = self._run(part, job, raw, minutely(part.key))
+        seconds = self._run(part, job, raw, minutely(key))
         result = json.loads(raw.read_text(encoding="utf-8"))
-        stored = {"key": part.key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
+        stored = {"key": key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
         write_json(file, stored)
         raw.unlink()
-        self._of_this_run[part.key] = part.digest
-        note(f"  {part.key}: {seconds:.0f} s, load before {load:.1f}")
+        self._of_this_run[key] = part.digest
+        note(f"  {key}: {seconds:.0f} s, load before {load:.1f}")
         return stored
 
 
@@ -351,8 +349,8 @@ class Run:
         if self._load > QUIET_LOAD:
             print(f"the machine is busy (load {self._load:.1f}): compare within a row only", file=sys.stderr)
 
-    def report(self, row: Callable[[str], Row], machine: Mapping[str, Any], about: str = "", **facts: Any) -> int:
-        """Measure the rows one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
+    def report(self, bench: object, machine: Mapping[str, Any], about: str = "", **facts: Any) -> int:
+        """Measure the rows, each a method of `bench`, one after the other and print their table; 1 when a goal is missed. Raises EdgeError.
 
         After each row all results so far are written to the folder: data as JSON, the report as markdown.
         """
@@ -365,7 +363,7 @@ class Run:
         done: list[Row] = []
         for name in self.names:
             note(f"== {name}")
-            done.append(row(name))
+            done.append(getattr(bench, name)())
             write_json(self._file.with_suffix(".json"), {**facts, "rows": [asdict(one) for one in done]})
             self._file.with_suffix(".md").write_text(markdown(done, machine, above), encoding="utf-8")
         print(markdown(done, machine, above))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from edge.core.errors import EdgeError
 
@@ -155,12 +156,6 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def kill(server: Server) -> None:
-    """SIGKILL, and wait for the end."""
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
-
-
 def last_line(log: Path) -> str:
     """The last non-empty line of a log, at most 300 characters; carriage returns count as line ends."""
     try:
@@ -207,6 +202,13 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def answers(url: str) -> bool:
+    """Whether something serves this address."""
+    with contextlib.suppress(OSError), urlopen(url, timeout=5.0) as reply:
+        return int(reply.status) == 200
+    return False
 
 
 def cpu_s(pid: int) -> float:

@@ -7,7 +7,7 @@ the runs that learn group 1 first, one of group 2 in the others.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,19 +82,36 @@ class Contestant:
         """The same adapters with exactly this share of the questions sent to the cloud."""
         return at_random(share) if self.ranked_by == "chance" else by_threshold(share, self.ranked_by)
 
-    def part(self, findings: Findings, model: str, family: Family, phase: int) -> Part:
-        """The evaluation of a family after so many phases; for a model without learning always the same one."""
-        return self.part_of(findings, model, family.direction, family, phase)
 
-    def part_of(self, findings: Findings, model: str, order: str, family: Family, phase: int) -> Part:
-        """The same in the runs of one order of the groups."""
-        if self.runs_of is None:
-            return Part(findings.bare(model), family.source, 0)
-        return Part(findings.runs(model, self.runs_of, order), family.source, phase)
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """What a contestant has learned with one SLM, in every run."""
 
-    def parts(self, findings: Findings, model: str, phase: int) -> list[Part]:
-        """The evaluations of all four families after so many phases."""
-        return [self.part(findings, model, family, phase) for family in ALL_FAMILIES]
+    findings: Findings
+    model: str
+    row: Contestant
+
+    def of(self, row: Contestant) -> Adapters:
+        """Another contestant's with the same SLM."""
+        return Adapters(self.findings, self.model, row)
+
+    def part(self, family: Family, phase: int, rule: Rule | None = None, order: str | None = None) -> Part:
+        """The evaluation of a family after so many phases; for a model without learning always the same one.
+
+        By its own rule and in the runs that learn the family's group first, unless said otherwise.
+        """
+        rule = rule or self.row.rule
+        if self.row.runs_of is None:
+            return Part(self.findings.bare(self.model), family.source, 0, rule)
+        return Part(self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule)
+
+    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
+        """The evaluations of several families after so many phases."""
+        return [self.part(family, phase, rule) for family in families]
+
+    def held(self, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
+        """The same with exactly τ of the questions sent."""
+        return self.parts(phase, self.row.held_to(TARGET), families)
 
 
 def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Contestant
-from tools.experiments.findings import Findings, Runs, by_common_seed, compared
+from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Adapters, Contestant
+from tools.experiments.findings import Findings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.stats import Estimate
 from tools.experiments.tables import shown
 
 FIGURES = Path(__file__).parent / "figures"
@@ -125,7 +126,7 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
     left.legend(fontsize=8)
     for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
         points = [(at, findings.runs(model, varied={key: value}).mean(end_of(series))) for at, value in enumerate(values)]
-        _points(right, [(at, found) for at, found in points if found is not None], colour, series)
+        _points(right, points, colour, series)
     right.set_xticks(range(len(values)), [shown(value) for value in values])
     _target(right, next(iter(findings.spec.phases.values()))[-1].target_rate)
     right.set(title=f"mean of the last {END_STEPS} steps (T = 1)", xlabel=name, ylim=(0, 1))
@@ -149,7 +150,7 @@ def _rates(figure: Any, findings: Findings) -> None:
                 (phases[-1].target_rate, findings.runs(model, phases=name).mean(end_of(series)))
                 for name, phases in findings.spec.phases.items()
             ]
-            _points(right, [(at, found) for at, found in points if found is not None], colour, f"{series}, {model}", style)
+            _points(right, points, colour, f"{series}, {model}", style)
     right.set(title=f"accuracy, mean of the last {END_STEPS} steps (T = 1)", xlabel="τ", ylim=(0, 1))
     right.legend(fontsize=8)
 
@@ -195,7 +196,7 @@ def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
 
 def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
     """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
-    evaluations = by_common_seed(row.parts(findings, model, FIRST))
+    evaluations = by_common_seed(Adapters(findings, model, row).parts(FIRST))
     means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None
 
@@ -205,11 +206,13 @@ def _forgetting(figure: Any, findings: Findings) -> None:
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
         for number, row in enumerate(PAPER):
-            parts = [[row.part(findings, model, family, phase) for phase in (FIRST, SECOND)] for family in ALL_FAMILIES]
-            found = [compared([during], [post], (row.rule, row.rule), forgetting(accuracy)) for during, post in parts]
+            its = Adapters(findings, model, row)
+            found = [
+                pooled(forgetting(accuracy), *([its.part(family, phase)] for phase in (FIRST, SECOND))) for family in ALL_FAMILIES
+            ]
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
-            known = [(x, one) for x, one in zip(at, found, strict=True) if one is not None]
-            _points(axis, [(x, one) for x, one in known], _METHOD_COLOURS[row.label], row.label, "", hundred=True)
+            points = list(zip(at, found, strict=True))
+            _points(axis, points, _METHOD_COLOURS[row.label], row.label, "", scale=100)
         axis.axhline(0.0, color=_GREY, linewidth=0.8)
         axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
         axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
@@ -253,12 +256,13 @@ def _smoothed(values: Sequence[float], steps: int) -> Iterator[float]:
 
 
 def _points(
-    axis: Any, points: Sequence[tuple[float, Any]], colour: str, label: str, style: str = "-", *, hundred: bool = False
+    axis: Any, points: Sequence[tuple[float, Estimate | None]], colour: str, label: str, style: str = "-", *, scale: int = 1
 ) -> None:
-    scale = 100 if hundred else 1
-    if points:
+    """Means with their intervals, where there are any."""
+    known = [(at, one) for at, one in points if one is not None]
+    if known:
         axis.errorbar(
-            [at for at, _ in points], [scale * one.mean for _, one in points], yerr=[scale * (one.half or 0.0) for _, one in points],
+            [at for at, _ in known], [scale * one.mean for _, one in known], yerr=[scale * (one.half or 0.0) for _, one in known],
             color=colour, linestyle=style, marker="o", markersize=4, capsize=2, linewidth=1.2, label=label,
         )  # fmt: skip
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.experiments import left_out
 from tools.experiments.cells import ChosenRewards, Grid, Placed, expand
-from tools.experiments.left_out import LeftOut
-from tools.experiments.measures import Evaluation, Rule, ranks, side_by_side
+from tools.experiments.measures import Evaluation, Rule, Statistic, estimated, own_decision, ranks, side_by_side, tally, together
 from tools.experiments.result import RESULTS, Result, read_result
 from tools.experiments.spec import Spec
-from tools.experiments.stats import Estimate, Statistic, over_seeds, over_seeds_and_items
+from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import seeds_text
-
-Pairs = Sequence[tuple[Evaluation, Evaluation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +41,12 @@ class Runs:
 
 
 class Part(NamedTuple):
-    """An evaluation of one source after so many phases, in the runs of one place."""
+    """An evaluation of one source after so many phases, in the runs of one place, under a rule."""
 
     runs: Runs
     source: str
     phase: int
+    rule: Rule = own_decision
 
 
 def seeds_of(parts: Sequence[Part]) -> str:
@@ -65,50 +62,17 @@ def common_seeds_of(parts: Sequence[Part]) -> str:
     return seeds_text([len(by_common_seed(parts))], own[0].wanted) if own else "-"
 
 
-def pooled(parts: Sequence[Part], rule: Rule, statistic: Statistic) -> Estimate | None:
-    """A statistic over the items of several evaluations together, by seed. None where no seed has them all."""
-    evaluations_S = by_common_seed(parts)
-    if ranks(rule):
-        return left_out.estimated(
-            [
-                left_out.together([left_out.left_out(evaluation, rule) for evaluation in evaluations])
-                for evaluations in evaluations_S
-            ],
-            statistic,
-        )
-    return _of_items(
-        [[one.columns for evaluation in evaluations for one in rule(evaluation)] for evaluations in evaluations_S], statistic
-    )
-
-
-def compared(mine: Sequence[Part], theirs: Sequence[Part], rules: tuple[Rule, Rule], statistic: Statistic) -> Estimate | None:
-    """A statistic of both sides' columns, item by item and seed by seed; `theirs` has the same sources in the same order as `mine`."""
-    first, second = rules
-    pairs_S = pairs_of(mine, theirs)
-    if any(map(ranks, rules)):
-        return of_pairs(pairs_S, lambda one, other: (left_out.left_out(one, first), left_out.left_out(other, second)), statistic)
-    columns_S = [[row for one, other in pairs for row in side_by_side(first(one), second(other))] for pairs in pairs_S]
-    return _of_items(columns_S, statistic)
-
-
-def of_pairs(
-    pairs_S: Sequence[Pairs], sums: Callable[[Evaluation, Evaluation], tuple[LeftOut, LeftOut]], statistic: Statistic
-) -> Estimate | None:
-    """A statistic of two evaluations, where items are ranked."""
-    left_S = [left_out.together([left_out.side_by_side(*sums(one, other)) for one, other in pairs]) for pairs in pairs_S]
-    return left_out.estimated(left_S, statistic)
-
-
-def pairs_of(mine: Sequence[Part], theirs: Sequence[Part]) -> list[Pairs]:
-    """For each common seed: both sides' evaluations of the same items."""
-    return [
-        list(zip(evaluations[: len(mine)], evaluations[len(mine) :], strict=True))
-        for evaluations in by_common_seed([*mine, *theirs])
-    ]
-
-
-def _of_items(columns_S: Sequence[Sequence[Sequence[float]]], statistic: Statistic) -> Estimate | None:
-    return over_seeds_and_items(columns_S, statistic) if columns_S else None
+def pooled(statistic: Statistic, *sides: Sequence[Part]) -> Estimate | None:
+    """A statistic over the items of several evaluations together, by seed; several sides have the same sources in the same order and are
+    compared item by item. None where no seed has them all.
+    """
+    grouped = any(ranks(part.rule) for side in sides for part in side)
+    tallies_S = []
+    for evaluations in by_common_seed([part for side in sides for part in side]):
+        left = iter(evaluations)
+        tallied = (together([tally(next(left), part.rule, grouped=grouped) for part in side]) for side in sides)
+        tallies_S.append(side_by_side(*tallied))
+    return estimated(tallies_S, statistic)
 
 
 def by_common_seed(parts: Sequence[Part]) -> list[list[Evaluation]]:

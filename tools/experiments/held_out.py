@@ -1,7 +1,8 @@
 """Answers of a cell's adapter to held-out items, and their stored form. Each item is answered by the model's own decision and with help
 requests suppressed, at T = 0; the cloud's answers are asked once for all cells and kept in one recording.
 
-A finished source is a file, so that an interrupted evaluation resumes with the next one.
+A cell's folder has `looks/step-000100/SOURCE.json` and `adapters/step-000100`. A finished source is a file, so that an interrupted
+evaluation resumes with the next one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,24 +18,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.agent import Agent
-from edge.app import agent_settings, build_verifier
+from edge.app import agent_settings, build_verifier, train_router
 from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
+from edge.core.events import MemorySink
+from edge.core.files import replacing_folder
 from edge.core.types import LocalResponse, TaskItem
 from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
 from edge.evaluation.judging import Judged, RolloutSettings, call_key, cloud_messages
+from edge.evaluation.plan import EvalPlan
 from edge.learning.components import with_prompt_form
+from edge.learning.curriculum import StepPlan
 from edge.routing.policy import OffloadPolicy
 from edge.rpc.cassette import open_for_recording
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
-from tools.experiments.result import write_whole
-from tools.experiments.spec import Evaluate
+from tools.experiments.cells import Cell
+from tools.experiments.result import cloud_of, write_whole
 
+Report = Callable[[dict[str, Any]], None]
 MOST_LOG_ODDS = 30.0
 """Certainty: further ones have no use."""
 _CALLS_AT_ONCE = 4
@@ -62,33 +69,81 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Examiner:
-    """Evaluates held-out items with the engine of an open agent. `recording`: the cloud's answers, shared by all cells."""
+class Evaluator:
+    """Evaluates held-out items with the engine of an open agent when it is time to: after each phase and, if asked for, every so many
+    steps. `note` is called often, to account for what it costs.
+    """
 
-    agent: Agent
+    cell: Cell
     config: AgentConfig
-    recording: Path
+    agent: Agent
+    folder: Path
     clock: Clock
+    report: Report
+    note: Callable[[], None]
 
-    async def evaluate(
-        self, evaluate: Evaluate, folder: Path, router: Router | None, on_item: Callable[[str, int, int], None]
-    ) -> None:
-        """Write `NAME.json` for each place that has none yet. `on_item` gets its name, items done and items."""
+    async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
+        """`plan` is the next step, None when all phases are done."""
+        self.note()
+        self._report(steps_done, "learning")
+        phases_done = len(self.cell.phases) if plan is None else plan.phase
+        boundary = steps_done > 0 and (plan is None or plan.phase_step == 1)
+        every = self.cell.evaluate.every
+        if boundary or (every and steps_done and steps_done % every == 0):
+            await self.evaluate(steps_done, phases_done if boundary else None)
+
+    async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
+        """Keep the adapter, train the router where one is wanted, and write `NAME.json` for each place that has none yet."""
+        evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
+        if not evaluate.items:
+            return
+        looks.mkdir(parents=True, exist_ok=True)
+        adapter = self._keep_adapter(steps_done)
+        router = None
+        if self.cell.router and phases_done and adapter is not None:
+            router = await self._router(phases_done, adapter, looks)
+        write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
         for name, source, price in evaluate.places:
-            file = folder / f"{name.replace(':', '_').replace('/', '_')}.json"
+            file = looks / f"{name.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
-            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, on_item)
+            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, steps_done)
             write_whole(file, json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}))
+        self.note()
+
+    def _report(self, steps_done: int, part: str) -> None:
+        self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": part})
+
+    def _keep_adapter(self, steps_done: int) -> Path | None:
+        """A copy of the active adapter for later use."""
+        used = self.agent.adapter.in_use()
+        if used is None:
+            return None
+        kept = self.folder / "adapters" / f"step-{steps_done:06d}"
+        if not kept.is_dir():
+            with replacing_folder(kept) as draft:
+                shutil.copytree(used.folder, draft, dirs_exist_ok=True)
+        return kept
+
+    async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
+        """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
+        from edge.routing.classifier import ThresholdRouter
+
+        phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
+        if not (looks / "router.json").is_file():
+            self._report(0, f"training a router on {phase.source}")
+            sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
+            plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
+            quality = await train_router(self.config, MemorySink(), plan, phase.target_rate, file)
+            found = ThresholdRouter(file)
+            auc = None if quality.auc is None else round(quality.auc, 3)
+            fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
+            write_whole(looks / "router.json", json.dumps(fitted))
+        return ThresholdRouter(file)
 
     async def _answers(
-        self,
-        source: str,
-        items: Sequence[TaskItem],
-        price: float | None,
-        router: Router | None,
-        on_item: Callable[[str, int, int], None],
+        self, name: str, items: Sequence[TaskItem], price: float | None, router: Router | None, steps_done: int
     ) -> dict[str, Any]:
         parts, backend = self.agent.components, self.agent.adapter.backend
         settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
@@ -99,28 +154,47 @@ class Examiner:
         def count(*_: object) -> None:
             nonlocal done
             done += 1
-            on_item(source, done, len(candidates))
+            self._report(steps_done, f"{name}, {done} of {len(candidates)} held-out items")
 
         roles = EvalRoles(backend, build_verifier(self.config), policy, await self._cloud(settings, items))
         evaluation = Evaluation(roles, settings, cloud_all=True)
-        judged = await evaluation.judge_all(candidates, f"{parts.state.run_id} {source}", on_judged=count)
+        judged = await evaluation.judge_all(candidates, f"{parts.state.run_id} {name}", on_judged=count)
         by_key = {one.candidate.key: one.judged for one in judged}
         keys = [Candidate(item).key for item in items]
-        _require_answered(source, list(by_key.values()))
+        _require_answered(name, list(by_key.values()))
         known = [policy.probabilities.get(key) for key in keys] if isinstance(policy, Observer) else None
-        return {"source": source, **packed([by_key[key] for key in keys], known)}
+        return {"source": name, **packed([by_key[key] for key in keys], known)}
 
     async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:
         """The recorded answers; missing ones are asked first. With hints every question is a separate one."""
         desk = GroupCalls(self.agent.link.client, self.config.coordinator.call_deadline_s)
         if settings.hint_chars:
             return desk
-        calls = [_call(settings, item) for item in items]
-        async with _alone(self.recording.with_suffix(".lock")):
-            known = open_for_recording(self.recording)
+        calls, recording = [_call(settings, item) for item in items], self.folder.parent / recording_of(self.config)
+        async with _alone(recording.with_suffix(".lock")):
+            known = open_for_recording(recording)
             if missing := [call for call in calls if digest_of(call) not in known]:
-                await _record(missing, RecordingAnswers(self.recording, desk, settings.cloud_prompt_form))
-            return ReplayedAnswers(self.recording)
+                await _record(missing, RecordingAnswers(recording, desk, settings.cloud_prompt_form))
+            return ReplayedAnswers(recording)
+
+
+def recording_of(config: AgentConfig) -> str:
+    """The file of a cloud LLM's answers to held-out items, in the folder of all cells."""
+    return f"held-out-answers-{cloud_of(config)}.jsonl"
+
+
+def evaluations_in(folder: Path) -> list[dict[str, Any]]:
+    """All that a cell's folder holds, by step and name."""
+    found = []
+    for looks in sorted((folder / "looks").glob("step-*")):
+        when = json.loads((looks / "look.json").read_text(encoding="utf-8"))
+        router = looks / "router.json"
+        fitted = {"router_fit": json.loads(router.read_text(encoding="utf-8"))} if router.is_file() else {}
+        for file in sorted(looks.glob("*.json")):
+            if file.name not in ("look.json", "router.json"):
+                body = json.loads(file.read_text(encoding="utf-8"))
+                found.append({**when, **body, **(fitted if "router" in body else {})})
+    return found
 
 
 def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:

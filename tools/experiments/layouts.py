@@ -6,24 +6,36 @@ separately; it is back within 40 steps where the mean of the following twenty is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
 from tools.experiments.contestants import TARGET
-from tools.experiments.findings import Findings, Part, Runs, of_pairs, pairs_of, pooled
-from tools.experiments.left_out import LeftOut, left_out, left_out_at_the_rate_of
-from tools.experiments.measures import Evaluation, Rule, accuracy, difference, kept_accuracy, never, own_decision, rate, second
+from tools.experiments.findings import Findings, Part, Runs, by_common_seed, pooled
+from tools.experiments.measures import (
+    Rule,
+    Statistic,
+    accuracy,
+    difference,
+    estimated,
+    kept_accuracy,
+    never,
+    own_decision,
+    rate,
+    side_by_side,
+    tally,
+    tally_at_the_rate_of,
+)
 from tools.experiments.result import Result
 from tools.experiments.spec import priced
-from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, shown, signed, with_half
+from tools.experiments.stats import Estimate, over_seeds
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed, table_of
 
 END_STEPS = 50
 BAND = 0.05
 BACK_AFTER, BACK_STEPS = 40, 20
 SMOOTH_STEPS = 20
-Columns = Sequence[tuple[str, Callable[[Runs], str]]]
+Columns = Mapping[str, Callable[[Runs], str]]
 
 
 # -- series of steps ---------------------------------------------------------------------------------------------------------------------
@@ -99,39 +111,28 @@ def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bo
         cell = runs.results[0].cell if runs.results else None
         if cell is not None and not cell.evaluate.items:
             return "-"
-        parts = [Part(runs, source, len(cell.phases)) for source in cell.evaluate.sources] if cell else []
-        found, asked = pooled(parts, rule, statistic), pooled(parts, rule, rate)
-        if found is None or asked is None:
-            return MISSING
-        share = percent(1 - asked.mean if kept else asked.mean, 0)
-        return f"{with_half(found)} @ {share} %" if rated else with_half(found)
+        parts = [Part(runs, source, len(cell.phases), rule) for source in cell.evaluate.sources] if cell else []
+        found = pooled(statistic, parts)
+        return at_share(found, pooled(rate, parts), kept=kept) if rated else or_missing(found)
 
     return cell
 
 
-_SEEDS: tuple[str, Callable[[Runs], str]] = ("seeds", lambda runs: runs.seeds)
-_TRAINING_END: Columns = (
-    ("end rate", _number(end_of("assist"))),
-    ("end λ", _dual(end_of("dual"))),
-    ("λ's deviation", _dual(spread)),
-    ("end joint (T = 1)", _number(end_of("joint"))),
-)
-_END: Columns = (
-    _SEEDS,
-    *_TRAINING_END,
-    ("held-out joint, %", _held_out(own_decision, accuracy)),
-    ("held-out kept, % @ kept", _held_out(own_decision, kept_accuracy, kept=True)),
-    ("held-out forced local, %", _held_out(never, accuracy, rated=False)),
-)
+_SEEDS: Columns = {"seeds": lambda runs: runs.seeds}
+_TRAINING_END: Columns = {
+    "end rate": _number(end_of("assist")),
+    "end λ": _dual(end_of("dual")),
+    "λ's deviation": _dual(spread),
+    "end joint (T = 1)": _number(end_of("joint")),
+}
+_END: Columns = {
+    **_SEEDS,
+    **_TRAINING_END,
+    "held-out joint, %": _held_out(own_decision, accuracy),
+    "held-out kept, % @ kept": _held_out(own_decision, kept_accuracy, kept=True),
+    "held-out forced local, %": _held_out(never, accuracy, rated=False),
+}
 _END_NOTE = f"End: mean over the last {END_STEPS} steps of training at T = 1; ± is a 95 % interval over seeds (held out: seeds and items)."
-
-
-def _table(
-    title: str, places: Sequence[str], rows: Iterable[tuple[tuple[str, ...], Runs]], columns: Columns = _END, *notes: str
-) -> Table:
-    """A row for each place of the grid: its names, and each column of the runs there."""
-    cells = tuple((*names, *(column(runs) for _, column in columns)) for names, runs in rows)
-    return Table(title, (*places, *(name for name, _ in columns)), cells, (_END_NOTE, *notes))
 
 
 def methods_tables(findings: Findings) -> list[Table]:
@@ -144,16 +145,19 @@ def methods_tables(findings: Findings) -> list[Table]:
         )
         for model, method, phases, varied in places
     ]
-    return [_table(findings.spec.about.rstrip("."), ("SLM", "method", "phases", "varied"), rows)]
+    names = ("SLM", "method", "phases", "varied")
+    return [table_of(findings.spec.about.rstrip("."), names, rows, _END, _END_NOTE)]
 
 
 def sensitivity_tables(findings: Findings) -> list[Table]:
     """The results for each value of the varied setting."""
     return [
-        _table(
+        table_of(
             f"Sensitivity to {key}",
             ("SLM", key),
             [((model, shown(one)), findings.runs(model, varied={key: one})) for model in findings.spec.models for one in values],
+            _END,
+            _END_NOTE,
         )
         for key, values in findings.spec.vary.items()
     ]
@@ -163,15 +167,16 @@ def lambda_tables(findings: Findings) -> list[Table]:
     """The final λ for each initial value, and whether the SLMs differ."""
     key, models = "learning.dual_init", findings.spec.models
     runs = {model: {value: findings.runs(model, varied={key: value}) for value in findings.spec.vary[key]} for model in models}
-    columns: Columns = (
-        _SEEDS,
-        ("λ, second half", _number(lambda result: half_mean(result, "dual"))),
-        ("rate, second half", _number(lambda result: half_mean(result, "assist"))),
-        *_TRAINING_END,
-    )
+    columns: Columns = {
+        **_SEEDS,
+        "λ, second half": _number(lambda result: half_mean(result, "dual")),
+        "rate, second half": _number(lambda result: half_mean(result, "assist")),
+        **_TRAINING_END,
+    }
     rows = [((model, shown(value)), one) for model in models for value, one in runs[model].items()]
     note = "Second half: mean over the later half of all steps, over which the swings of λ even out."
-    whole = _table(f"λ from several initial values at τ = {TARGET:g}", ("SLM", "λ_0"), rows, columns, note)
+    title = f"λ from several initial values at τ = {TARGET:g}"
+    whole = table_of(title, ("SLM", "λ_0"), rows, columns, _END_NOTE, note)
     header = ("SLM", "seeds", "λ, second half", "largest difference between the λ_0", "rate, second half")
     together = tuple((model, *_over_all(list(runs[model].values()))) for model in models)
     note = "Means over every λ_0, then over seeds: runs of one seed see the same prompts and are no evidence of each other."
@@ -281,7 +286,7 @@ def rates_tables(findings: Findings) -> list[Table]:
     ]
     usual = next((name for name, phases in spec.phases.items() if phases[-1].target_rate == TARGET), None)
     dialled = [] if usual is None or len(spec.phases) == 1 else [_dial_table(findings, usual)]
-    return [_table("Target rates", ("SLM", "τ"), rows), *dialled]
+    return [table_of("Target rates", ("SLM", "τ"), rows, _END, _END_NOTE), *dialled]
 
 
 def _dial_table(findings: Findings, usual: str) -> Table:
@@ -306,20 +311,15 @@ def _dial_table(findings: Findings, usual: str) -> Table:
 
 
 def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, str]:
-    def at_the_same_rate(one: Evaluation, other: Evaluation) -> tuple[LeftOut, LeftOut]:
-        """Each seed's dial at the rate of that seed's retrained adapter."""
-        own = left_out(one, own_decision)
-        return own, left_out_at_the_rate_of(own, other)
-
-    def both(statistic: Statistic) -> Estimate | None:
-        return of_pairs(pairs_of([retrained], [dialled]), at_the_same_rate, statistic)
-
-    def at(right: Estimate | None, share: Estimate | None) -> str:
-        return MISSING if right is None or share is None else f"{with_half(right)} @ {percent(share.mean, 0)} %"
-
-    own = at(pooled([retrained], own_decision, accuracy), pooled([retrained], own_decision, rate))
-    turned = at(both(second(accuracy)), both(second(rate)))
-    return (own, turned, or_missing(both(difference(accuracy)), signed))
+    pairs_S = by_common_seed([retrained, dialled])
+    own_S = [tally(one, own_decision, grouped=True) for one, _ in pairs_S]
+    turned_S = [tally_at_the_rate_of(own, other) for own, (_, other) in zip(own_S, pairs_S, strict=True)]
+    lead = estimated([side_by_side(*both) for both in zip(own_S, turned_S, strict=True)], difference(accuracy))
+    return (
+        at_share(pooled(accuracy, [retrained]), pooled(rate, [retrained])),
+        at_share(estimated(turned_S, accuracy), estimated(turned_S, rate)),
+        or_missing(lead, signed),
+    )
 
 
 def price_tables(findings: Findings) -> list[Table]:
@@ -333,8 +333,14 @@ def price_tables(findings: Findings) -> list[Table]:
             for name, phases in spec.phases.items():
                 runs = findings.runs(model, way, name)
                 for price in spec.evaluate.prices:
-                    parts = [Part(runs, priced(source, price), len(phases)) for source in spec.evaluate.sources]
-                    found = (or_missing(pooled(parts, rule, statistic)) for _, rule, statistic in columns)
+                    found = (
+                        or_missing(
+                            pooled(
+                                statistic, [Part(runs, priced(one, price), len(phases), rule) for one in spec.evaluate.sources]
+                            )
+                        )
+                        for _, rule, statistic in columns
+                    )
                     rows.append((model, way, name, f"{price:g}", runs.seeds, *found))
     header = ("SLM", "method", "phases", "price told", "seeds", *(f"{name}, %" for name, _, _ in columns))
     return [Table("One adapter at several prices, held out, T = 0", header, tuple(rows))]
@@ -366,3 +372,16 @@ def forced_over_steps(findings: Findings, model: str, phases: str, source: str) 
                 right = [share.right for share in never(evaluation)]
                 by_step.setdefault(evaluation["step"], []).append(sum(right) / len(right))
     return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
+
+
+LAYOUTS: Mapping[str, Callable[[Findings], list[Table]]] = {
+    "": methods_tables,
+    "methods": methods_tables,
+    "lambda": lambda_tables,
+    "schedules": schedule_tables,
+    "sensitivity": sensitivity_tables,
+    "rates": rates_tables,
+    "over-steps": over_steps_tables,
+    "prices": price_tables,
+}
+"""By the name that a specification has for its table; the main experiment's and the grid search's need more than findings."""

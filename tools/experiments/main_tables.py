@@ -6,11 +6,11 @@ also compared at exactly the same share, where only the choice of items counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
-from tools.experiments import left_out
 from tools.experiments.contestants import (
     ALL_FAMILIES,
     ASKING,
@@ -29,44 +29,43 @@ from tools.experiments.contestants import (
     SECOND,
     TABLES,
     TARGET,
+    Adapters,
     Contestant,
     Family,
     Published,
 )
-from tools.experiments.findings import (
-    Findings,
-    Part,
-    by_common_seed,
-    common_seeds_of,
-    compared,
-    of_pairs,
-    pairs_of,
-    pooled,
-    seeds_of,
-)
+from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, pooled, seeds_of
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
-    Evaluation,
     Rule,
+    Statistic,
     accuracy,
+    as_one,
     cloud_accuracy,
     difference,
+    estimated,
+    estimated_of,
     forgetting,
     kept_accuracy,
     never,
     oracle,
     ranking,
     rate,
+    side_by_side,
+    tally,
+    together,
 )
 from tools.experiments.result import Result
-from tools.experiments.stats import Estimate, Statistic, over_seeds
-from tools.experiments.tables import MISSING, Table, or_missing, percent, plain, seeds_text, signed, with_half
+from tools.experiments.stats import Estimate, over_seeds
+from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, seeds_text, signed, table_of
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _SHARE = percent(TARGET, 0)
 _PHASES = {FIRST: "during", SECOND: "post"}
-_PLACES = tuple((family, phase) for family in ALL_FAMILIES for phase in _PHASES)
-_PLACE_NAMES = tuple(f"{family.name} {_PHASES[phase]}" for family, phase in _PLACES)
+_Places = Mapping[str, tuple[Sequence[Family], int]]
+"""Columns: which families, after how many phases."""
+_EACH: _Places = {f"{family.name} {when}": ((family,), phase) for family in ALL_FAMILIES for phase, when in _PHASES.items()}
+_ALL: _Places = {when: (ALL_FAMILIES, phase) for phase, when in _PHASES.items()}
 _STAR = "A star marks an interval over several seeds that is without 0."
 _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 _HOW_RATES_ARE_SET = (
@@ -96,11 +95,24 @@ def main_tables(findings: Findings, published: Mapping[str, Published | None]) -
     }
 
 
-def _rows(
-    findings: Findings, contestants: Sequence[Contestant], cells: Callable[[str, Contestant], Iterable[str]]
-) -> tuple[tuple[str, ...], ...]:
+Column = Callable[[Adapters], str]
+
+
+def _table(
+    findings: Findings, title: str, rows: Sequence[Contestant], columns: Mapping[str, Column], *notes: str, name: str = "method"
+) -> Table:
     """A row for each SLM and contestant."""
-    return tuple((model, row.label, *cells(model, row)) for model in findings.spec.models for row in contestants)
+    subjects = [((model, row.label), Adapters(findings, model, row)) for model in findings.spec.models for row in rows]
+    return table_of(title, ("SLM", name), subjects, columns, *notes)
+
+
+def _seeds(its: Adapters) -> str:
+    return common_seeds_of(its.parts(FIRST))
+
+
+def _learned(column: Column) -> Column:
+    """A dash for the model before it learns."""
+    return lambda its: column(its) if its.row.learns else "-"
 
 
 # -- the paper's tables ----------------------------------------------------------------------------------------------------------------
@@ -114,7 +126,7 @@ class Reading:
     value: Statistic
     rows: tuple[Contestant, ...]
     rule: Callable[[Contestant], Rule]
-    share: str = "asked"
+    share: Literal["asked", "kept", ""] = "asked"
     published: bool = False
 
 
@@ -135,7 +147,7 @@ READINGS: Mapping[str, Reading] = {
         "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
     ),
     "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
-    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held, "asked"),
+    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held),
     "forced": Reading(
         "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
     ),
@@ -145,32 +157,32 @@ READINGS: Mapping[str, Reading] = {
 def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
     """`table1` or `table2` in one of the READINGS, with the paper's columns where it has them."""
     families, read = TABLES[name], READINGS[reading]
-    quoted = [(family, kind) for family in families for kind in _kinds(family)] if published and read.published else []
+    paper = published if read.published else None
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield seeds_of([row.part(findings, model, family, FIRST) for family in families])
+    def part(its: Adapters, family: Family, phase: int) -> Part:
+        return its.part(family, phase, read.rule(its.row))
+
+    def value(family: Family, phase: int) -> Column:
+        return lambda its: _read(part(its, family, phase), read)
+
+    def lost(family: Family) -> Column:
+        return lambda its: or_missing(pooled(forgetting(read.value), *([part(its, family, phase)] for phase in _PHASES)))
+
+    def quoted(paper: Published, column: str) -> Column:
+        return lambda its: (paper.cell(reading, its.model, its.row.name, column) or "-") if its.row.name in METHODS else ""
+
+    columns: dict[str, Column] = {"seeds": lambda its: seeds_of([part(its, family, FIRST) for family in families])}
+    for family in families:
+        columns[f"{family.name} during"] = value(family, FIRST)
+        columns[f"{family.name} post"] = _learned(value(family, SECOND))
+        columns[f"{family.name} forgetting"] = _learned(lost(family))
+    if paper is not None:
+        columns[""] = lambda its: ""
         for family in families:
-            during, post = (row.part(findings, model, family, phase) for phase in _PHASES)
-            yield _read(during, read, row)
-            if row.learns:
-                yield _read(post, read, row)
-                yield or_missing(compared([during], [post], (read.rule(row), read.rule(row)), forgetting(read.value)))
-            else:
-                yield from ("-", "-")
-        if published and quoted:
-            yield ""
-            for family, kind in quoted:
-                column = f"{family.stands_for}_{kind}"
-                yield (published.cell(reading, model, row.name, column) or "-") if row.name in METHODS else ""
-
-    own = [f"{family.name} {kind}" for family in families for kind in ("during", "post", "forgetting")]
-    theirs = ["", *(f"paper {family.stands_for.upper()} {kind}" for family, kind in quoted)] if quoted else []
-    return Table(
-        f"Table {name[-1]} on practice tasks: {read.title}, in percent",
-        ("SLM", "method", "seeds", *own, *theirs),
-        _rows(findings, read.rows, cells),
-        tuple(_notes(findings, families, quotes=bool(quoted))),
-    )
+            for kind in _kinds(family):
+                columns[f"paper {family.stands_for.upper()} {kind}"] = quoted(paper, f"{family.stands_for}_{kind}")
+    title = f"Table {name[-1]} on practice tasks: {read.title}, in percent"
+    return _table(findings, title, read.rows, columns, *_notes(findings, families, quotes=paper is not None))
 
 
 def _kinds(family: Family) -> tuple[str, ...]:
@@ -178,12 +190,9 @@ def _kinds(family: Family) -> tuple[str, ...]:
     return ("during", "post", *(("forgetting",) if family.stands_for in ("math", "taco") else ()))
 
 
-def _read(part: Part, read: Reading, row: Contestant) -> str:
-    found, asked = pooled([part], read.rule(row), read.value), pooled([part], read.rule(row), rate)
-    if asked is None:
-        return MISSING
-    share = f" @ {percent(1.0 - asked.mean if read.share == 'kept' else asked.mean, 0)} %" if read.share else ""
-    return f"{'none kept' if found is None else with_half(found)}{share}"
+def _read(part: Part, read: Reading) -> str:
+    found = pooled(read.value, [part])
+    return at_share(found, pooled(rate, [part]), kept=read.share == "kept") if read.share else or_missing(found)
 
 
 def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> Iterator[str]:
@@ -207,36 +216,31 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
 def summary_table(findings: Findings) -> Table:
     """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
-    def at_own_rate(parts: list[Part], rule: Rule) -> str:
-        right, asked = pooled(parts, rule, accuracy), pooled(parts, rule, rate)
-        return MISSING if right is None or asked is None else f"{with_half(right)} @ {percent(asked.mean, 0)} %"
+    def own(phase: int) -> Column:
+        return lambda its: at_share(pooled(accuracy, its.parts(phase)), pooled(rate, its.parts(phase)))
 
-    def cells(model: str, row: Contestant) -> tuple[str, ...]:
-        during, post = (row.parts(findings, model, phase) for phase in _PHASES)
-        held = (EDGE_ONLY_DIAL if row is EDGE_ONLY else row).held_to(TARGET)  # edge tuning alone cannot choose whom to send
-        if not row.learns:
-            return ("-", at_own_rate(during, row.rule), "-", "-", or_missing(pooled(during, held, accuracy)), "-")
-        return (
-            common_seeds_of(during),
-            at_own_rate(during, row.rule),
-            at_own_rate(post, row.rule),
-            or_missing(compared(during, post, (row.rule, row.rule), forgetting(accuracy))),
-            or_missing(pooled(during, held, accuracy)),
-            or_missing(pooled(post, held, accuracy)),
-        )
+    def held(phase: int) -> Column:
+        """Edge tuning alone cannot choose whom to send: its dial can."""
+        return lambda its: or_missing(pooled(accuracy, (its.of(EDGE_ONLY_DIAL) if its.row is EDGE_ONLY else its).held(phase)))
 
-    at = f"at {_SHARE} % cloud"
-    return Table(
+    columns = {
+        "seeds": _learned(_seeds),
+        "during @ cloud": own(FIRST),
+        "post @ cloud": _learned(own(SECOND)),
+        "forgotten": _learned(lambda its: or_missing(pooled(forgetting(accuracy), *map(its.parts, _PHASES)))),
+        f"at {_SHARE} % cloud, during": held(FIRST),
+        f"at {_SHARE} % cloud, post": _learned(held(SECOND)),
+    }
+    return _table(
+        findings,
         "Summary: joint accuracy in percent, mean of the four families",
-        ("SLM", "method", "seeds", "during @ cloud", "post @ cloud", "forgotten", f"{at}, during", f"{at}, post"),
-        _rows(findings, (BARE_DIAL, *PAPER), cells),
-        (
-            "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
-            "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
-            f"decision @ the share that the cloud answered; the last two with exactly {_SHARE} % sent, set after the fact: by the "
-            "log-odds of asking, for the routers by what they predict (naive: at random). ± is a 95 % interval over seeds and items (one "
-            "seed, or none learned: items only).",
-        ),
+        (BARE_DIAL, *PAPER),
+        columns,
+        "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
+        "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
+        f"decision @ the share that the cloud answered; the last two with exactly {_SHARE} % sent, set after the fact: by the "
+        "log-odds of asking, for the routers by what they predict (naive: at random). ± is a 95 % interval over seeds and items (one "
+        "seed, or none learned: items only).",
     )
 
 
@@ -247,12 +251,11 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     """Joint accuracy over all four families at each rate, with the oracle's bound of the same models."""
     rows = []
     for model in findings.spec.models:
-        for row in HELD:
-            parts = row.parts(findings, model, phase)
-            at = (or_missing(pooled(parts, row.held_to(share), accuracy)) for share in EQUAL_RATES)
-            rows.append((model, row.label, common_seeds_of(parts), *at))
+        for its in (Adapters(findings, model, row) for row in HELD):
+            at = (or_missing(pooled(accuracy, its.parts(phase, its.row.held_to(share)))) for share in EQUAL_RATES)
+            rows.append((model, its.row.label, common_seeds_of(its.parts(phase)), *at))
         for row in (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO):
-            parts = row.parts(findings, model, phase)
+            parts = Adapters(findings, model, row).parts(phase)
             at = (_bound(parts, share) for share in EQUAL_RATES)
             rows.append((model, f"oracle over {row.label}", common_seeds_of(parts), *at))
     when = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}[phase]
@@ -273,68 +276,43 @@ def _bound(parts: list[Part], share: float) -> str:
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
-def minus(mine: Sequence[Part], theirs: Sequence[Part], one: Contestant, other: Contestant) -> Estimate | None:
-    """The lead of one over another at the same rate, by item and seed; in accuracy, not in points."""
-    return compared(mine, theirs, (one.held_to(TARGET), other.held_to(TARGET)), difference(accuracy))
+def _lead(its: Adapters, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> Estimate | None:
+    """DA-GRPO's lead over another at the same rate, by item and seed; in accuracy, not in points."""
+    return pooled(difference(accuracy), its.of(DA_GRPO).held(phase, families), its.held(phase, families))
 
 
-def _lead(findings: Findings, model: str, other: Contestant, phase: int) -> Estimate | None:
-    """DA-GRPO's lead over another, all four families together."""
-    mine, theirs = (row.parts(findings, model, phase) for row in (DA_GRPO, other))
-    return minus(mine, theirs, DA_GRPO, other)
+def _differences(findings: Findings, title: str, places: _Places) -> Table:
+    def lead(families: Sequence[Family], phase: int) -> Column:
+        return lambda its: or_missing(_lead(its, phase, families), signed)
 
-
-def _seeds_of_both(findings: Findings, model: str, other: Contestant) -> str:
-    return common_seeds_of([part for row in (DA_GRPO, other) for part in row.parts(findings, model, FIRST)])
+    columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.of(DA_GRPO).parts(FIRST), *its.parts(FIRST)])}
+    columns |= {name: lead(*place) for name, place in places.items()}
+    return _table(findings, title, HELD[:-1], columns, _STAR, _ITEMS, name="against")
 
 
 def differences(findings: Findings) -> Table:
     """DA-GRPO against every other, family by family."""
-
-    def cells(model: str, other: Contestant) -> Iterator[str]:
-        yield _seeds_of_both(findings, model, other)
-        for place in _PLACES:
-            mine, theirs = ([row.part(findings, model, *place)] for row in (DA_GRPO, other))
-            yield or_missing(minus(mine, theirs, DA_GRPO, other), signed)
-
-    return Table(
-        f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)",
-        ("SLM", "against", "seeds", *_PLACE_NAMES),
-        _rows(findings, HELD[:-1], cells),
-        (_STAR, _ITEMS),
-    )
+    title = f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)"
+    return _differences(findings, title, _EACH)
 
 
 def pooled_differences(findings: Findings) -> Table:
     """The same over all four families: one number for each model, other and time."""
-
-    def cells(model: str, other: Contestant) -> Iterator[str]:
-        yield _seeds_of_both(findings, model, other)
-        yield from (or_missing(_lead(findings, model, other, phase), signed) for phase in _PHASES)
-
-    return Table(
-        f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points",
-        ("SLM", "against", "seeds", *_PHASES.values()),
-        _rows(findings, HELD[:-1], cells),
-        (_STAR, _ITEMS),
-    )
+    title = f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points"
+    return _differences(findings, title, _ALL)
 
 
 def forgotten(findings: Findings) -> Table:
     """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        during, post = (row.parts(findings, model, phase) for phase in _PHASES)
-        yield common_seeds_of([*during, *post])
-        for before, after in (*(([one], [other]) for one, other in zip(during, post, strict=True)), (during, post)):
-            yield or_missing(minus(before, after, row, row), signed)
+    def lost(families: Sequence[Family]) -> Column:
+        return lambda its: or_missing(pooled(difference(accuracy), *(its.held(phase, families) for phase in _PHASES)), signed)
 
-    return Table(
-        f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points",
-        ("SLM", "method", "seeds", *(family.name for family in ALL_FAMILIES), "all four"),
-        _rows(findings, [row for row in HELD if row.learns], cells),
-        (_STAR, _ITEMS),
-    )
+    columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.parts(FIRST), *its.parts(SECOND)])}
+    columns |= {family.name: lost([family]) for family in ALL_FAMILIES}
+    columns["all four"] = lost(ALL_FAMILIES)
+    title = f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points"
+    return _table(findings, title, [row for row in HELD if row.learns], columns, _STAR, _ITEMS)
 
 
 def primary(findings: Findings) -> Table:
@@ -342,20 +320,20 @@ def primary(findings: Findings) -> Table:
     models = findings.spec.models
     best = {model: one for model in models if (one := _best_rival(findings, model)) is not None}
 
-    def held(row: Contestant, model: str) -> str:
-        return or_missing(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy))
+    def held(row: Contestant, *of: str) -> list[Part]:
+        return [part for model in of for part in Adapters(findings, model, row).held(FIRST)]
 
-    rows = [
-        (
-            model,
-            best[model].label if model in best else MISSING,
-            held(DA_GRPO, model),
-            held(best[model], model) if model in best else MISSING,
-            or_missing(_lead(findings, model, best[model], FIRST), signed) if model in best else MISSING,
-        )
-        for model in models
-    ]
-    rows.append(("all", "", "", "", or_missing(_lead_over(findings, best), signed) if len(best) == len(models) else MISSING))
+    rows: list[tuple[str, ...]] = []
+    for model in models:
+        if (one := best.get(model)) is None:
+            rows.append((model, MISSING, or_missing(pooled(accuracy, held(DA_GRPO, model))), MISSING, MISSING))
+            continue
+        accuracies = (or_missing(pooled(accuracy, held(row, model))) for row in (DA_GRPO, one))
+        rows.append((model, one.label, *accuracies, or_missing(_lead(Adapters(findings, model, one), FIRST), signed)))
+    # every SLM is asked the same items, which are left out together
+    theirs = [part for model, row in best.items() for part in held(row, model)]
+    lead = pooled(difference(accuracy), held(DA_GRPO, *models), theirs) if len(best) == len(models) else None
+    rows.append(("all", "", "", "", or_missing(lead, signed)))
     return Table(
         f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of the four families, in percent",
         ("SLM", "best other", "DA-GRPO", "best other's", "DA-GRPO minus it"),
@@ -370,26 +348,9 @@ def primary(findings: Findings) -> Table:
 
 def _best_rival(findings: Findings, model: str) -> Contestant | None:
     """The other method with the highest joint accuracy; None until all of them have at least one seed."""
-    found = [(pooled(row.parts(findings, model, FIRST), row.held_to(TARGET), accuracy), row) for row in RIVALS]
+    found = [(pooled(accuracy, Adapters(findings, model, row).held(FIRST)), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
-
-
-def _lead_over(findings: Findings, best: Mapping[str, Contestant]) -> Estimate | None:
-    """DA-GRPO minus each SLM's best other, all SLMs together: every SLM is asked the same items, which are left out together."""
-    mine = [part for model in best for part in DA_GRPO.parts(findings, model, FIRST)]
-    theirs = [part for model, row in best.items() for part in row.parts(findings, model, FIRST)]
-    rules = [row.held_to(TARGET) for row in best.values() for _ in ALL_FAMILIES]
-    left_S = [
-        left_out.together(
-            [
-                left_out.side_by_side(left_out.left_out(one, DA_GRPO.held_to(TARGET)), left_out.left_out(other, rule))
-                for (one, other), rule in zip(pairs, rules, strict=True)
-            ]
-        )
-        for pairs in pairs_of(mine, theirs)
-    ]
-    return left_out.estimated(left_S, difference(accuracy))
 
 
 def one_threshold_table(findings: Findings) -> Table:
@@ -397,51 +358,51 @@ def one_threshold_table(findings: Findings) -> Table:
 
     With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
+    orders = sorted({family.direction for family in ALL_FAMILIES})
 
-    def adapters(parts: Sequence[Part]) -> list[list[Evaluation]]:
-        """For each seed one evaluation for each adapter, of all its families together."""
-        step = len(ALL_FAMILIES)
-        return [
-            [left_out.as_one(evaluations[begin : begin + step]) for begin in range(0, len(evaluations), step)]
-            for evaluations in by_common_seed(parts)
-        ]
+    def parts_of(its: Adapters, phase: int) -> list[Part]:
+        rule = its.row.held_to(TARGET)
+        return [its.part(family, phase, rule, order) for order in orders for family in ALL_FAMILIES]
 
-    def parts(model: str, row: Contestant, phase: int) -> list[Part]:
-        orders = sorted({family.direction for family in ALL_FAMILIES})
-        return [row.part_of(findings, model, order, family, phase) for order in orders for family in ALL_FAMILIES]
+    def of_adapters(statistic: Statistic, phase: int, *sides: Adapters) -> Estimate | None:
+        """For each seed and side the adapters of both orders, each with the items of all its families as one evaluation."""
+        tallies_S = []
+        for evaluations in by_common_seed([part for its in sides for part in parts_of(its, phase)]):
+            left = iter(evaluations)
+            tallied = (
+                together(
+                    [tally(as_one([next(left) for _ in ALL_FAMILIES]), its.row.held_to(TARGET), grouped=True) for _ in orders]
+                )
+                for its in sides
+            )
+            tallies_S.append(side_by_side(*tallied))
+        return estimated(tallies_S, statistic)
 
-    def sent(row: Contestant, evaluation: Evaluation) -> left_out.LeftOut:
-        return left_out.left_out(evaluation, row.held_to(TARGET))
+    def right(phase: int) -> Column:
+        return lambda its: or_missing(of_adapters(accuracy, phase, its))
 
-    def right(model: str, row: Contestant, phase: int) -> Estimate | None:
-        sums_S = [
-            left_out.together([sent(row, evaluation) for evaluation in evaluations])
-            for evaluations in adapters(parts(model, row, phase))
-        ]
-        return left_out.estimated(sums_S, accuracy)
+    def lead(phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            both = (its.of(DA_GRPO), its)
+            return "" if its.row is DA_GRPO else or_missing(of_adapters(difference(accuracy), phase, *both), signed)
 
-    def lead(model: str, other: Contestant, phase: int) -> Estimate | None:
-        evaluations_S = adapters([*parts(model, DA_GRPO, phase), *parts(model, other, phase)])
-        pairs_S = [
-            list(zip(evaluations[: len(evaluations) // 2], evaluations[len(evaluations) // 2 :], strict=True))
-            for evaluations in evaluations_S
-        ]
-        return of_pairs(pairs_S, lambda one, its: (sent(DA_GRPO, one), sent(other, its)), difference(accuracy))
+        return column
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(parts(model, row, FIRST))
-        yield from (or_missing(right(model, row, phase)) for phase in _PHASES)
-        yield from ("" if row is DA_GRPO else or_missing(lead(model, row, phase), signed) for phase in _PHASES)
-
-    return Table(
+    columns: dict[str, Column] = {
+        "seeds": lambda its: common_seeds_of(parts_of(its, FIRST)),
+        "after one phase": right(FIRST),
+        "after both": right(SECOND),
+        "DA-GRPO minus it, one phase": lead(FIRST),
+        "DA-GRPO minus it, both": lead(SECOND),
+    }
+    return _table(
+        findings,
         f"One threshold for all four families: joint accuracy with {_SHARE} % of all items sent, in percent",
-        ("SLM", "method", "seeds", "after one phase", "after both", "DA-GRPO minus it, one phase", "DA-GRPO minus it, both"),
-        _rows(findings, HELD, cells),
-        (
-            "All held-out items of an adapter are ranked together, of both groups, whichever it has learned; mean over the two orders of "
-            "the phases. So no family has its own rate, and half of these looks are in no table above. A star marks an interval over "
-            "several seeds that is without 0; before learning ± is of items only.",
-        ),
+        HELD,
+        columns,
+        "All held-out items of an adapter are ranked together, of both groups, whichever it has learned; mean over the two orders of "
+        "the phases. So no family has its own rate, and half of these looks are in no table above. A star marks an interval over "
+        "several seeds that is without 0; before learning ± is of items only.",
     )
 
 
@@ -451,40 +412,37 @@ def one_threshold_table(findings: Findings) -> Table:
 def ability_table(findings: Findings) -> Table:
     """Forced local accuracy minus that of the same model before learning, by family and over all four."""
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(row.parts(findings, model, FIRST))
-        for families, phase in (*(([family], phase) for family, phase in _PLACES), *((ALL_FAMILIES, phase) for phase in _PHASES)):
-            after, before = ([one.part(findings, model, family, phase) for family in families] for one in (row, BARE))
-            yield or_missing(compared(after, before, (never, never), difference(accuracy)), signed)
+    def gained(families: Sequence[Family], phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            after, before = (one.parts(phase, never, families) for one in (its, its.of(BARE)))
+            return or_missing(pooled(difference(accuracy), after, before), signed)
 
-    return Table(
-        "Forced local accuracy minus that before learning, in points: asking made impossible",
-        ("SLM", "method", "seeds", *_PLACE_NAMES, "all during", "all post"),
-        _rows(findings, (EDGE_ONLY, *ASKING), cells),
-        (_STAR,),
-    )
+        return column
+
+    places = {**_EACH, **{f"all {when}": place for when, place in _ALL.items()}}
+    columns = {"seeds": _seeds, **{name: gained(*place) for name, place in places.items()}}
+    title = "Forced local accuracy minus that before learning, in points: asking made impossible"
+    return _table(findings, title, (EDGE_ONLY, *ASKING), columns, _STAR)
 
 
 def ranking_table(findings: Findings) -> Table:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
-    def auc(part: Part) -> str:
-        evaluations = [one for (one,) in by_common_seed([part])]
-        found = left_out.estimated_of(evaluations, ranking)
-        return MISSING if not evaluations else "-" if found is None else plain(found, 2)
+    def auc(families: Sequence[Family], phase: int) -> Column:
+        def column(its: Adapters) -> str:
+            evaluations = [one for (one,) in by_common_seed(its.parts(phase, families=families))]
+            found = estimated_of(evaluations, ranking)
+            return MISSING if not evaluations else "-" if found is None else plain(found, 2)
 
-    def cells(model: str, row: Contestant) -> Iterator[str]:
-        yield common_seeds_of(row.parts(findings, model, FIRST))
-        for family, phase in _PLACES:
-            yield auc(row.part(findings, model, family, phase)) if row.learns or phase == FIRST else "-"
+        return column if phase == FIRST else _learned(column)
 
-    return Table(
+    columns = {"seeds": _seeds, **{name: auc(*place) for name, place in _EACH.items()}}
+    return _table(
+        findings,
         "How well asking ranks: AUC of the log-odds of asking for what fails locally",
-        ("SLM", "method", "seeds", *_PLACE_NAMES),
-        _rows(findings, (BARE, EDGE_ONLY, *ASKING), cells),
-        (
-            "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
-        ),
+        (BARE, EDGE_ONLY, *ASKING),
+        columns,
+        "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
     )
 
 
@@ -527,61 +485,55 @@ def kept_rates_table(findings: Findings) -> Table:
 
 def cost_table(findings: Findings) -> Table:
     """Cloud calls, tokens, spend, time and memory of each method: means over directions and seeds."""
-    rows = []
-    for model in findings.spec.models:
-        for method in findings.spec.ways:
-            results = findings.runs(model, method).results
-            wanted = len(findings.spec.phases) * len(findings.spec.seeds)
-            count = str(len(results)) if len(results) in (0, wanted) else f"{len(results)} of {wanted}"
-            costs = [_costs(result) for result in results]
-            means = (sum(values) / len(values) for values in zip(*costs, strict=True))
-            cells = (
-                [form.format(mean) for form, mean in zip(_COSTS.values(), means, strict=True)]
-                if costs
-                else [MISSING] * len(_COSTS)
-            )
-            rows.append((model, NAMES.get(method, method), count, *cells))
-    return Table(
+    wanted = len(findings.spec.phases) * len(findings.spec.seeds)
+
+    def runs(results: Sequence[Result]) -> str:
+        return str(len(results)) if len(results) in (0, wanted) else f"{len(results)} of {wanted}"
+
+    def mean(form: str, cost: Callable[[Result], float]) -> Callable[[Sequence[Result]], str]:
+        return lambda results: form.format(sum(map(cost, results)) / len(results)) if results else MISSING
+
+    return table_of(
         "What learning costs: means over the runs of a method",
-        ("SLM", "method", "runs", *_COSTS),
-        tuple(rows),
-        (
-            "Asked is the share of responses that ask for help, which λ is moved by; billed the share of prompts for which a call was "
-            "paid, at most one for the G responses to a prompt. Compare processor minutes, which hold the looks at held-out items, too: "
-            "wall time hangs on what else the machine had to do. Memory is the peak of each process.",
-        ),
+        ("SLM", "method"),
+        [
+            ((model, NAMES.get(method, method)), findings.runs(model, method).results)
+            for model in findings.spec.models
+            for method in findings.spec.ways
+        ],
+        {"runs": runs, **{name: mean(*cost) for name, cost in _COSTS.items()}},
+        "Asked is the share of responses that ask for help, which λ is moved by; billed the share of prompts for which a call was "
+        "paid, at most one for the G responses to a prompt. Compare processor minutes, which hold the looks at held-out items, too: "
+        "wall time hangs on what else the machine had to do. Memory is the peak of each process.",
     )
 
 
-_COSTS = {
-    "optimiser steps": "{:.0f}",
-    "cloud calls": "{:.0f}",
-    "cloud tokens": "{:.0f}",
-    "spend, $": "{:.4f}",
-    "asked, % of responses": "{:.1f}",
-    "billed, % of prompts": "{:.1f}",
-    "wall s a step": "{:.2f}",
-    "processor min": "{:.1f}",
-    "agent MiB": "{:.0f}",
-    "coordinator MiB": "{:.0f}",
-}
-
-
-def _costs(result: Result) -> list[float]:
-    """The cost of one run, in the order of _COSTS."""
-    cost = result.body["cost"]
-    training = cost["training"]
+def _updates(result: Result) -> float:
+    """Optimiser steps."""
+    training = result.body["cost"]["training"]
     usual = GVPO_UPDATES if result.cell.method == "gvpo" else 1
     updates = result.body["settings"]["learning"].get("updates_per_rollout") or usual
-    return [
-        float((training["steps"] - training.get("skipped_updates", 0)) * updates),
-        float(training["billed_calls"]),
-        float(training["cloud_tokens"]),
-        1e-6 * training["spend_uusd"],
-        100 * float(training["response_rate"] or 0.0),
-        100 * float(training["billed_rate"] or 0.0),
-        training["seconds"] / training["steps"],
-        (cost["cpu_agent_s"] + cost["cpu_programs_s"] + cost["cpu_coordinator_s"]) / 60,
-        float(cost["peak_agent_mib"]),
-        float(cost["peak_coordinator_mib"]),
-    ]
+    return float((training["steps"] - training.get("skipped_updates", 0)) * updates)
+
+
+def _of_training(name: str, unit: float = 1.0) -> Callable[[Result], float]:
+    return lambda result: unit * float(result.body["cost"]["training"][name] or 0.0)
+
+
+def _of_run(*names: str, unit: float = 1.0) -> Callable[[Result], float]:
+    return lambda result: float(sum(result.body["cost"][name] for name in names)) / unit
+
+
+_COSTS: Mapping[str, tuple[str, Callable[[Result], float]]] = {
+    "optimiser steps": ("{:.0f}", _updates),
+    "cloud calls": ("{:.0f}", _of_training("billed_calls")),
+    "cloud tokens": ("{:.0f}", _of_training("cloud_tokens")),
+    "spend, $": ("{:.4f}", _of_training("spend_uusd", 1e-6)),
+    "asked, % of responses": ("{:.1f}", _of_training("response_rate", 100)),
+    "billed, % of prompts": ("{:.1f}", _of_training("billed_rate", 100)),
+    "wall s a step": ("{:.2f}", lambda result: result.body["cost"]["training"]["seconds"] / result.cell.steps),
+    "processor min": ("{:.1f}", _of_run("cpu_agent_s", "cpu_programs_s", "cpu_coordinator_s", unit=60)),
+    "agent MiB": ("{:.0f}", _of_run("peak_agent_mib")),
+    "coordinator MiB": ("{:.0f}", _of_run("peak_coordinator_mib")),
+}
+"""The columns of the table of costs: form, and the cost of one run."""

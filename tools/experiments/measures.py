@@ -1,4 +1,4 @@
-"""Measures on held-out items: who answers which item under a rule, and the resulting accuracy.
+"""Measures on held-out items: who answers which item under a rule, and what that is worth, with and without each part of the items.
 
 A rule gives for each item the probability that the cloud answers it. Random routing is not sampled, so that its accuracy is the expected
 one. Items with tied scores share the rest of the rate.
@@ -6,15 +6,26 @@ one. Items with tied scores share the rest of the rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
 from typing import Any, Literal, NamedTuple
 
-from tools.experiments.stats import Sums
+from tools.experiments.stats import Estimate, estimate
 
 Evaluation = Mapping[str, Any]
 By = Literal["help", "router"]
+Sums = Sequence[float]
+"""Sums over items of the columns of their shares; two sides stand one behind the other."""
+Statistic = Callable[[Sums], float | None]
+"""A number made of sums over items, None where it is not defined."""
+GROUPS = 20
+"""In a simulation twenty groups give the standard error of an accuracy at a set rate within 2 %, that of a difference a fifth too wide."""
 _CERTAIN = 1000.0
+_COLUMNS = ("forced", "cloud", "asked", "help", "router")
+_Content = tuple[Sequence[Any], ...]
 
 
 class Share(NamedTuple):
@@ -26,7 +37,7 @@ class Share(NamedTuple):
 
     @property
     def columns(self) -> tuple[float, float, float, float]:
-        """As the statistics below take sums of it: item, asked, kept and right, right in the end."""
+        """As statistics take sums of it: item, asked, kept and right, right in the end."""
         return (1.0, self.asked, self.kept_right, self.right)
 
 
@@ -79,6 +90,9 @@ def ranks(rule: Rule) -> bool:
     return isinstance(rule, _Threshold)
 
 
+# -- statistics of sums ------------------------------------------------------------------------------------------------------------------
+
+
 def accuracy(sums: Sums) -> float | None:
     """Right in the end; None of no items."""
     return sums[3] / sums[0] if sums[0] else None
@@ -95,36 +109,127 @@ def kept_accuracy(sums: Sums) -> float | None:
     return sums[2] / kept if kept > 1e-9 else None
 
 
-def forgetting(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
+def forgetting(of: Statistic) -> Statistic:
     """(during - after) / during of sums of both evaluations, the earlier one's first."""
-
-    def value(sums: Sums) -> float | None:
-        half = len(sums) // 2
-        during, after = of(sums[:half]), of(sums[half:])
-        return None if not during or after is None else (during - after) / during
-
-    return value
+    return _of_two(of, lambda during, after: (during - after) / during if during else None)
 
 
-def difference(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
+def difference(of: Statistic) -> Statistic:
     """First minus second of sums of two."""
+    return _of_two(of, lambda first, second: first - second)
 
+
+def _of_two(of: Statistic, combined: Callable[[float, float], float | None]) -> Statistic:
     def value(sums: Sums) -> float | None:
         half = len(sums) // 2
         first, second = of(sums[:half]), of(sums[half:])
-        return None if first is None or second is None else first - second
+        return None if first is None or second is None else combined(first, second)
 
     return value
 
 
-def second(of: Callable[[Sums], float | None]) -> Callable[[Sums], float | None]:
-    """The second alone of sums of two."""
-    return lambda sums: of(sums[len(sums) // 2 :])
+# -- sums with and without each part of the items ----------------------------------------------------------------------------------------
 
 
-def side_by_side(first: Sequence[Share], second: Sequence[Share]) -> list[tuple[float, ...]]:
-    """The columns of two evaluations of the same items."""
-    return [(*one.columns, *other.columns) for one, other in zip(first, second, strict=True)]
+class Tally(NamedTuple):
+    """The sums of all items, and those without each part of them, by the part's name."""
+
+    whole: Sums
+    without: Mapping[Hashable, Sums]
+
+
+def tally(evaluation: Evaluation, rule: Rule, *, grouped: bool) -> Tally:
+    """The sums of an evaluation under a rule. Each item is a part, or with `grouped` each of twenty random groups, the same ones in every
+    evaluation with as many items.
+
+    A ranking needs groups, without which it is done anew: another item takes a missing one's place at the threshold, and one item moves a
+    threshold too little and too unevenly.
+    """
+    if ranks(rule):
+        return _ranked(rule, _content(evaluation))
+    columns = [share.columns for share in rule(evaluation)]
+    parts = _groups(len(columns)) if grouped else [(evaluation["source"], index) for index in range(len(columns))]
+    whole, without = _sums(columns), dict[Hashable, Sums]()
+    for part, column in zip(parts, columns, strict=True):
+        without[part] = [left - own for left, own in zip(without.get(part, whole), column, strict=True)]
+    return Tally(whole, without)
+
+
+def tally_at_the_rate_of(other: Tally, evaluation: Evaluation) -> Tally:
+    """The threshold that sends the share that was sent elsewhere, in the whole and again without each group."""
+    content = _content(evaluation)
+
+    def sent(sums: Sums, group: Hashable = None) -> Sums:
+        return _sums([share.columns for share in by_threshold(rate(sums) or 0.0)(_cut(content, group))])
+
+    return Tally(sent(other.whole), {group: sent(sums, group) for group, sums in other.without.items()})
+
+
+def side_by_side(*sides: Tally) -> Tally:
+    """The sums of several evaluations of the same items."""
+    first = sides[0]
+    without = {part: [value for side in sides for value in side.without[part]] for part in first.without}
+    return Tally([value for side in sides for value in side.whole], without)
+
+
+def together(tallies: Sequence[Tally]) -> Tally:
+    """The sums of several evaluations together."""
+    parts = dict.fromkeys(part for one in tallies for part in one.without)
+    without = {part: _sums([one.without.get(part, one.whole) for one in tallies]) for part in parts}
+    return Tally(_sums([one.whole for one in tallies]), without)
+
+
+def estimated(tallies_S: Sequence[Tally], statistic: Statistic) -> Estimate | None:
+    """The mean over seeds of a statistic of the sums; None where it is not defined."""
+    parts = tallies_S[0].without if tallies_S else ()
+    without = [[statistic(one.without[part]) for one in tallies_S] for part in parts]
+    return estimate([statistic(one.whole) for one in tallies_S], without)
+
+
+def estimated_of(evaluations_S: Sequence[Evaluation], value: Callable[[Evaluation], float | None]) -> Estimate | None:
+    """The mean over seeds of a statistic of a whole evaluation; None where it is not defined."""
+    contents_S = [_content(evaluation) for evaluation in evaluations_S]
+    groups = sorted(set(_groups(len(contents_S[0][0])))) if contents_S else ()
+    without = [[value(_cut(content, group)) for content in contents_S] for group in groups]
+    return estimate([value(evaluation) for evaluation in evaluations_S], without)
+
+
+def as_one(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The items of several evaluations as one, so that one threshold ranks them all."""
+    columns = zip(*map(_content, evaluations), strict=True)
+    return {name: [one for part in parts for one in part] for name, parts in zip(_COLUMNS, columns, strict=True)}
+
+
+def _content(evaluation: Evaluation) -> _Content:
+    return tuple(column if isinstance(column, str) else tuple(column or ()) for column in map(evaluation.get, _COLUMNS))
+
+
+@lru_cache(maxsize=20_000)
+def _ranked(rule: Rule, content: _Content) -> Tally:
+    def sums(group: int | None = None) -> Sums:
+        return _sums([share.columns for share in rule(_cut(content, group))])
+
+    return Tally(sums(), {group: sums(group) for group in sorted(set(_groups(len(content[0]))))})
+
+
+def _cut(content: _Content, group: Hashable) -> Evaluation:
+    """Without one group; None: all items."""
+    kept = [index for index, own in enumerate(_groups(len(content[0]))) if own != group]
+    return {name: [column[index] for index in kept] if column else [] for name, column in zip(_COLUMNS, content, strict=True)}
+
+
+def _sums(columns: Sequence[Sequence[float]]) -> Sums:
+    return [math.fsum(column) for column in zip(*columns, strict=True)] or [0.0] * len(Share(0.0, 0.0, 0.0).columns)
+
+
+@lru_cache
+def _groups(items: int) -> tuple[int, ...]:
+    groups = [index % GROUPS for index in range(items)]
+    Random(items).shuffle(groups)
+    return tuple(groups)
+
+
+# -- what else an evaluation tells -------------------------------------------------------------------------------------------------------
 
 
 def oracle(evaluation: Evaluation, share: float) -> float:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from edge.core.errors import ConfigError
 from edge.core.formatting import counted
-from tools.experiments import layouts
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.contestants import TABLES, read_published
 from tools.experiments.findings import Findings
+from tools.experiments.layouts import LAYOUTS, assist_tables
 from tools.experiments.main_tables import main_tables
 from tools.experiments.result import Result
 from tools.experiments.tables import Table
@@ -29,26 +29,11 @@ _INSERTED = re.compile(r"^<!-- insert ([^\n]+) -->\n(.*?)^<!-- end -->$", re.MUL
 
 def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> dict[str, list[Table]]:
     """The tables of an experiment by the names that the report has for them: its own name, but for the main experiment."""
-    match findings.spec.table:
-        case "paper":
-            return main_tables(findings, {name: read_published(data, name) for name in TABLES})
-        case "assist-rewards":
-            tables = layouts.assist_tables(findings, chosen)
-        case "lambda":
-            tables = layouts.lambda_tables(findings)
-        case "schedules":
-            tables = layouts.schedule_tables(findings)
-        case "sensitivity":
-            tables = layouts.sensitivity_tables(findings)
-        case "rates":
-            tables = layouts.rates_tables(findings)
-        case "over-steps":
-            tables = layouts.over_steps_tables(findings)
-        case "prices":
-            tables = layouts.price_tables(findings)
-        case _:
-            tables = layouts.methods_tables(findings)
-    return {findings.spec.name: tables}
+    if findings.spec.table == "paper":
+        return main_tables(findings, {name: read_published(data, name) for name in TABLES})
+    if findings.spec.table == "assist-rewards":
+        return {findings.spec.name: assist_tables(findings, chosen)}
+    return {findings.spec.name: LAYOUTS[findings.spec.table](findings)}
 
 
 def missing_line(findings: Findings) -> str:

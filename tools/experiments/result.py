@@ -29,7 +29,6 @@ from tools.experiments.cells import Cell
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FORM = 1
-_SERIES_DIGITS = {"dual": 4, "assist": 4, "joint": 3, "kept": 3, "reward": 3, "format": 3, "entropy": 3}
 _DIGEST_BYTES = 8
 
 
@@ -285,7 +284,7 @@ def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _both(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in then.keys() & now.keys():
+    for key in (key for key in then if key in now):
         where = f"{within}{key}"
         if isinstance(then[key], Mapping) and isinstance(now[key], Mapping):
             yield from _both(then[key], now[key], f"{where}.")
@@ -319,16 +318,16 @@ def _digest(path: Path, changed_ns: int, size: int) -> str:
 
 def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
     """The arrays of a run's steps."""
-    values: dict[str, list[float | None]] = {
-        "dual": [step.control.dual_after for step in steps],
-        "assist": [step.control.assist_rate for step in steps],
-        "joint": [step.scores.joint_accuracy for step in steps],
-        "kept": [step.scores.kept_accuracy for step in steps],
-        "reward": [step.scores.reward_mean for step in steps],
-        "format": [step.scores.format_ok for step in steps],
-        "entropy": [step.update.entropy for step in steps],
+    values: dict[str, tuple[int, list[float | None]]] = {
+        "dual": (4, [step.control.dual_after for step in steps]),
+        "assist": (4, [step.control.assist_rate for step in steps]),
+        "joint": (3, [step.scores.joint_accuracy for step in steps]),
+        "kept": (3, [step.scores.kept_accuracy for step in steps]),
+        "reward": (3, [step.scores.reward_mean for step in steps]),
+        "format": (3, [step.scores.format_ok for step in steps]),
+        "entropy": (3, [step.update.entropy for step in steps]),
     }
-    rounded = {name: [_rounded(value, _SERIES_DIGITS[name]) for value in column] for name, column in values.items()}
+    rounded = {name: [_rounded(value, digits) for value in column] for name, (digits, column) in values.items()}
     return {**rounded, "calls": [step.cloud.cloud_calls for step in steps]}
 
 

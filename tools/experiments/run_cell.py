@@ -1,8 +1,8 @@
 """Runs one cell in this process: learns its phases with the product's own loop, evaluates held-out items in between, and writes the
 result.
 
-Everything is stored in the cell's folder as it happens: `state` (the agent's own), `events.jsonl`, `looks/step-000100/SOURCE.json`,
-`adapters/step-000100`, `usage`; the same call resumes after an interruption.
+Everything is stored in the cell's folder as it happens: `state` (the agent's own), `events.jsonl`, `looks` and `adapters` (see
+`held_out.py`), `usage`; the same call resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -12,35 +12,29 @@ import fcntl
 import json
 import os
 import resource
-import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.agent import Agent
-from edge.app import build_agent, check_inputs, train_router
+from edge.app import build_agent, check_inputs
 from edge.cli.exits import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.concurrency import Stop
 from edge.core.errors import EdgeError
-from edge.core.events import MemorySink
-from edge.core.files import replacing_folder
 from edge.core.machine import MachineFacts, machine_facts
-from edge.evaluation.plan import EvalPlan
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run
 from tools.bench.table.memory import memory_now
 from tools.experiments.cells import Cell
-from tools.experiments.held_out import Examiner, Router
+from tools.experiments.held_out import Evaluator, Report, evaluations_in
 from tools.experiments.result import (
     FORM,
     RESULTS,
     changed,
-    cloud_of,
     models_of,
     result_file,
     series_of,
@@ -55,7 +49,6 @@ BEGUN_WITH = "begun-with.json"
 _ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("edge", "coordinator", "tools/experiments/*.py")
 DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
-Report = Callable[[dict[str, Any]], None]
 
 
 def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = lambda line: None) -> int:
@@ -96,18 +89,12 @@ def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
         raise EdgeError(f"{cell.key}: {begun_with}", hint=f"remove {file.parent} to begin anew")
 
 
-def recording_of(config: AgentConfig) -> str:
-    """The file of a cloud LLM's answers to held-out items, in the folder of all cells."""
-    return f"held-out-answers-{cloud_of(config)}.jsonl"
-
-
 async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, report: Report) -> dict[str, Any] | None:
     """The result, None where it was stopped."""
     clock, folder, stop = SystemClock(), run_folder.folder, Stop()
     async with build_agent(config, run_folder) as agent:
         meter = Meter(folder / "usage", clock, lambda: getattr(agent.components.coordinator, "pid", None))
-        examiner = Examiner(agent, config, folder.parent / recording_of(config), clock)
-        evaluator = Evaluator(cell, config, agent, examiner, meter, folder, report)
+        evaluator = Evaluator(cell, config, agent, folder, clock, report, meter.note)
 
         def end() -> None:
             stop.ask()
@@ -136,79 +123,11 @@ def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
     return watched
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluator:
-    """Evaluates held-out items when it is time to: after each phase and, if asked for, every so many steps."""
-
-    cell: Cell
-    config: AgentConfig
-    agent: Agent
-    examiner: Examiner
-    meter: Meter
-    folder: Path
-    report: Report
-
-    async def between_steps(self, plan: StepPlan | None, steps_done: int, version: int) -> None:
-        """`plan` is the next step, None when all phases are done."""
-        self.meter.note()
-        self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": "learning"})
-        phases_done = len(self.cell.phases) if plan is None else plan.phase
-        boundary = steps_done > 0 and (plan is None or plan.phase_step == 1)
-        every = self.cell.evaluate.every
-        if boundary or (every and steps_done and steps_done % every == 0):
-            await self.evaluate(steps_done, phases_done if boundary else None)
-
-    async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
-        """Keep the adapter, train the router where one is wanted, and evaluate every source."""
-        evaluate, place = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
-        if not evaluate.items:
-            return
-        place.mkdir(parents=True, exist_ok=True)
-        adapter = self._keep_adapter(steps_done)
-        router = None
-        if self.cell.router and phases_done and adapter is not None:
-            router = await self._router(phases_done, adapter, place)
-
-        def on_item(source: str, done: int, of: int) -> None:
-            self.report({"steps_done": steps_done, "steps": self.cell.steps, "part": f"{source}, {done} of {of} held-out items"})
-
-        write_whole(place / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
-        await self.examiner.evaluate(evaluate, place, router, on_item)
-        self.meter.note()
-
-    def _keep_adapter(self, steps_done: int) -> Path | None:
-        """A copy of the active adapter for later use."""
-        used = self.agent.adapter.in_use()
-        if used is None:
-            return None
-        kept = self.folder / "adapters" / f"step-{steps_done:06d}"
-        if not kept.is_dir():
-            with replacing_folder(kept) as draft:
-                shutil.copytree(used.folder, draft, dirs_exist_ok=True)
-        return kept
-
-    async def _router(self, phases_done: int, adapter: Path, place: Path) -> Router:
-        """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
-        from edge.routing.classifier import ThresholdRouter
-
-        phase, file = self.cell.phases[phases_done - 1], place / "router.onnx"
-        if not (place / "router.json").is_file():
-            self.report({"steps_done": 0, "steps": self.cell.steps, "part": f"training a router on {phase.source}"})
-            sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
-            plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
-            quality = await train_router(self.config, MemorySink(), plan, phase.target_rate, file)
-            found = ThresholdRouter(file)
-            auc = None if quality.auc is None else round(quality.auc, 3)
-            fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            write_whole(place / "router.json", json.dumps(fitted))
-        return ThresholdRouter(file)
-
-
 def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[str, Any]:
     steps = agent.steps()
     if len(steps) != cell.steps:
         raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
-    evaluations = list(_evaluations(folder / "looks"))
+    evaluations = evaluations_in(folder)
     used = account(folder / "usage")
     return {
         "form": FORM,
@@ -231,17 +150,6 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
         "series": series_of(steps),
         "held_out": evaluations,
     }
-
-
-def _evaluations(folder: Path) -> Any:
-    for place in sorted(folder.glob("step-*")):
-        when = json.loads((place / "look.json").read_text(encoding="utf-8"))
-        router = place / "router.json"
-        fitted = {"router_fit": json.loads(router.read_text(encoding="utf-8"))} if router.is_file() else {}
-        for file in sorted(place.glob("*.json")):
-            if file.name not in ("look.json", "router.json"):
-                found = json.loads(file.read_text(encoding="utf-8"))
-                yield {**when, **found, **(fitted if "router" in found else {})}
 
 
 # -- what a run costs in time, processor and memory: one file for each process that worked on it, written again and again -----------------

@@ -1,23 +1,18 @@
 """Means with 95 % intervals over few seeds and many items.
 
 A result depends on the seed of a run and on the drawn items, and every seed gets the same items. So the variance of a mean over seeds is
-the variance between seeds / S plus that of the items, from leaving one item out of all seeds at a time (jackknife); its degrees of freedom
-are Welch and Satterthwaite's. Where an item's value depends on the others, as with a threshold set to a rate, groups of items are left out
-instead and everything is recomputed, since one item moves a threshold too little and too unevenly. The interaction of seed and item is in
-both parts, so the interval is conservative. Unlike a bootstrap over three seeds, t accounts for their small number, and nothing is
-sampled.
+the variance between seeds / S plus that of the items, from leaving one item or group of items out of all seeds at a time (jackknife); its
+degrees of freedom are Welch and Satterthwaite's. The interaction of seed and item is in both parts, so the interval is conservative. Unlike
+a bootstrap over three seeds, t accounts for their small number, and nothing is sampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-Sums = Sequence[float]
-Statistic = Callable[[Sums], float | None]
-"""A number made of sums over items, None where it is not defined."""
 _CONFIDENCE = 0.95
 
 
@@ -51,39 +46,27 @@ def over_seeds(values_S: Sequence[float]) -> Estimate:
     return Estimate(mean, t_quantile(df) * math.sqrt(_variance(values_S) / len(values_S)), len(values_S))
 
 
-def over_seeds_and_items(columns_S_I_C: Sequence[Sequence[Sequence[float]]], statistic: Statistic) -> Estimate | None:
-    """Mean over seeds of a statistic of the items' columns; the items are the same in each seed. None where it is not defined."""
-    sums_S = [[math.fsum(column) for column in zip(*items, strict=True)] for items in columns_S_I_C]
-    whole_S = [statistic(sums) for sums in sums_S]
+def estimate(whole_S: Sequence[float | None], without_K_S: Sequence[Sequence[float | None]]) -> Estimate | None:
+    """Mean of one value a seed; `without_K_S`: the same worked out again without each item or group of items.
+
+    None where a seed has no value; left-out parts without which there is none are skipped.
+    """
     known_S = _known(whole_S)
     if not known_S or len(known_S) < len(whole_S):
         return None
-    return _with_interval(known_S, _jackknife(columns_S_I_C, sums_S, statistic), len(columns_S_I_C[0]) - 1)
-
-
-def over_seeds_and_groups(value_S: Sequence[float | None], without_G_S: Sequence[Sequence[float | None]]) -> Estimate | None:
-    """Mean of one value a seed; `without_G_S`: the same worked out again without each group of items. None where it is not defined."""
-    known_S = _known(value_S)
-    if not known_S or len(known_S) < len(value_S):
-        return None
-    means = [math.fsum(known) / len(known) for group in without_G_S if len(known := _known(group)) == len(group)]
-    return _with_interval(known_S, _deleted(means, len(without_G_S)), len(without_G_S) - 1)
+    means_K = [math.fsum(known) / len(known) for values in without_K_S if len(known := _known(values)) == len(values)]
+    between = _variance(known_S) / len(known_S) if len(known_S) > 1 else 0.0
+    items = _deleted(means_K, len(without_K_S))
+    variance, mean = between + items, math.fsum(known_S) / len(known_S)
+    if variance == 0.0:
+        return Estimate(mean, 0.0, len(known_S))
+    parts = [(between, len(known_S) - 1), (items, len(without_K_S) - 1)]
+    df = variance**2 / math.fsum(part**2 / of for part, of in parts if part)
+    return Estimate(mean, t_quantile(df) * math.sqrt(variance), len(known_S))
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _with_interval(known_S: Sequence[float], items: float, items_df: int) -> Estimate:
-    """`items`: the part of the variance of the mean over seeds that comes from the items."""
-    between = _variance(known_S) / len(known_S) if len(known_S) > 1 else 0.0
-    variance = between + items
-    mean = math.fsum(known_S) / len(known_S)
-    if variance == 0.0:
-        return Estimate(mean, 0.0, len(known_S))
-    parts = [(between, len(known_S) - 1), (items, items_df)]
-    df = variance**2 / math.fsum(part**2 / of for part, of in parts if part)
-    return Estimate(mean, t_quantile(df) * math.sqrt(variance), len(known_S))
 
 
 @lru_cache(maxsize=10_000)
@@ -102,31 +85,12 @@ def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
     return 0.5 * (low + high)
 
 
-def _jackknife(columns_S_I_C: Sequence[Sequence[Sequence[float]]], sums_S: Sequence[Sums], statistic: Statistic) -> float:
-    """Variance of the mean over seeds that comes from the items; items without which it is undefined are skipped."""
-    count = len(columns_S_I_C[0])
-    found: dict[tuple[tuple[float, ...], ...], float | None] = {}
-    for one in zip(*columns_S_I_C, strict=True):
-        rows = tuple(map(tuple, one))
-        if rows not in found:  # alike items leave the same behind
-            found[rows] = _without(rows, sums_S, statistic)
-    values = (found[tuple(map(tuple, one))] for one in zip(*columns_S_I_C, strict=True))
-    return _deleted([value for value in values if value is not None], count)
-
-
 def _deleted(without: Sequence[float], count: int) -> float:
     """The jackknife's variance from the values without each of `count` parts."""
     if len(without) < 2:
         return 0.0
     centre = math.fsum(without) / len(without)
     return (count - 1) / count * math.fsum((value - centre) ** 2 for value in without)
-
-
-def _without(rows_S: Sequence[Sequence[float]], sums_S: Sequence[Sums], statistic: Statistic) -> float | None:
-    """The mean over seeds without one item; None where it is not defined."""
-    values = [statistic([a - b for a, b in zip(sums, row, strict=True)]) for sums, row in zip(sums_S, rows_S, strict=True)]
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tools.experiments.stats import Estimate
 
 MISSING = "missing"
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,18 @@ class Table:
         lines += [_line(row, widths) for row in self.rows]
         notes = [f"\n{note}" for note in self.notes]
         return "\n".join([f"**{self.title}**", "", *lines, *notes])
+
+
+def table_of(
+    title: str,
+    names: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], S]],
+    columns: Mapping[str, Callable[[S], str]],
+    *notes: str,
+) -> Table:
+    """A row for each subject: its names, and what each column says of it."""
+    cells = tuple((*named, *(column(subject) for column in columns.values())) for named, subject in rows)
+    return Table(title, (*names, *columns), cells, notes)
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -55,6 +69,14 @@ def plain(estimate: Estimate, digits: int = 3) -> str:
 def or_missing(found: Estimate | None, form: Callable[[Estimate], str] = with_half) -> str:
     """An estimate in one of these forms, or missing."""
     return MISSING if found is None else form(found)
+
+
+def at_share(found: Estimate | None, asked: Estimate | None, *, kept: bool = False) -> str:
+    """`84.5 ± 2.1 @ 30 %`: an accuracy beside the share that the cloud answers, or that is kept; missing where nothing was measured."""
+    if asked is None:
+        return MISSING
+    share = percent(1.0 - asked.mean if kept else asked.mean, 0)
+    return f"{'none kept' if found is None else with_half(found)} @ {share} %"
 
 
 def shown(value: object) -> str:

@@ -9,19 +9,69 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tools.bench import harness
 from tools.bench.coordinator import rows, services
-from tools.bench.coordinator.plan import DELAY_S, FULL, QUICK, ROWS, SOAK, Plan, calls_phase, latency_phase, phases_of
 from tools.bench.harness import Part, Results, Row, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
 MEMORY_SAMPLES = 10
 SOAK_LOOKS = 8
+ROWS = ("calls", "memory", "idle", "recovery")
+SOAK = "soak"
+"""Not among the rows that are measured unless named: it holds nothing beside anything, and takes minutes."""
+DELAY_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One size of the whole bench. Seconds are of one phase, counts of one round."""
+
+    size: str
+    rounds: int
+    slices: int
+    slice_calls: int
+    seconds: float
+    warmup_s: float
+    concurrency: int
+    closed_steps: int
+    memory_calls: int
+    idle_devices: int
+    idle_calls: int
+    recovery_entries: int
+    recovery_holds: int
+
+
+FULL = Plan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
+QUICK = Plan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
+
+
+PHASES = {
+    "ours": ("latency", "calls", "batch", "budget", "close"),
+    "litellm": ("latency", "calls"),
+    "echo-grpc": ("latency", "calls", "batch"),
+    "echo-http": ("latency", "calls"),
+}
+"""The phases of each service in a round: one request at a time, many concurrent calls, two streams with as many items each as all unary
+callers together, budgets, and steps that are closed.
+"""
+
+
+def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
+    """The job of a phase, named as its kind unless it is given a name."""
+    timed = {"seconds": plan.seconds, "warmup_s": plan.warmup_s}
+    jobs: dict[str, dict[str, Any]] = {
+        "latency": {"slices": plan.slices, "slice_calls": plan.slice_calls, "warmup_calls": plan.slice_calls},
+        "calls": {"concurrency": plan.concurrency, **timed},
+        "batch": {"streams": 2, "in_flight": 2 * plan.concurrency, **timed},
+        "budget": {"concurrency": plan.concurrency, **timed},
+        "close": {"count": plan.closed_steps, "concurrency": plan.concurrency},
+    }
+    return {"phase": phase or kind, "kind": kind, **jobs[kind], **changes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,60 +79,58 @@ class Bench:
     """Measures rows. `litellm` is the proxy's command, or None to skip it; `code` identifies our version."""
 
     plan: Plan
-    out: Path
     results: Results
     litellm: Callable[[], Path] | None
     metrics: bool
     code: str
     minutes: float = 2.0
 
-    def row(self, name: str) -> Row:
-        """One row by name. Raises EdgeError when something cannot be measured."""
-        measure: Callable[[], Row] = getattr(self, name)
-        return measure()
-
     def calls(self) -> Row:
         """All services, round by round."""
         names = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
-        parts = {name: lambda key, name=name: self._part(name, key) for name in names}
+        parts = {name: self._part(name) for name in names}
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 
     def memory(self) -> Row:
         """Our memory sampled after many calls; LiteLLM's from the first round of calls."""
-        samples = [{**calls_phase(self.plan), "phase": f"calls-{sample}"} for sample in range(MEMORY_SAMPLES)]
-        counted = [{**sample, "calls": self.plan.memory_calls // MEMORY_SAMPLES, "warmup_s": 0.0} for sample in samples]
-        ours = [self.results.measure(self._part("ours", "memory/ours", counted))]
-        peer = [self.results.measure(self._part("litellm", "calls/litellm/1"))] if self.litellm else []
-        return rows.memory_row(ours, peer)
+        calls = self.plan.memory_calls // MEMORY_SAMPLES
+        counted = [phase_of(self.plan, "calls", f"calls-{sample}", calls=calls, warmup_s=0.0) for sample in range(MEMORY_SAMPLES)]
+        ours = self.results.measure("memory/ours", self._ours("measure", phases=counted))
+        peer = [self.results.measure("calls/litellm/1", self._part("litellm"))] if self.litellm else []
+        return rows.memory_row([ours], peer)
 
     def idle(self) -> Row:
         """Idle devices beside a caller."""
-        latency = {**latency_phase(self.plan), "slices": 1, "slice_calls": self.plan.idle_calls, "warmup_calls": 20}
-        job = {**self._job("ours", "idle"), "devices": self.plan.idle_devices, "latency": latency}
-        return rows.idle_row([self.results.measure(own_part("coordinator.idle", "idle/1", job))])
+        latency = phase_of(self.plan, "latency", slices=1, slice_calls=self.plan.idle_calls, warmup_calls=20)
+        part = self._ours("idle", devices=self.plan.idle_devices, latency=latency)
+        return rows.idle_row([self.results.measure("idle/1", part)])
 
     def recovery(self) -> Row:
         """After SIGKILL."""
-        sizes = {"entries": self.plan.recovery_entries, "holds": self.plan.recovery_holds}
-        keys = [f"recovery/{number}" for number in range(1, min(3, self.plan.rounds) + 1)]
-        parts = [own_part("coordinator.recovery", key, {**self._job("ours", key), **sizes}) for key in keys]
-        return rows.recovery_row([self.results.measure(part) for part in parts], self.plan.recovery_holds)
+        part = self._ours("recovery", entries=self.plan.recovery_entries, holds=self.plan.recovery_holds)
+        rounds = range(1, min(3, self.plan.rounds) + 1)
+        return rows.recovery_row(
+            [self.results.measure(f"recovery/{number}", part) for number in rounds], self.plan.recovery_holds
+        )
 
     def soak(self) -> Row:
         """Minutes of mixed load with faults."""
-        job = {**self._job("ours", SOAK), "minutes": self.minutes, "looks": SOAK_LOOKS, "seed": 0}
-        return rows.soak_row(self.results.measure(own_part("coordinator.soak", "soak/1", job)))
+        part = self._ours(SOAK, minutes=self.minutes, looks=SOAK_LOOKS, seed=0)
+        return rows.soak_row(self.results.measure("soak/1", part))
 
-    def _part(self, service: str, key: str, phases: list[dict[str, Any]] | None = None) -> Part:
-        job = {**self._job(service, key), "phases": phases_of(service, self.plan) if phases is None else phases}
-        return own_part("coordinator.measure", key, job)
-
-    def _job(self, service: str, key: str) -> Mapping[str, Any]:
-        scratch = str(self.out / "scratch" / key.replace("/", "-"))
-        job: dict[str, Any] = {"service": service, "scratch": scratch, "delay_s": DELAY_S, "metrics": self.metrics}
+    def _part(self, service: str) -> Part:
+        """A round of a service."""
+        phases = [phase_of(self.plan, kind) for kind in PHASES[service]]
         if service == "ours":
-            return {**job, "code": self.code}
-        return {**job, "litellm": str(self.litellm())} if service == "litellm" and self.litellm else job
+            return self._ours("measure", phases=phases)
+        job = {"service": service, "delay_s": DELAY_S, "metrics": self.metrics, "phases": phases}
+        if service == "litellm" and self.litellm:
+            job["litellm"] = str(self.litellm())
+        return own_part("coordinator.measure", job, scratch=True)
+
+    def _ours(self, module: str, **job: Any) -> Part:
+        own = {"service": "ours", "delay_s": DELAY_S, "metrics": self.metrics, "code": self.code}
+        return own_part(f"coordinator.{module}", {**own, **job}, scratch=True)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -111,9 +159,9 @@ def measure(given: argparse.Namespace) -> int:
     machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else services.litellm_installed
     if peer is not None:
         machine["packages"]["litellm"] = services.litellm_version(peer())
-    bench = Bench(plan, run.out, run.results, peer, metrics, harness.commit(), given.minutes)
+    bench = Bench(plan, run.results, peer, metrics, harness.commit(), given.minutes)
     about = f" Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
-    return run.report(bench.row, machine, about, metrics=metrics)
+    return run.report(bench, machine, about, metrics=metrics)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

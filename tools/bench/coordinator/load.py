@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tools.bench.mock_cloud import HEAD_END
 from tools.bench.processes import cpu_s
@@ -27,18 +27,6 @@ PLANNED_PROMPTS = 10_000_000
 CALLS_PATH = "/v1/chat/completions"
 Act = Callable[[int, int], Awaitable[None]]
 """One request: (worker, number)."""
-
-
-class Service(Protocol):
-    """The service under load."""
-
-    async def prepare(self) -> None:
-        """Setup before the first call."""
-        ...
-
-    async def call(self, worker: int, number: int) -> None:
-        """One completion. Raises on anything but success."""
-        ...
 
 
 class GrpcService:
@@ -126,9 +114,6 @@ class HttpService:
         self._authorization = f"Authorization: Bearer {tokens[0]}\r\n" if tokens and tokens[0] else ""
         self._phase = phase
         self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
-
-    async def prepare(self) -> None:
-        """Nothing."""
 
     async def call(self, worker: int, number: int) -> None:
         """One completion. Raises RuntimeError on any status but 200."""
@@ -262,7 +247,7 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
     return tally.summed(meter.read())
 
 
-async def latency(service: Service, job: Mapping[str, Any]) -> dict[str, Any]:
+async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) -> dict[str, Any]:
     """One request at a time, in slices that alternate between the service and the upstream itself."""
     direct = HttpService(job["direct_port"], (), "direct") if job.get("direct_port") else None
     through, beside, numbers = Tally(measuring=True), Tally(measuring=True), itertools.count()

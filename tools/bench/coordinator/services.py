@@ -15,15 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from coordinator.config import AuthConfig
 from coordinator.ledger.opening import LEDGER_FILE
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.clock import SystemClock
 from tools.bench.mock_cloud import INPUT_TOKENS, OUTPUT_TOKENS
-from tools.bench.processes import REPOSITORY, Server, free_port, own, running
+from tools.bench.processes import REPOSITORY, Server, answers, free_port, own, running
 from tools.environments import environment
 
 DEVICES = 8
@@ -180,16 +178,8 @@ def litellm(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
         with running(
             (job["litellm"], *at),
             scratch / "litellm.log",
-            ready=lambda: _is_alive(port),
+            ready=lambda: answers(f"http://127.0.0.1:{port}/health/liveliness"),
             environment=LITELLM_ENVIRONMENT,
             folder=scratch,
         ) as server:
             yield Started(server, "http", port, [API_KEY], (), upstream.ready["port"], upstream)
-
-
-def _is_alive(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=5.0) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,11 +39,6 @@ class Bench:
     jobs: jobs.Jobs
     results: Results
 
-    def row(self, name: str) -> Row:
-        """One row by name. Raises EdgeError when something cannot be measured."""
-        measure: Callable[[], Row] = getattr(self, name)
-        return measure()
-
     def small(self) -> Row:
         """The bundled model against TRL."""
         work = self.plan.small
@@ -52,17 +46,11 @@ class Bench:
         prompts = self._prompts(self._bundled(), work, SOURCE)
         python = peers.trl_python(self.jobs.cache)
 
-        def trl(setting: Mapping[str, Any], tuned: bool) -> Callable[[str], Part]:
-            return lambda key: self.jobs.trl(
-                key, python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned
-            )
-
-        competitors: dict[str, Callable[[str], Part]] = {
-            "ours": self._our_small,
-            "ours-bundled-cloud": partial(self._our_small, cloud="bundled"),
-        }
-        theirs = {f"trl-{name}": trl(*setting) for name, setting in PEER_SETTINGS.items()}
-        measured = self.results.alternating("small", {**competitors, **theirs}, work.rounds)
+        competitors = {"ours": self._our_small(), "ours-bundled-cloud": self._our_small(cloud="bundled")}
+        for name, (setting, tuned) in PEER_SETTINGS.items():
+            peer = self.jobs.trl(python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned)
+            competitors[f"trl-{name}"] = peer
+        measured = self.results.alternating("small", competitors, work.rounds)
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
         return rows.small_row(measured["ours"], measured["ours-bundled-cloud"], peer_rounds)
 
@@ -74,10 +62,10 @@ class Bench:
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
         python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
-        competitors: dict[str, Callable[[str], Part]] = {
-            "Q8_0": self._our_large,
-            "trl-bf16": lambda key: self.jobs.trl(key, python, folder, enough, peer, jobs.BF16, random_model=True),
-            "Q8_0-checkpointing": partial(self._our_large, learning=jobs.CHECKPOINTING),
+        competitors = {
+            "Q8_0": self._our_large(),
+            "trl-bf16": self.jobs.trl(python, folder, enough, peer, jobs.BF16, random_model=True),
+            "Q8_0-checkpointing": self._our_large(jobs.CHECKPOINTING),
         }
         measured = self.results.alternating("large", competitors, work.rounds)
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
@@ -90,9 +78,11 @@ class Bench:
         for load in self.plan.rollouts:
             model = self._bundled() if load.model == BUNDLED else self._random(load.model, "Q8_0")
             width = load.prompts * GROUP_SIZE
-            ours = partial(self.jobs.rollout, model=model, load=load)
-            peer = partial(ours, program=program)
-            competitors = {"ours": ours, "shared": peer, "alone": partial(peer, shared=False)}
+            competitors = {
+                "ours": self.jobs.rollout(model, load),
+                "shared": self.jobs.rollout(model, load, program),
+                "alone": self.jobs.rollout(model, load, program, shared=False),
+            }
             found = self.results.alternating(f"rollout/{load.model}-{width}", competitors, self.plan.rollout_rounds)
             measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["shared"], found["alone"])
         return rows.rollout_row(measured)
@@ -105,11 +95,11 @@ class Bench:
         self._prompts(models[shape], large, None)
 
         def speed(when: str) -> dict[str, Any]:
-            return self.results.measure(self.jobs.speed(f"floor/{when}", models, self.plan.speed_s))
+            return self.results.measure(f"floor/{when}", self.jobs.speed(models, self.plan.speed_s))
 
         speeds = [speed("before")]
-        ours = self.results.alternating("small", {"ours": self._our_small}, small.rounds)["ours"]
-        ours_large = self.results.alternating("large", {"Q8_0": self._our_large}, large.rounds)["Q8_0"]
+        ours = self.results.alternating("small", {"ours": self._our_small()}, small.rounds)["ours"]
+        ours_large = self.results.alternating("large", {"Q8_0": self._our_large()}, large.rounds)["Q8_0"]
         speeds.append(speed("after"))
         steps = {
             f"{BUNDLED}, {small.prompts} prompts x {GROUP_SIZE}": (ours, BUNDLED, _most_rows(models[BUNDLED], small), 2.0),
@@ -126,7 +116,6 @@ class Bench:
             self._prompts(model, work, None)
             for name, learning in settings.items():
                 part = self.jobs.agent(
-                    f"memory/{shape}-q4_k_m-{name}",
                     model,
                     work,
                     random_model=True,
@@ -136,7 +125,8 @@ class Bench:
                     gate={"enabled": True, "anchors": 2},
                     lean=name == "lean",
                 )
-                measured.setdefault(shape, {})[f"Q4_K_M, {name}"] = self.results.measure(part)
+                found = self.results.measure(f"memory/{shape}-q4_k_m-{name}", part)
+                measured.setdefault(shape, {})[f"Q4_K_M, {name}"] = found
         return rows.memory_row(measured)
 
     def mismatch(self) -> Row:
@@ -147,7 +137,6 @@ class Bench:
         self._prompts(bundled, plan.small, SOURCE)
         for kind, model in nano.items():
             part = self.jobs.mismatch(
-                f"mismatch/nano-{kind.lower()}",
                 model,
                 None if model == bundled else bundled,
                 self.jobs.items(bundled, plan.small),
@@ -156,12 +145,11 @@ class Bench:
                 context=plan.small.context_tokens,
                 random=False,
             )
-            measured[f"{BUNDLED} {kind}"] = self.results.measure(part)
+            measured[f"{BUNDLED} {kind}"] = self.results.measure(f"mismatch/nano-{kind.lower()}", part)
         original, *quantised = self._made(shape, ["F16", "Q8_0", "Q4_K_M"])
         for kind, model in zip(("Q8_0", "Q4_K_M"), quantised, strict=True):
             self._prompts(model, plan.large, None)
             part = self.jobs.mismatch(
-                f"mismatch/{shape}-{kind.lower()}",
                 model,
                 original,
                 self.jobs.items(model, plan.large),
@@ -170,30 +158,32 @@ class Bench:
                 context=plan.large.context_tokens,
                 random=True,
             )
-            measured[f"{shape} {kind}"] = self.results.measure(part)
+            measured[f"{shape} {kind}"] = self.results.measure(f"mismatch/{shape}-{kind.lower()}", part)
         return rows.mismatch_row(measured)
 
     def install(self) -> Row:
         """From a clean checkout to a learned step."""
-        return rows.install_row(self.results.measure(self.jobs.install(commit())), usable_cores())
+        return rows.install_row(self.results.measure("install/1", self.jobs.install(commit())), usable_cores())
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
-    def _our_small(self, key: str, cloud: Literal["bundled", "answering"] = "answering") -> Part:
-        return self.jobs.agent(key, self._bundled(), self.plan.small, random_model=False, cloud=cloud)
+    def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> Part:
+        return self.jobs.agent(self._bundled(), self.plan.small, random_model=False, cloud=cloud)
 
-    def _our_large(self, key: str, learning: Mapping[str, Any] | None = None) -> Part:
+    def _our_large(self, learning: Mapping[str, Any] | None = None) -> Part:
         model = self._random(self.plan.large_shape, "Q8_0")
-        return self.jobs.agent(key, model, self.plan.large, random_model=True, learning=learning)
+        return self.jobs.agent(model, self.plan.large, random_model=True, learning=learning)
 
     def _prompts(self, model: Path, work: Workload, source: str | None) -> list[dict[str, Any]]:
         wanted = max(work.prompts * (work.warmup + work.steps), work.prompts * 2)
-        found: list[dict[str, Any]] = self.results.measure(self.jobs.prompts(model, work, source, wanted))["prompts"]
+        part = self.jobs.prompts(model, work, source, wanted)
+        found: list[dict[str, Any]] = self.results.measure(f"prompts/{self.jobs.items(model, work).stem}", part)["prompts"]
         return found
 
     def _made(self, shape: str, kinds: list[str], *, transformers: bool = False) -> list[Path]:
-        source = self._bundled() if shape == BUNDLED else None
-        return [Path(file) for file in self.results.measure(self.jobs.model_files(shape, kinds, transformers, source))["files"]]
+        part = self.jobs.model_files(shape, kinds, transformers, self._bundled() if shape == BUNDLED else None)
+        key = f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}"
+        return [Path(file) for file in self.results.measure(key, part)["files"]]
 
     def _random(self, shape: str, kind: str) -> Path:
         """A random model's file; all its quantisations are made in one process."""
@@ -245,7 +235,7 @@ def measure(given: argparse.Namespace) -> int:
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
     bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
     nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
-    return run.report(bench.row, harness.describe_machine(), nothing, threads=given.threads)
+    return run.report(bench, harness.describe_machine(), nothing, threads=given.threads)
 
 
 def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:

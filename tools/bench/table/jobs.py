@@ -41,27 +41,20 @@ class Jobs:
         """The task file of a workload."""
         return self.out / "prompts" / f"{model.stem}-{work.prompts}x{work.prompt_tokens or 'practice'}.jsonl"
 
-    def scratch(self, key: str) -> Path:
-        """A folder that a process may fill and that goes with it."""
-        return self.out / "scratch" / key.replace("/", "-")
-
     def model_files(self, shape: str, kinds: list[str], transformers: bool, source: Path | None = None) -> Part:
         """Make a model's files; `source` is the bundled model where it is not a random one."""
         job: dict[str, Any] = {"folder": str(self.models), "shape": shape, "quantisations": kinds, "transformers": transformers}
         if source is not None:
             job |= {"source": str(source), "source_is": identity(source)}
-        key = f"models/{shape}-{'-'.join(kinds).lower()}{'-transformers' if transformers else ''}"
-        return own_part("table.models", key, job)
+        return own_part("table.models", job)
 
     def prompts(self, model: Path, work: Workload, source: str | None, wanted: int) -> Part:
         """Make the prompts of a workload."""
-        items = self.items(model, work)
-        job = {"source": source, "prompt_tokens": work.prompt_tokens, "wanted": wanted, "items": str(items)}
-        return own_part("table.prompts", f"prompts/{items.stem}", {**_model(model), **job})
+        job = {"source": source, "prompt_tokens": work.prompt_tokens, "wanted": wanted, "items": str(self.items(model, work))}
+        return own_part("table.prompts", {**_model(model), **job})
 
     def agent(
         self,
-        key: str,
         model: Path,
         work: Workload,
         *,
@@ -90,13 +83,13 @@ class Jobs:
             "learning": dict(learning or {}),
             "cloud": cloud,
             "gate": dict(gate or {"enabled": False}),
-            **self._step(key, work, random_model),
+            **self._step(work, random_model),
         }
-        return self._own("agent_steps", key, job, {**(LEAN_SETTINGS if lean else ALLOCATOR), _AGENT_FLAG: "tuned"})
+        environment = self._environment({**(LEAN_SETTINGS if lean else ALLOCATOR), _AGENT_FLAG: "tuned"})
+        return own_part("table.agent_steps", job, environment, scratch=True)
 
     def trl(
         self,
-        key: str,
         python: Path,
         model: Path,
         prompts: list[dict[str, Any]],
@@ -109,9 +102,9 @@ class Jobs:
         """The same steps in TRL."""
         own = {"model": str(model), "prompts": prompts, "setting": dict(setting), "force_length": random_model}
         environment = self._environment(ALLOCATOR if tuned_allocator else {})
-        return Part(key, (str(python), str(PEER_SCRIPT)), {**own, **self._step(key, work, random_model)}, environment)
+        return Part((str(python), str(PEER_SCRIPT)), {**own, **self._step(work, random_model)}, environment, scratch=True)
 
-    def rollout(self, key: str, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> Part:
+    def rollout(self, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> Part:
         """Our rollouts, or those of llama.cpp's batched bench where its `program` is given, whose rows share prompts or do not."""
         job = {
             **_model(model),
@@ -124,16 +117,16 @@ class Jobs:
             "threads": self.threads,
         }
         if program is None:
-            return own_part("rollout", key, job, self._environment({}))
-        return self._own("batched_peer", key, {"program": str(program), "shared": shared, **job})
+            return self._own("rollout", job)
+        return self._own("table.batched_peer", {"program": str(program), "shared": shared, **job})
 
-    def speed(self, key: str, models: Mapping[str, Path], seconds: float) -> Part:
+    def speed(self, models: Mapping[str, Path], seconds: float) -> Part:
         """The speeds of the machine; every rate is measured for about so many seconds."""
         named = {name: str(path) for name, path in models.items()}
-        return self._own("device_speed", key, {"models": named, "threads": self.threads, "seconds": seconds})
+        return self._own("table.device_speed", {"models": named, "threads": self.threads, "seconds": seconds})
 
     def mismatch(
-        self, key: str, model: Path, original: Path | None, items: Path, *, prompts: int, tokens: int, context: int, random: bool
+        self, model: Path, original: Path | None, items: Path, *, prompts: int, tokens: int, context: int, random: bool
     ) -> Part:
         """Sampler against trainer."""
         job = {
@@ -147,24 +140,22 @@ class Jobs:
             "random": random,
             "threads": self.threads,
         }
-        return self._own("mismatch", key, job)
+        return self._own("table.mismatch", job)
 
     def install(self, commit: str) -> Part:
         """From a clean checkout to one learned step."""
-        job = {"scratch": str(self.scratch("install")), "commit": commit}
-        return own_part("table.install", "install/1", job, {"PIP_NO_CACHE_DIR": "1"})
+        return own_part("table.install", {"commit": commit}, {"PIP_NO_CACHE_DIR": "1"}, scratch=True)
 
-    def _own(self, module: str, key: str, job: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> Part:
-        return own_part(f"table.{module}", key, job, self._environment(extra or {}))
+    def _own(self, module: str, job: Mapping[str, Any]) -> Part:
+        return own_part(module, job, self._environment({}))
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """The same number of threads as the other side, independent of the caller's environment."""
         return {"OMP_NUM_THREADS": str(self.threads), **_NEUTRAL, **extra}
 
-    def _step(self, key: str, work: Workload, random_model: bool) -> dict[str, Any]:
+    def _step(self, work: Workload, random_model: bool) -> dict[str, Any]:
         """The settings common to both sides of a comparison."""
         return {
-            "scratch": str(self.scratch(key)),
             "prompts_per_step": work.prompts,
             "group_size": GROUP_SIZE,
             "max_tokens": work.max_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, Floor, ModelCost, StepWork, step_floor
-from tools.bench.harness import Rounds, Row, Spread, spread, times
+from tools.bench.harness import Rounds, Row, Spread, spread
 
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
@@ -34,6 +34,18 @@ def peak_mib(rounds: Rounds) -> Spread:
     return spread(result["peak_mib"] + result.get("children_peak_mib", 0.0) for result in rounds)
 
 
+def faster(mine: Spread, other: Spread) -> tuple[float, str]:
+    """How many times our seconds are in theirs, and both as text."""
+    found = other.median / mine.median
+    return found, f"{found:.1f}x faster: {mine.text('s')} against {other.text('s')}"
+
+
+def of_it(mine: Spread, other: Spread) -> tuple[float, str]:
+    """The share that our memory is of theirs, and both as text."""
+    share = mine.median / other.median
+    return share, f"{share:.2f} of it: {mine.median:.0f} MiB against {other.median:.0f} MiB"
+
+
 def parts_of(rounds: Rounds) -> dict[str, Spread]:
     """Seconds of the parts of our steps."""
     steps = [step["seconds_by_part"] for result in rounds for step in result["steps"]]
@@ -56,17 +68,17 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
         notes=(_advantages(peers), NO_GATE, SAME_CLOUD, *_notices(ours)),
     )
     for name, bound in dict.fromkeys((("fp32", 6.0), (best, 4.5))):
-        found = times(mine, seconds[name])
-        text = f"{found:.1f}x faster: {mine.text('s')} against {seconds[name].text('s')}"
+        found, text = faster(mine, seconds[name])
         row.at_least(what, TRL_NAMES[name] + (" (its best)" if name == best else ""), text, found, bound)
-    share = memory.median / memories[lean].median
-    text = f"{share:.2f} of it: {memory.median:.0f} MiB against {memories[lean].median:.0f} MiB"
+    share, text = of_it(memory, memories[lean])
     row.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", text, share, 0.45)
     for name in peers:
         if name not in ("fp32", best):
-            row.without_goal(what, TRL_NAMES[name], f"{times(mine, seconds[name]):.1f}x faster, {memories[name].median:.0f} MiB")
+            found, _ = faster(mine, seconds[name])
+            row.without_goal(what, TRL_NAMES[name], f"{found:.1f}x faster, {memories[name].median:.0f} MiB")
     beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
-    text = f"{times(beside, seconds[best]):.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
+    found, _ = faster(beside, seconds[best])
+    text = f"{found:.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
     row.without_goal(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], text)
     return row
 
@@ -82,13 +94,11 @@ def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
         notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
     )
     for name, rounds in ours.items():
-        mine, memory = step_seconds(rounds), peak_mib(rounds)
         what = f"one step at the {shape} shape, {name}, {_batch(rounds)}"
-        found, share = times(mine, theirs), memory.median / their_memory.median
-        speed = f"{found:.1f}x faster: {mine.text('s')} against {theirs.text('s')}"
-        size = f"{share:.2f} of it: {memory.median:.0f} MiB against {their_memory.median:.0f} MiB"
-        row.at_least(what, TRL_NAMES["bf16"], speed, found, 4.0)
-        row.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], size, share, round(1 / 3, 3))
+        found, text = faster(step_seconds(rounds), theirs)
+        row.at_least(what, TRL_NAMES["bf16"], text, found, 4.0)
+        share, text = of_it(peak_mib(rounds), their_memory)
+        row.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], text, share, round(1 / 3, 3))
     return row
 
 
