@@ -56,7 +56,6 @@ class Asked:
     """One question and how it ended: "" while it is open, or cut by a crash; the source of its answer; "refused" or "left"."""
 
     id: str
-    life: int
     end: str = ""
     record: AnswerRecord | None = None
     dial_set: bool = False
@@ -246,7 +245,7 @@ class AgentLife:
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
         number = self._member.number * NUMBERS_OF_A_DEVICE + len(self._member.asked)
-        asked = Asked(f"{number:09d}", self._number)
+        asked = Asked(f"{number:09d}")
         self._member.asked.append(asked)
         question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)

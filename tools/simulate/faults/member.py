@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge.rpc.client import CloudCall
 from tools.simulate.faults.log import DeviceEvent
 from tools.simulate.faults.scenario import Fault, Scenario
-from tools.simulate.virtual.loop import Host, SeededLoop
+from tools.simulate.virtual.loop import Host
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel
-from tools.simulate.virtual.site import Site
+from tools.simulate.virtual.world import SimulatedWorld
 
 MAX_OUTPUT_TOKENS = 8
 WISHED_RATE = 0.5
@@ -45,17 +43,14 @@ class Notebook:
         return self.calls.setdefault(call.call_key, call)
 
 
-@dataclass(slots=True)
-class Surroundings:
-    """What the devices and agents of a world share, and where they note what happens to them."""
+class Surroundings(SimulatedWorld[Network]):
+    """A fault world as its devices and agents see it, and where they note what happens to them."""
 
-    scenario: Scenario
-    loop: SeededLoop
-    network: Network
-    site: Site
-    log: list[DeviceEvent] = field(default_factory=list)
-    story: list[tuple[float, str]] = field(default_factory=list)
-    injected: Counter[str] = field(default_factory=Counter)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario.seed, scenario.begins_s, Network, inline_executor=bool(scenario.agents))
+        self.scenario = scenario
+        self.log: list[DeviceEvent] = []
+        self.injected: Counter[str] = Counter()
 
     def link(self) -> LinkFaults:
         """A link with the scenario's faults."""
@@ -64,17 +59,7 @@ class Surroundings:
 
     def channel(self, link: LinkFaults) -> SimulatedChannel:
         """To the coordinator that serves when something is sent."""
-        return SimulatedChannel(self.network, lambda: self.site.endpoint, link)
-
-    def note(self, text: str) -> None:
-        """Note what happened to the world."""
-        self.story.append((self.loop.time(), text))
-
-    async def until(self, holds: Callable[[], bool], most_s: float, every_s: float) -> None:
-        """Wait until something holds, but no longer than so many seconds."""
-        end = self.loop.time() + most_s
-        while not holds() and self.loop.time() < end:  # noqa: ASYNC110
-            await asyncio.sleep(every_s)
+        return SimulatedChannel(self.network, self.endpoint, link)
 
 
 class Member(ABC):
