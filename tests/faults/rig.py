@@ -29,7 +29,7 @@ from tools.simulate.faults.device import SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceEvent, DeviceLog
 from tools.simulate.faults.member import Notebook
-from tools.simulate.faults.outcome import Verdict
+from tools.simulate.faults.verdict import Verdict
 from tools.simulate.faults.terms import History, TaskTerms, Terms
 from tools.simulate.faults.upstream import UpstreamEvent
 

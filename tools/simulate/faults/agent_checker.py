@@ -9,20 +9,7 @@ from edge.budget.dial import HelpDial
 from tools.simulate.faults.agent_device import AgentMember, Asked, Kept
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Fold
-from tools.simulate.faults.outcome import Verdict
-
-INVARIANTS = {
-    "A1": "every answered question has its record, as it was shown; a question that was cut has one at most; there are no others",
-    "A2": "an answer of the cloud has exactly one call, completed; what a call for people cost stands in a record",
-    "A3": "the cost of calls in the records is what the journal charged",
-    "A4": "every committed step was reported exactly once, in order, with its rate; λ is the journal's after each",
-    "A5": "at the end no report waits to be sent, and no call is unconfirmed",
-    "A6": "learning's daily budget is the journal's share of learning, call by call; no day has more calls than its limit",
-    "A7": "the dial has counted the answers whose records say so",
-    "A8": "nothing is left over: no task, no failure",
-    "A9": "position, cursor and committed steps agree; all that was planned was done",
-    "A10": "λ and the next step in the agent's folder are the journal's",
-}
+from tools.simulate.faults.verdict import Verdict
 
 
 def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:

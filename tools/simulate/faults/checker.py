@@ -19,27 +19,11 @@ from tools.simulate.faults.agent_device import AgentMember
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
 from tools.simulate.faults.log import DeviceEvent
-from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES
 from tools.simulate.faults.upstream import UpstreamEvent
+from tools.simulate.faults.verdict import Verdict
 
 UNITS = ("calls", "tokens", "uusd")
-INVARIANTS = {
-    "I1": "no budget, floor or rate limit is exceeded at any moment",
-    "I2": "the use of a budget that is shown is the journal's sum",
-    "I3": "the upstream is asked at most once for a call, and only under a hold that is durable",
-    "I4": "a call is charged what it cost, and refunded only where it was not executed",
-    "I5": "a key always gets its first answer, and never for other content",
-    "I6": "the steps of a task follow each other, and each λ follows from the reports",
-    "I7": "calls of learning belong to an open step; a step's report is possible",
-    "I8": "no hold outlives its lease",
-    "I9": "what anybody was told is in the journal, and stays true",
-    "I10": "nobody gets what belongs to another device, nor gets in when disabled",
-    "I11": "everything ends: no call stays open, no watcher misses the newest version",
-    "I12": "nothing is sent while the ledger cannot be written",
-    "I13": "the journal is one chain",
-    "I14": "nothing is left over: no task, no complaint of the event loop",
-}
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
 
 

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from edge.core.clock import Clock, SystemClock
 from tools.simulate.faults.explore import AGENTS, COORDINATOR, KINDS, Kind, explore, played
-from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import find_bug
 from tools.simulate.faults.scenario import Scenario, smaller, words
+from tools.simulate.faults.verdict import Outcome
 from tools.simulate.reports.places import check_files, put_json, read_json
 
 _INTERRUPTED = 130

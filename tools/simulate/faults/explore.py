@@ -13,9 +13,6 @@ from itertools import islice
 from multiprocessing import get_context
 from typing import Any
 
-from tools.simulate.faults.agent_checker import INVARIANTS as AGENT_INVARIANTS
-from tools.simulate.faults.checker import INVARIANTS
-from tools.simulate.faults.outcome import Outcome
 from tools.simulate.faults.planted import planted
 from tools.simulate.faults.scenario import (
     AGENT_FAULTS,
@@ -28,6 +25,7 @@ from tools.simulate.faults.scenario import (
     draw_agents,
     draw_scripted,
 )
+from tools.simulate.faults.verdict import INVARIANTS, Outcome
 from tools.simulate.faults.world import play
 from tools.simulate.reports.quantities import several
 
@@ -49,12 +47,16 @@ class Kind:
 
 
 COORDINATOR = Kind(
-    "coordinator", draw_scripted, INVARIANTS, frozenset(FAULTS) | {f"killed at {point}" for point in POINTS}, FEATURES
+    "coordinator",
+    draw_scripted,
+    {code: told for code, told in INVARIANTS.items() if code.startswith("I")},
+    frozenset(FAULTS) | {f"killed at {point}" for point in POINTS},
+    FEATURES,
 )
 AGENTS = Kind(
     "agents",
     draw_agents,
-    AGENT_INVARIANTS | INVARIANTS,
+    INVARIANTS,
     frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
     AGENT_FEATURES,
 )
@@ -169,7 +171,7 @@ def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[Outcome, No
 def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[Outcome, None, None]:
     coming = iter(seeds)
     waiting: deque[Future[list[Outcome]]] = deque()
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
             while True:
                 while len(waiting) < AHEAD * jobs and (batch := list(islice(coming, BATCH))):
@@ -185,10 +187,6 @@ def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
     """What happened is sent along only where something was violated."""
     outcomes = _here(KINDS[kind], seeds, plant)
     return [replace(outcome, story=()) if outcome.ok else outcome for outcome in outcomes]
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

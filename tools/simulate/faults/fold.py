@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
-from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
+from tools.simulate.faults.verdict import Verdict
 
 Units = list[int]
 ZERO = [0, 0, 0]

@@ -173,6 +173,14 @@ OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
     "agent that only answers": _any_agent(lambda agent: not agent.steps),
 }
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
+ASKED = (
+    "batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable",
+    "enable",
+)  # fmt: skip
+REFUSED = (
+    "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED", "LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH",
+    "DEVICE_DISABLED",
+)  # fmt: skip
 FEATURES = frozenset(
     {
         *SCENARIOS,
@@ -200,15 +208,7 @@ FEATURES = frozenset(
         "hold kept by a write that failed",
         "call refused by an unwritable ledger",
         *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-        *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
-        *(
-            f"told {what}"
-            for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")
-        ),
-        *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
-        "told disable",
-        "told enable",
-        "told DEVICE_DISABLED",
+        *(f"told {what}" for what in (*ASKED, *REFUSED)),
         "device let in again",
         "call of a disabled device settled",
         "reload of a running coordinator",

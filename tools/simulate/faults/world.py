@@ -39,10 +39,10 @@ from tools.simulate.faults.device import ScriptedMember, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
 from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Surroundings
-from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
+from tools.simulate.faults.verdict import Outcome, Verdict
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock, Host, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
