@@ -28,8 +28,8 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
-from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
@@ -224,7 +224,8 @@ class AgentLife:
         rng = stream(self._scenario.seed, "people", self.name, self._number)
         async with asyncio.TaskGroup() as people:
             while len(self._member.asked) < self._plan.questions and not self._ended.is_set():
-                await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
+                time_left_s = max(0.0, self._scenario.lasts_s - self._loop.time())
+                await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), time_left_s))
                 if self._ended.is_set() or len(self._member.asked) >= self._plan.questions:
                     break
                 leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
@@ -232,9 +233,6 @@ class AgentLife:
                 if rng.random() < 0.8:
                     await asyncio.wait([asking])
         self.asked_all = True
-
-    def _time_left(self) -> float:
-        return max(0.0, self._scenario.lasts_s - self._loop.time())
 
     async def _pause(self, seconds: float) -> None:
         try:

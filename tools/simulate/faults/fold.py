@@ -145,7 +145,9 @@ class Fold:
         self._chain(entry)
         if self.broken:
             return
-        getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
+        handle = getattr(self, f"_{entry['kind']}", None)
+        if handle is not None:  # else it changes nothing here: purge, and kinds of later versions
+            handle(entry, entry["body"])
         self._check("I6", not self.duals.clashes, f"entry {entry['seq']}: {self.duals.clashes[-1:]}")
         self.duals.clashes.clear()
 
@@ -162,9 +164,6 @@ class Fold:
         self._check("I13", fits, f"entry {entry['seq']} does not continue the chain")
         self._head = entry["hash"]
         self.hashes.append(self._head)
-
-    def _other(self, entry: Data, body: Data) -> None:
-        """Entries that change nothing here: purge, and kinds of later versions."""
 
     def _epoch(self, entry: Data, body: Data) -> None:
         self.epochs[body["epoch"]] = entry["seq"]

@@ -35,12 +35,11 @@ from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import ADMINISTRATOR, SimulatedAdministrator
 from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import ScriptedMember, last_questions
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, ScriptedMember, Surroundings, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
-from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Surroundings
 from tools.simulate.faults.scenario import Fault, Scenario
-from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, Rate, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.faults.verdict import Outcome, Verdict
 from tools.simulate.virtual.disk import scratch_folder
@@ -362,7 +361,10 @@ def coordinator_config(terms: Terms, heartbeat_s: float = HEARTBEAT_S) -> Coordi
     """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
     upstream = UpstreamConfig(deadline_s=DEADLINE_S, price_in_uusd_per_mtok=price_in, price_out_uusd_per_mtok=price_out)
-    limits = {scope: _limit(terms.cap(scope), terms.windows.get(scope, "total")) for scope in SCOPES}
+    limits: dict[str, dict[str, Any]] = {
+        scope: {"window": terms.windows.get(scope, "total"), **dict(zip(LIMIT_FIELDS, terms.cap(scope), strict=True))}
+        for scope in SCOPES
+    }
     return CoordinatorConfig(
         state_dir="/nonexistent",
         upstreams={"default": upstream},
@@ -408,7 +410,3 @@ def _task(terms: TaskTerms) -> TaskConfig:
 
 def _rate(rate: Rate | None) -> RateConfig:
     return RateConfig() if rate is None else RateConfig(calls_per_min=rate[0], burst=rate[1])
-
-
-def _limit(caps: Caps, window: str) -> dict[str, Any]:
-    return {"window": window, **dict(zip(LIMIT_FIELDS, caps, strict=True))}
