@@ -368,10 +368,8 @@ class AgentMember(Member):
         """What befalls one agent."""
         match fault.kind:
             case "crash":
-                if self._life is not None:
-                    self._die()
-                    await asyncio.sleep(fault.for_s)
-                    self.boot()
+                if self.up:
+                    await self.crash(fault.for_s)
             case "crash_at":
                 self._dies_at, self._down_s = fault.detail, fault.for_s
             case "restart":  # a stop in good order, as an update of the program does
@@ -412,7 +410,7 @@ class AgentMember(Member):
             self._life = self._living = None
         else:
             self.leftovers.append(f"{self.name} did not stop within {STOP_S:g} s")
-            self._die()
+            self.die()
 
     def close(self) -> None:
         """Let go of the folder of an agent that was left running."""
@@ -424,13 +422,11 @@ class AgentMember(Member):
         with SimulatedState(self.folder) as state:
             self.kept = Kept.read(state, self.around.scenario.tasks)
 
-    def _die(self) -> None:
-        """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
-        assert self._host is not None
-        assert self._life is not None
+    def die(self) -> None:
+        """As kill -9 does; the system lets go of its folder, too."""
         self.around.note(f"{self.name} crashed")
-        self._host.die()
-        self._life.state.close()
+        super().die()
+        self.close()
         self._life = self._living = None
 
     def call_noted(self, what: str, outcome: str) -> None:
@@ -443,7 +439,7 @@ class AgentMember(Member):
         if self._dies_at == point and self._life is not None:
             self._dies_at = ""
             self.around.injected[f"agent died at {point}"] += 1
-            self._die()
+            self.die()
             self.around.network.later(self._down_s, self.boot)
             raise Died(point)
 

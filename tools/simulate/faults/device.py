@@ -112,6 +112,17 @@ class Member(ABC):
     def boot(self) -> None:
         """Begin a life."""
 
+    def die(self) -> None:
+        """As kill -9 does: nothing of it runs any more."""
+        assert self._host is not None
+        self._host.die()
+
+    async def crash(self, down_s: float) -> None:
+        """Die, and begin another life after a while."""
+        self.die()
+        await asyncio.sleep(down_s)
+        self.boot()
+
     @abstractmethod
     async def suffer(self, fault: Fault) -> None:
         """What befalls one member."""
@@ -381,11 +392,9 @@ class ScriptedMember(Member):
             self.watching = host.spawn(living.watch(), "watch")
 
     async def suffer(self, fault: Fault) -> None:
-        """Crash, and begin another life after a while."""
-        if self._host is not None and self.up and not self.done:
-            self._host.die()
-            await asyncio.sleep(fault.for_s)
-            self.boot()
+        """Crash, unless its work is done."""
+        if self.up and not self.done:
+            await self.crash(fault.for_s)
 
     async def resume(self) -> None:
         """Nothing was paused."""

@@ -26,6 +26,7 @@ from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
+from tools.simulate.vectorised.fleet import run_vectorised
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
 
@@ -60,8 +61,11 @@ def run(chosen: argparse.Namespace) -> int:
         require_matplotlib()
     check_files(chosen.json, chosen.html, read=[chosen.scenario])
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
-    show_progress = sys.stderr.isatty()
-    result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, show_progress)
+    violations, events = list[str](), 0
+    if chosen.vectorised:
+        result = run_vectorised(scenario, name=chosen.scenario.stem)
+    else:
+        result, violations, events = play(scenario, chosen.scenario.stem, sys.stderr.isatty())
     result = judged(result, scenario)
     _report(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
@@ -93,13 +97,6 @@ def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[Simulation
             except Deadlock as error:
                 raise Stuck(f"the simulated world is stuck: {error}") from error
         return result, world.found, world.loop.steps
-
-
-def play_vectorised(scenario: Scenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
-    """The same by the vectorised fleet, which knows no violations and no events. Raises UsageError for an unknown device or link."""
-    from tools.simulate.vectorised.fleet import run_vectorised
-
-    return run_vectorised(scenario, name=name), [], 0
 
 
 def judged(result: SimulationResult, scenario: Scenario) -> SimulationResult:
