@@ -17,17 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.config import (
-    BudgetsConfig,
-    CoordinatorConfig,
-    FleetConfig,
-    RateConfig,
-    RatePoint,
-    RatesConfig,
-    ServiceConfig,
-    TaskConfig,
-    UpstreamConfig,
-)
+from coordinator.config import CoordinatorConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
@@ -39,7 +29,7 @@ from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member,
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
 from tools.simulate.faults.scenario import Fault, Scenario
-from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, Rate, TaskTerms, Terms
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.faults.verdict import Outcome, Verdict
 from tools.simulate.virtual.disk import scratch_folder
@@ -357,56 +347,49 @@ def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
         yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 
-def coordinator_config(terms: Terms, heartbeat_s: float = HEARTBEAT_S) -> CoordinatorConfig:
+def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
     """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
-    upstream = UpstreamConfig(deadline_s=DEADLINE_S, price_in_uusd_per_mtok=price_in, price_out_uusd_per_mtok=price_out)
-    limits: dict[str, dict[str, Any]] = {
-        scope: {"window": terms.windows.get(scope, "total"), **dict(zip(LIMIT_FIELDS, terms.cap(scope), strict=True))}
-        for scope in SCOPES
+    upstream = {"deadline_s": DEADLINE_S, "price_in_uusd_per_mtok": price_in, "price_out_uusd_per_mtok": price_out}
+    rates = {"device": terms.device_rate, "fleet": terms.fleet_rate}
+    service = {
+        "sweep_interval_s": SWEEP_S,
+        "lease_margin_s": LEASE_MARGIN_S,
+        "max_queue_wait_s": 4.0,
+        "answer_cache": terms.answers_cached,
+        "watch_heartbeat_s": heartbeat_s,
     }
-    return CoordinatorConfig(
-        state_dir="/nonexistent",
-        upstreams={"default": upstream},
-        tasks={name: _task(task) for name, task in terms.tasks.items()},
-        budgets=BudgetsConfig.model_validate(limits),
-        rates=RatesConfig(device=_rate(terms.device_rate), fleet=_rate(terms.fleet_rate)),
-        fleet=FleetConfig(fairness_floor=terms.floor_ppm / 1_000_000, price_idle_s=terms.price_idle_s),
-        service=ServiceConfig(
-            sweep_interval_s=SWEEP_S,
-            lease_margin_s=LEASE_MARGIN_S,
-            max_queue_wait_s=4.0,
-            answer_cache=terms.answers_cached,
-            watch_heartbeat_s=heartbeat_s,
-        ),
-    )
-
-
-def _task(terms: TaskTerms) -> TaskConfig:
-    points = [
-        RatePoint(
-            target_rate=change.target_rate,
-            from_step=change.from_step,
-            from_date=None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC),
-        )
-        for change in terms.schedule
-    ]
-    return TaskConfig.model_validate(
+    return CoordinatorConfig.model_validate(
         {
-            "target_rate": terms.target_rate,
-            "target_rate_schedule": points,
-            "target_rate_from_device": terms.rate_from_device,
-            "dual_scope": terms.scope,
-            "dual_init": terms.dual_init,
-            "dual_lr": terms.dual_lr,
-            "dual_proportional": terms.proportional,
-            "dual_window": terms.window,
-            "dual_ceiling": terms.ceiling,
-            "step_credit_kappa": terms.credit_factor,
-            "answer_cache": terms.answer_cache,
+            "state_dir": "/nonexistent",
+            "upstreams": {"default": upstream},
+            "tasks": {name: _task(task) for name, task in terms.tasks.items()},
+            "budgets": {
+                scope: {"window": terms.windows.get(scope, "total"), **dict(zip(LIMIT_FIELDS, terms.cap(scope), strict=True))}
+                for scope in SCOPES
+            },
+            "rates": {who: {"calls_per_min": rate[0], "burst": rate[1]} for who, rate in rates.items() if rate is not None},
+            "fleet": {"fairness_floor": terms.floor_ppm / 1_000_000, "price_idle_s": terms.price_idle_s},
+            "service": service,
         }
     )
 
 
-def _rate(rate: Rate | None) -> RateConfig:
-    return RateConfig() if rate is None else RateConfig(calls_per_min=rate[0], burst=rate[1])
+def _task(terms: TaskTerms) -> dict[str, Any]:
+    schedule = []
+    for change in terms.schedule:
+        since = None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC)
+        schedule.append({"target_rate": change.target_rate, "from_step": change.from_step, "from_date": since})
+    return {
+        "target_rate": terms.target_rate,
+        "target_rate_schedule": schedule,
+        "target_rate_from_device": terms.rate_from_device,
+        "dual_scope": terms.scope,
+        "dual_init": terms.dual_init,
+        "dual_lr": terms.dual_lr,
+        "dual_proportional": terms.proportional,
+        "dual_window": terms.window,
+        "dual_ceiling": terms.ceiling,
+        "step_credit_kappa": terms.credit_factor,
+        "answer_cache": terms.answer_cache,
+    }
