@@ -25,13 +25,12 @@ from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
 from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
-from tools.simulate.faults.device import SimulatedDevice, last_questions
+from tools.simulate.faults.device import Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceEvent, DeviceLog
-from tools.simulate.faults.member import Notebook
-from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import History, TaskTerms, Terms
 from tools.simulate.faults.upstream import UpstreamEvent
+from tools.simulate.faults.verdict import Verdict
 
 DUAL_LR = 0.05
 FLEET_CAPS = (5_000, 2_000_000, 3_000_000)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from edge.core.clock import SystemClock
 from tests.simulate.summary import note
-from tools.simulate.faults.command import fresh_start
-from tools.simulate.faults.explore import Kind, Tally, explore
+from tools.simulate.faults.explore import Kind, Tally, explore, fresh_start
 
 _DAY_S = 86_400
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from edge.core.errors import UsageError
 from tools.simulate.__main__ import main
-from tools.simulate.faults.command import read_replay, shrink, write_replay
-from tools.simulate.faults.explore import KINDS, Kind, Tally, explore, noted_interrupts
+from tools.simulate.faults.explore import KINDS, Kind, Tally, explore, noted_interrupts, read_replay, shrink, write_replay
 from tools.simulate.faults.planted import BUGS, find_bug
 from tools.simulate.faults.scenario import smaller, without_some, words
 
@@ -222,7 +221,7 @@ def test_every_smaller_scenario_is_another_one_and_the_smallest_has_nothing_smal
 _INTERRUPTED_AFTER_A_FEW = """
 import sys
 from tools.simulate.__main__ import main
-from tools.simulate.faults import command
+from tools.simulate.faults import explore as command
 real = command.explore
 def explore(seeds, progress, **more):
     return real(seeds, lambda tally: tally.seeds == 3 and print("playing", flush=True), **more)

@@ -12,8 +12,7 @@ from tests.simulate.fleet_worlds import device_file, group, link_file, scenario
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.formula import main as estimate
 from tools.simulate.fleet.profiles import load_device, load_link
-from tools.simulate.fleet.scenario import Scenario, load_scenario
-from tools.simulate.fleet.table import schema_table
+from tools.simulate.fleet.scenario import load_scenario, schema_table
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
@@ -65,7 +64,7 @@ def test_a_ready_scenario_can_be_read_with_its_devices_links_and_assertions(path
 
 
 def test_the_readme_has_the_table_of_the_schema() -> None:
-    assert schema_table(Scenario) in (HERE / "README.md").read_text(encoding="utf-8")
+    assert schema_table() in (HERE / "README.md").read_text(encoding="utf-8")
 
 
 # what is refused ---------------------------------------------------------------------------------------------------------------

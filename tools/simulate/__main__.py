@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from edge.cli.exits import ending
 from edge.core.errors import ConfigError, UsageError
-from tools.simulate.faults.command import add_explore
+from tools.simulate.faults.explore import add_explore
 from tools.simulate.fleet.run import add_run
 from tools.simulate.reports.compare import add_compare
 from tools.simulate.sweeps.command import add_sweep

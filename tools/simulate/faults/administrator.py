@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import grpc
 
-from edge.core.errors import CoordinatorError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from tools.simulate.faults.log import DeviceLog
@@ -19,15 +18,8 @@ from tools.simulate.virtual.network import SimulatedChannel
 ADMINISTRATOR = "admin"
 """Its name in the log."""
 TIMEOUT_S = 5.0
-ACTS = (
-    *(("set_budget",) * 3),
-    *(("shut_out",) * 2),
-    "list_budgets",
-    "list_tasks",
-    "list_calls",
-    "read_journal",
-    "verify_ledger",
-)
+READS = ("list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger")
+ACTS = (*("set_budget",) * 3, *("shut_out",) * 2, *READS)
 UNIT_FIELDS = ("calls", "tokens", "uusd")
 SETTINGS = dict(zip(UNIT_FIELDS, LIMIT_FIELDS, strict=True))
 
@@ -93,68 +85,71 @@ class SimulatedAdministrator:
         what, request = "disable" if disabled else "enable", admin_pb2.SetDeviceDisabledRequest(device=device, disabled=disabled)
         await self._ask(what, device, self._stub.SetDeviceDisabled(request, timeout=TIMEOUT_S))
 
-    async def list_budgets(self, what: str = "list_budgets") -> None:
-        """Every budget, page by page, and the limits of the scopes."""
-        token, rows = "", []
-        while True:
-            request = admin_pb2.ListBudgetsRequest(page_size=3, page_token=token)
-            reply = await self._try(self._stub.ListBudgets(request, timeout=TIMEOUT_S))
-            if isinstance(reply, CoordinatorError):
-                return self._log.note(what, "", reply.reason)
-            rows += [(row.key, _units(row.committed), _units(row.reserved), _limits(row.limits)) for row in reply.budgets]
-            token = reply.next_page_token
-            if not token:
-                break
-        scopes = tuple((scope.scope, _limits(scope.limits)) for scope in reply.scopes)
-        return self._log.note(what, "", "ok", (tuple(rows), scopes))
-
-    async def list_tasks(self) -> None:
-        """λ and version of every task."""
-        request = admin_pb2.ListTasksRequest(page_size=1000)
-        reply = await self._try(self._stub.ListTasks(request, timeout=TIMEOUT_S))
-        self._note_reply(
-            "list_tasks", reply, lambda: tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
-        )
-
     async def list_calls(self) -> None:
         """Some calls; no other reply has them as precisely."""
         request = admin_pb2.ListCallsRequest(page_size=5)
         await self._ask("list_calls", "", self._stub.ListCalls(request, timeout=TIMEOUT_S))
 
+    async def list_budgets(self, what: str = "list_budgets") -> None:
+        """Every budget, page by page, and the limits of the scopes."""
+
+        async def pages() -> tuple[Any, ...]:
+            token, rows = "", []
+            while True:
+                request = admin_pb2.ListBudgetsRequest(page_size=3, page_token=token)
+                reply = await self._stub.ListBudgets(request, timeout=TIMEOUT_S)
+                rows += [(row.key, _units(row.committed), _units(row.reserved), _limits(row.limits)) for row in reply.budgets]
+                token = reply.next_page_token
+                if not token:
+                    return tuple(rows), tuple((scope.scope, _limits(scope.limits)) for scope in reply.scopes)
+
+        await self._read(what, pages())
+
+    async def list_tasks(self) -> None:
+        """λ and version of every task."""
+
+        async def tasks() -> tuple[Any, ...]:
+            reply = await self._stub.ListTasks(admin_pb2.ListTasksRequest(page_size=1000), timeout=TIMEOUT_S)
+            return tuple((row.device, row.task, row.version, row.dual.hex()) for row in reply.tasks)
+
+        await self._read("list_tasks", tasks())
+
     async def read_journal(self) -> None:
         """The journal as it stands."""
-        entries = []
-        try:
+
+        async def entries() -> tuple[Any, ...]:
             async with asyncio.timeout(TIMEOUT_S):
-                async for entry in self._stub.ReadJournal(admin_pb2.ReadJournalRequest()):
-                    entries.append((entry.seq, entry.hash))
-        except grpc.RpcError as error:
-            return self._log.note("read_journal", "", from_rpc_error(error).reason)
-        except TimeoutError:
-            return self._log.note("read_journal", "", "DEADLINE_EXCEEDED")
-        return self._log.note("read_journal", "", "ok", tuple(entries))
+                return tuple([(entry.seq, entry.hash) async for entry in self._stub.ReadJournal(admin_pb2.ReadJournalRequest())])
+
+        await self._read("read_journal", entries())
 
     async def verify_ledger(self) -> None:
         """Have every balance and every λ proved."""
-        reply = await self._try(self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S))
-        self._note_reply("verify_ledger", reply, lambda: (reply.ok, *reply.differences))
 
-    def _note_reply(self, what: str, reply: Any, told: Callable[[], tuple[Any, ...]]) -> None:
-        if isinstance(reply, CoordinatorError):
-            self._log.note(what, "", reply.reason)
-        else:
-            self._log.note(what, "", "ok", told())
+        async def proved() -> tuple[Any, ...]:
+            reply = await self._stub.VerifyLedger(admin_pb2.VerifyLedgerRequest(), timeout=TIMEOUT_S)
+            return (reply.ok, *reply.differences)
+
+        await self._read("verify_ledger", proved())
+
+    async def _read(self, what: str, reading: Coroutine[Any, Any, tuple[Any, ...]]) -> None:
+        """Note what was read, or why it was refused."""
+        try:
+            self._log.note(what, "", "ok", await reading)
+        except grpc.RpcError as error:
+            self._log.note(what, "", from_rpc_error(error).reason)
+        except TimeoutError:
+            self._log.note(what, "", "DEADLINE_EXCEEDED")
 
     async def _ask(self, what: str, key: str, asking: Awaitable[Any], asked: tuple[Any, ...] = ()) -> None:
+        """Note what is asked for, and whether it was done."""
         self._log.note(what, key, "asked", asked)
-        reply = await self._try(asking)
-        self._log.note(what, key, reply.reason if isinstance(reply, CoordinatorError) else "ok", asked)
-
-    async def _try(self, asking: Awaitable[Any]) -> Any:
         try:
-            return await asking
+            await asking
         except grpc.RpcError as error:
-            return from_rpc_error(error)
+            self._log.note(what, key, from_rpc_error(error).reason, asked)
+        else:
+            self._log.note(what, key, "ok", asked)
 
 
 def _units(amount: admin_pb2.AmountUsed) -> tuple[int, int, int]:

@@ -28,8 +28,8 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, Terms
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
-from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
@@ -56,7 +56,6 @@ class Asked:
     """One question and how it ended: "" while it is open, or cut by a crash; the source of its answer; "refused" or "left"."""
 
     id: str
-    life: int
     end: str = ""
     record: AnswerRecord | None = None
     dial_set: bool = False
@@ -225,7 +224,8 @@ class AgentLife:
         rng = stream(self._scenario.seed, "people", self.name, self._number)
         async with asyncio.TaskGroup() as people:
             while len(self._member.asked) < self._plan.questions and not self._ended.is_set():
-                await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), self._time_left()))
+                time_left_s = max(0.0, self._scenario.lasts_s - self._loop.time())
+                await self._pause(min(rng.expovariate(1.0 / self._plan.every_s), time_left_s))
                 if self._ended.is_set() or len(self._member.asked) >= self._plan.questions:
                     break
                 leaves_s = rng.uniform(0.1, 6.0) if rng.random() < 0.1 else None
@@ -233,9 +233,6 @@ class AgentLife:
                 if rng.random() < 0.8:
                     await asyncio.wait([asking])
         self.asked_all = True
-
-    def _time_left(self) -> float:
-        return max(0.0, self._scenario.lasts_s - self._loop.time())
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -246,7 +243,7 @@ class AgentLife:
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
         number = self._member.number * NUMBERS_OF_A_DEVICE + len(self._member.asked)
-        asked = Asked(f"{number:09d}", self._number)
+        asked = Asked(f"{number:09d}")
         self._member.asked.append(asked)
         question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
@@ -371,10 +368,8 @@ class AgentMember(Member):
         """What befalls one agent."""
         match fault.kind:
             case "crash":
-                if self._life is not None:
-                    self._die()
-                    await asyncio.sleep(fault.for_s)
-                    self.boot()
+                if self.up:
+                    await self.crash(fault.for_s)
             case "crash_at":
                 self._dies_at, self._down_s = fault.detail, fault.for_s
             case "restart":  # a stop in good order, as an update of the program does
@@ -415,7 +410,7 @@ class AgentMember(Member):
             self._life = self._living = None
         else:
             self.leftovers.append(f"{self.name} did not stop within {STOP_S:g} s")
-            self._die()
+            self.die()
 
     def close(self) -> None:
         """Let go of the folder of an agent that was left running."""
@@ -427,13 +422,11 @@ class AgentMember(Member):
         with SimulatedState(self.folder) as state:
             self.kept = Kept.read(state, self.around.scenario.tasks)
 
-    def _die(self) -> None:
-        """As kill -9 does: nothing of it runs any more, and the system lets go of its folder."""
-        assert self._host is not None
-        assert self._life is not None
+    def die(self) -> None:
+        """As kill -9 does; the system lets go of its folder, too."""
         self.around.note(f"{self.name} crashed")
-        self._host.die()
-        self._life.state.close()
+        super().die()
+        self.close()
         self._life = self._living = None
 
     def call_noted(self, what: str, outcome: str) -> None:
@@ -446,7 +439,7 @@ class AgentMember(Member):
         if self._dies_at == point and self._life is not None:
             self._dies_at = ""
             self.around.injected[f"agent died at {point}"] += 1
-            self._die()
+            self.die()
             self.around.network.later(self._down_s, self.boot)
             raise Died(point)
 

@@ -11,34 +11,19 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 
-from tools.simulate.faults.agent_checker import check_agents
+from tools.simulate.faults.agent_checker import check_agent
 from tools.simulate.faults.agent_device import AgentMember
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
 from tools.simulate.faults.log import DeviceEvent
-from tools.simulate.faults.outcome import Verdict
-from tools.simulate.faults.terms import SCOPES, History
+from tools.simulate.faults.terms import SCOPES
 from tools.simulate.faults.upstream import UpstreamEvent
+from tools.simulate.faults.verdict import Verdict
 
 UNITS = ("calls", "tokens", "uusd")
-INVARIANTS = {
-    "I1": "no budget, floor or rate limit is exceeded at any moment",
-    "I2": "the use of a budget that is shown is the journal's sum",
-    "I3": "the upstream is asked at most once for a call, and only under a hold that is durable",
-    "I4": "a call is charged what it cost, and refunded only where it was not executed",
-    "I5": "a key always gets its first answer, and never for other content",
-    "I6": "the steps of a task follow each other, and each λ follows from the reports",
-    "I7": "calls of learning belong to an open step; a step's report is possible",
-    "I8": "no hold outlives its lease",
-    "I9": "what anybody was told is in the journal, and stays true",
-    "I10": "nobody gets what belongs to another device, nor gets in when disabled",
-    "I11": "everything ends: no call stays open, no watcher misses the newest version",
-    "I12": "nothing is sent while the ledger cannot be written",
-    "I13": "the journal is one chain",
-    "I14": "nothing is left over: no task, no complaint of the event loop",
-}
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
 
 
@@ -50,7 +35,11 @@ class DiskLog:
 
     durable_at: Sequence[float]
     outages: Sequence[tuple[float, float]] = ()
-    unsure: frozenset[int] = field(default_factory=frozenset)
+    unsure: frozenset[int] = frozenset()
+
+    def at(self, seq: int) -> float:
+        """When it had this entry."""
+        return self.durable_at[seq - 1]
 
 
 def check(
@@ -70,374 +59,353 @@ def check(
         fold.take(entry, times[place] if place < len(times) else None)
     if fold.broken:  # a journal that does not hang together proves nothing else
         return verdict
-    rules = replace(rules, history=_history_with_limits(fold, rules, times))
-    _every_call_is_terminal(fold, verdict)
-    _upstream_matches(fold, upstream, rules, verdict)
+    changes = [(times[seq - 1] if seq <= len(times) else math.inf, scope, changed) for seq, scope, changed in fold.set_limits]
+    rules = replace(rules, history=rules.history.overlaid(changes))
+    checker = _Checker(fold, upstream, devices, rules, verdict)
+    checker.check_what_happened()
     if disk is not None:
-        _nothing_before_it_is_durable(fold, upstream, disk, verdict)
-        _nothing_while_unwritable(fold, upstream, devices, disk, verdict)
-        _floors_are_kept(fold, devices, rules, disk, verdict)
-        _rates_are_kept(fold, rules, disk, verdict)
-        _disabled_before_refused(fold, devices, disk, verdict)
-        _set_limits_are_kept(fold, devices, disk, verdict)
-    _devices_match(fold, devices, verdict)
-    _replies_are_the_same(devices, verdict)
-    _watchers_match(fold, devices, verdict)
-    _administrator_matches(fold, devices, rules, verdict)
-    _last_budgets(fold, devices, rules, verdict)
-    _lowered_limits_were_met(fold, rules, verdict)
-    check_agents(agents, fold, verdict)
+        checker.check_when(disk)
+    for agent in agents:
+        check_agent(agent, fold, verdict)
     return verdict
 
 
-def _history_with_limits(fold: Fold, rules: Rules, times: Sequence[float]) -> History:
-    """The terms over time with what the journal says was set."""
-    changes = [(times[seq - 1] if seq <= len(times) else math.inf, scope, settings) for seq, scope, settings in fold.set_limits]
-    return rules.history.overlaid(changes)
+class _Checker:
+    """The other logs against the folded journal. `rules` with the limits that were set at run time."""
 
+    def __init__(
+        self, fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict
+    ) -> None:
+        self._fold = fold
+        self._upstream = upstream
+        self._devices = devices
+        self._rules = rules
+        self._check = verdict.check
+        self._meet = verdict.meet
 
-def _every_call_is_terminal(fold: Fold, verdict: Verdict) -> None:
-    for key, attempt in fold.attempts.items():
-        verdict.check("I11", bool(attempt.end), f"{key} was never resolved")
+    def check_what_happened(self) -> None:
+        """All that needs no time of the journal's entries."""
+        for key, attempt in self._fold.attempts.items():
+            self._check("I11", bool(attempt.end), f"{key} was never resolved")
+        self._upstream_matches()
+        for event in self._devices:
+            self._reply_is_durable(event)
+            if event.outcome == "ok":
+                self._administrator_matches(event)
+            if (event.what, event.outcome) == ("final_budget", "ok"):
+                self._last_budget_matches(event)
+        self._replies_are_the_same()
+        self._watchers_match()
+        for name, budget in self._fold.budgets.items():  # no hold fits then, so that the journal does not tell it
+            caps = self._rules.history.ever[-1].cap(scope_of(name))
+            below = any(cap is not None and spent > cap for spent, cap in zip(budget.used, caps, strict=True))
+            self._meet("limit set below what was spent", scope_of(name) in SCOPES and below)
 
+    def check_when(self, disk: DiskLog) -> None:
+        """What needs the time at which each entry was on the disk."""
+        self._nothing_before_it_is_durable(disk)
+        self._nothing_while_unwritable(disk)
+        self._floors_are_kept(disk)
+        self._rates_are_kept(disk)
+        self._set_limits_are_kept(disk)
+        for event in self._devices:
+            if event.outcome == "DEVICE_DISABLED":
+                shut_out = any(disk.at(seq) <= event.at for seq in self._fold.shut_out[event.device])
+                self._check("I10", shut_out, f"{event.device} was shut out at {event.at:.3f} and let in")
 
-def _upstream_matches(fold: Fold, upstream: Sequence[UpstreamEvent], rules: Rules, verdict: Verdict) -> None:
-    """I3 and I4 against the upstream's own log."""
-    by_key: dict[str, list[UpstreamEvent]] = defaultdict(list)
-    for event in upstream:
-        by_key[event.key].append(event)
-    spent: dict[str, Units] = defaultdict(lambda: [0, 0, 0])
-    for key, events in by_key.items():
-        originals = sum(event.what == "received" and not event.copy for event in events)
-        verdict.check("I3", originals <= 1, f"the upstream was asked {originals} times under {key}")
-        attempt = fold.attempts.get(key)
-        verdict.check("I3", attempt is not None, f"the upstream was asked under {key}, which no hold stands for")
-        if attempt is not None:
-            executed = [event for event in events if event.what == "executed"]
-            for event in executed:
-                _add_to_budgets(spent, attempt, _billed(event, events, attempt.prices[0]))
-            _charge_is_right(key, attempt, executed, events, verdict)
-    for key, attempt in fold.attempts.items():
-        if attempt.end in ("completed", "failed"):
-            verdict.check("I4", any(event.what == "executed" for event in by_key[key]), f"{key} was charged but never executed")
-    _true_spend_is_capped(spent, rules, verdict)
+    def _upstream_matches(self) -> None:
+        """I3 and I4 against the upstream's own log."""
+        by_key: dict[str, list[UpstreamEvent]] = defaultdict(list)
+        for event in self._upstream:
+            by_key[event.key].append(event)
+        spent: dict[str, Units] = defaultdict(lambda: [0, 0, 0])
+        for key, events in by_key.items():
+            originals = sum(event.what == "received" and not event.copy for event in events)
+            self._check("I3", originals <= 1, f"the upstream was asked {originals} times under {key}")
+            attempt = self._fold.attempts.get(key)
+            self._check("I3", attempt is not None, f"the upstream was asked under {key}, which no hold stands for")
+            if attempt is not None:
+                executed = [event for event in events if event.what == "executed"]
+                for event, name in product(executed, attempt.budgets):
+                    if scope_of(name) in SCOPES:
+                        spent[name] = plus(spent[name], _billed(event, events, attempt.prices[0]))
+                self._charge_is_right(key, attempt, executed, events)
+        for key, attempt in self._fold.attempts.items():
+            if attempt.end in ("completed", "failed"):
+                self._check("I4", any(event.what == "executed" for event in by_key[key]), f"{key} was charged but never executed")
+        self._true_spend_is_capped(spent)
 
+    def _charge_is_right(self, key: str, attempt: Attempt, executed: list[UpstreamEvent], events: list[UpstreamEvent]) -> None:
+        if executed:
+            self._check("I4", attempt.end != "refunded", f"{key} was executed and refunded")
+        told = [event for event in events if event.what in ("told", "garbage")]
+        if attempt.end in ("completed", "failed") and told:
+            charges = [
+                _capped(cost(event.usage, price), attempt.hold) if event.usage else attempt.hold
+                for event in told
+                for price in attempt.prices
+            ]
+            self._check("I4", attempt.charge in charges, f"{key} was charged {attempt.charge}, not what it cost: {charges}")
 
-def _add_to_budgets(spent: dict[str, Units], attempt: Attempt, billed: Units) -> None:
-    for name in attempt.budgets:
-        if scope_of(name) in SCOPES:
-            spent[name] = plus(spent[name], billed)
+    def _true_spend_is_capped(self, spent: dict[str, Units]) -> None:
+        """What the upstream really did, never mind what anybody wrote down, is within the highest cap that each budget ever had."""
+        for name, used in spent.items():
+            ever = [terms.cap(scope_of(name)) for terms in self._rules.history.ever]
+            for unit, most in enumerate(zip(*ever, strict=True)):
+                capped = [cap for cap in most if cap is not None]
+                if len(capped) == len(most):
+                    story = f"the upstream executed {used[unit]} {UNITS[unit]} where {name} may spend {max(capped)}"
+                    self._check("I1", used[unit] <= max(capped), story)
 
+    def _nothing_before_it_is_durable(self, disk: DiskLog) -> None:
+        for event in self._upstream:
+            attempt = self._fold.attempts.get(event.key)
+            if event.what != "received" or attempt is None:
+                continue
+            since = disk.at(attempt.seq)
+            story = f"{event.key} reached the upstream {since - event.at:.4f} s before its hold was durable"
+            self._check("I3", since <= event.at, story)
+            if any(start <= event.at <= end for start, end in disk.outages):
+                self._check("I12", since <= event.at, f"{event.key} reached the upstream while the ledger could not be written")
+                self._meet("request under way in an outage")
 
-def _charge_is_right(
-    key: str, attempt: Attempt, executed: list[UpstreamEvent], events: list[UpstreamEvent], verdict: Verdict
-) -> None:
-    if executed:
-        verdict.check("I4", attempt.end != "refunded", f"{key} was executed and refunded")
-    told = [event for event in events if event.what in ("told", "garbage")]
-    if attempt.end in ("completed", "failed") and told:
-        charges = [
-            _capped(cost(event.usage, price), attempt.hold) if event.usage else attempt.hold
-            for event in told
-            for price in attempt.prices
-        ]
-        verdict.check("I4", attempt.charge in charges, f"{key} was charged {attempt.charge}, not what it cost: {charges}")
+    def _nothing_while_unwritable(self, disk: DiskLog) -> None:
+        """I12 where it could go wrong: a hold whose writing failed, though it stayed, and a call that was told so."""
+        asked_upstream = {event.key for event in self._upstream if event.what == "received"}
+        for key, attempt in self._fold.attempts.items():
+            if attempt.seq in disk.unsure:
+                self._check("I12", key not in asked_upstream, f"{key} reached the upstream though writing its hold had failed")
+                self._meet("hold kept by a write that failed")
+        for event, since in self._ended("complete", "LEDGER_UNAVAILABLE"):
+            call = f"{event.device}|{event.key}|"
+            sent = [
+                each
+                for each in self._upstream
+                if each.what == "received" and each.key.startswith(call) and since <= each.at <= event.at
+            ]
+            held = all(each.key in self._fold.attempts and disk.at(self._fold.attempts[each.key].seq) <= each.at for each in sent)
+            self._check(
+                "I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent"
+            )
+            self._meet("call refused by an unwritable ledger")
 
+    def _ended(self, what: str, outcome: str) -> Iterable[tuple[DeviceEvent, float]]:
+        """What ended so, and when the first of the questions still open under its key was asked."""
+        open_since: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for event in self._devices:
+            if event.what != what:
+                continue
+            asked = open_since[event.device, event.key]
+            if event.outcome == "asked":
+                asked.append(event.at)
+            else:
+                if event.outcome == outcome:
+                    yield event, asked[0] if asked else 0.0
+                if asked:
+                    asked.pop()
 
-def _true_spend_is_capped(spent: dict[str, Units], rules: Rules, verdict: Verdict) -> None:
-    """What the upstream really did, never mind what anybody wrote down, is within the highest cap that each budget ever had."""
-    for name, used in spent.items():
-        ever = [terms.cap(scope_of(name)) for terms in rules.history.ever]
-        for unit, most in enumerate(zip(*ever, strict=True)):
-            capped = [cap for cap in most if cap is not None]
-            if len(capped) == len(most):
-                story = f"the upstream executed {used[unit]} {UNITS[unit]} where {name} may spend {max(capped)}"
-                verdict.check("I1", used[unit] <= max(capped), story)
+    def _floors_are_kept(self, disk: DiskLog) -> None:
+        """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
+        names = {moment.name for moment in self._fold.moments}
+        for event, since in self._ended("complete", "BUDGET_EXHAUSTED"):
+            if event.told[0] not in names:
+                continue
+            terms = self._rules.history.possible(since, event.at)
+            if len({(each.cap("fleet"), each.floor_ppm, each.prices) for each in terms}) > 1:
+                continue  # the call may have been refused under terms that came and went without a trace
+            mine = [(disk.at(moment.seq), moment.budget) for moment in self._fold.moments if moment.name == event.told[0]]
+            before = [budget for at, budget in mine if at <= since][-1:]
+            around = before + [budget for at, budget in mine if since < at <= event.at]
+            asked = [*terms[0].cap("fleet")], terms[0].floor_ppm
+            current = all((budget.asked, budget.floor_ppm) == asked for budget in around)
+            if before and current:
+                hold = self._hold_of_refused(terms[0].prices)
+                kept = not all(budget.must_fit(event.device, hold) for budget in around)
+                self._check("I1", kept, f"{event.device} was refused {event.key} by {event.told[0]}, and was below its floor")
+                self._meet("refused by a budget that is shared fairly")
 
+    def _hold_of_refused(self, price: tuple[int, int]) -> Units:
+        """What a refused call asked to hold, which is not in the journal: at the price of that time. Where calls have different numbers of
+        tokens, the largest hold of all."""
+        if self._rules.call_tokens is not None:
+            return cost(self._rules.call_tokens, price)
+        return [max(attempt.hold[unit] for attempt in self._fold.attempts.values()) for unit in range(3)]
 
-def _nothing_before_it_is_durable(fold: Fold, upstream: Sequence[UpstreamEvent], disk: DiskLog, verdict: Verdict) -> None:
-    for event in upstream:
-        attempt = fold.attempts.get(event.key)
-        if event.what != "received" or attempt is None:
-            continue
-        since = disk.durable_at[attempt.seq - 1]
-        story = f"{event.key} reached the upstream {since - event.at:.4f} s before its hold was durable"
-        verdict.check("I3", since <= event.at, story)
-        if any(start <= event.at <= end for start, end in disk.outages):
-            verdict.check("I12", since <= event.at, f"{event.key} reached the upstream while the ledger could not be written")
-            verdict.meet("request under way in an outage")
+    def _rates_are_kept(self, disk: DiskLog) -> None:
+        """In one run of a process no device, and not the fleet, begins more calls than its bucket held and gained."""
+        ever = self._rules.history.ever
+        device_rates, fleet_rates = [terms.device_rate for terms in ever], [terms.fleet_rate for terms in ever]
+        counts: dict[tuple[int, str], int] = defaultdict(int)
+        for key, attempt in self._fold.attempts.items():
+            began = disk.at(self._fold.epochs[attempt.epoch])
+            for who, rates in ((attempt.device, device_rates), ("", fleet_rates)):
+                known = [rate for rate in rates if rate is not None]
+                counts[attempt.epoch, who] += 1
+                if len(known) == len(rates):
+                    passed_s = disk.at(attempt.seq) - began
+                    most = max(at_once + per_min * passed_s / 60 for per_min, at_once in known)
+                    self._check(
+                        "I1", counts[attempt.epoch, who] <= most + 1e-6, f"{key} is one call more than the rate of {who!r}"
+                    )
 
-
-def _nothing_while_unwritable(
-    fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict
-) -> None:
-    """I12 where it could go wrong: a hold whose writing failed, though it stayed, and a call that was told so."""
-    asked_upstream = {event.key for event in upstream if event.what == "received"}
-    for key, attempt in fold.attempts.items():
-        if attempt.seq in disk.unsure:
-            verdict.check("I12", key not in asked_upstream, f"{key} reached the upstream though writing its hold had failed")
-            verdict.meet("hold kept by a write that failed")
-    for event, since in _ended(devices, "complete", "LEDGER_UNAVAILABLE"):
-        call = f"{event.device}|{event.key}|"
-        sent = [
-            each for each in upstream if each.what == "received" and each.key.startswith(call) and since <= each.at <= event.at
-        ]
-        held = all(each.key in fold.attempts and disk.durable_at[fold.attempts[each.key].seq - 1] <= each.at for each in sent)
-        verdict.check(
-            "I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent"
-        )
-        verdict.meet("call refused by an unwritable ledger")
-
-
-def _ended(devices: Sequence[DeviceEvent], what: str, outcome: str) -> Iterable[tuple[DeviceEvent, float]]:
-    """What ended so, and when the first of the questions still open under its key was asked."""
-    open_since: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in devices:
-        if event.what != what:
-            continue
-        asked = open_since[event.device, event.key]
-        if event.outcome == "asked":
-            asked.append(event.at)
-        else:
-            if event.outcome == outcome:
-                yield event, asked[0] if asked else 0.0
-            if asked:
-                asked.pop()
-
-
-def _floors_are_kept(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, disk: DiskLog, verdict: Verdict) -> None:
-    """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
-    names = {moment.budget for moment in fold.moments}
-    for event, since in _ended(devices, "complete", "BUDGET_EXHAUSTED"):
-        if event.told[0] not in names:
-            continue
-        terms = rules.history.possible(since, event.at)
-        if len({(each.cap("fleet"), each.floor_ppm, each.prices) for each in terms}) > 1:
-            continue  # the call may have been refused under terms that came and went without a trace
-        mine = [(disk.durable_at[moment.seq - 1], moment) for moment in fold.moments if moment.budget == event.told[0]]
-        before = [moment for at, moment in mine if at <= since][-1:]
-        around = before + [moment for at, moment in mine if since < at <= event.at]
-        current = all((moment.asked, moment.floor_ppm) == (terms[0].cap("fleet"), terms[0].floor_ppm) for moment in around)
-        if before and current:
-            hold = _hold_of_refused(fold, rules, terms[0].prices)
-            kept = not all(moment.must_fit(event.device, hold) for moment in around)
-            verdict.check("I1", kept, f"{event.device} was refused {event.key} by {event.told[0]}, and was below its floor")
-            verdict.meet("refused by a budget that is shared fairly")
-
-
-def _hold_of_refused(fold: Fold, rules: Rules, price: tuple[int, int]) -> Units:
-    """What a refused call asked to hold, which is not in the journal: at the price of that time. Where calls have different numbers of
-    tokens, the largest hold of all."""
-    if rules.call_tokens is not None:
-        return cost(rules.call_tokens, price)
-    return [max(attempt.hold[unit] for attempt in fold.attempts.values()) for unit in range(3)]
-
-
-def _rates_are_kept(fold: Fold, rules: Rules, disk: DiskLog, verdict: Verdict) -> None:
-    """In one run of a process no device, and not the fleet, begins more calls than its bucket held and gained."""
-    ever = rules.history.ever
-    device_rates, fleet_rates = [terms.device_rate for terms in ever], [terms.fleet_rate for terms in ever]
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    for key, attempt in fold.attempts.items():
-        began = disk.durable_at[fold.epochs[attempt.epoch] - 1]
-        for who, rates in ((attempt.device, device_rates), ("", fleet_rates)):
-            known = [rate for rate in rates if rate is not None]
-            counts[attempt.epoch, who] += 1
-            if len(known) == len(rates):
-                passed_s = disk.durable_at[attempt.seq - 1] - began
-                most = max(at_once + per_min * passed_s / 60 for per_min, at_once in known)
-                verdict.check("I1", counts[attempt.epoch, who] <= most + 1e-6, f"{key} is one call more than the rate of {who!r}")
-
-
-def _devices_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
-    """I9 and I10: what was returned to a device is in the journal, and is its own."""
-    for event in devices:
+    def _reply_is_durable(self, event: DeviceEvent) -> None:
+        """I9 and I10: what was returned to a device is in the journal, and is its own."""
         if event.what == "foreign":
             hidden = event.outcome not in ("completed", "OUTCOME_UNKNOWN", "IN_PROGRESS")
-            verdict.check("I10", hidden, f"{event.device} was told of {event.key}, which is another device's: {event.outcome}")
+            self._check("I10", hidden, f"{event.device} was told of {event.key}, which is another device's: {event.outcome}")
         elif event.what == "reuse":
             refused = event.outcome not in SETTLED
-            verdict.check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
+            self._check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
         elif event.what == "gap":
-            verdict.check(
+            self._check(
                 "I6", event.outcome != "ok", f"{event.device} opened or closed a step after {event.key}, which is to come"
             )
         elif event.outcome == "completed":
-            _reported_answer_is_durable(fold, event, verdict)
+            self._reported_answer_is_durable(event)
         elif event.outcome == "OUTCOME_UNKNOWN":
-            _unconfirmed_call_is_durable(fold, event, verdict)
+            self._unconfirmed_call_is_durable(event)
         elif event.what in ("open_step", "close_step") and event.outcome == "ok":
-            _reported_step_is_durable(fold, event, verdict)
+            self._reported_step_is_durable(event)
         if event.what == "final_call" and event.outcome != "asked":
-            verdict.check("I11", event.outcome != "IN_PROGRESS", f"{event.key} of {event.device} is still running at the end")
+            self._check("I11", event.outcome != "IN_PROGRESS", f"{event.key} of {event.device} is still running at the end")
 
+    def _reported_answer_is_durable(self, event: DeviceEvent) -> None:
+        text, input_tokens, output_tokens, uusd, cached = event.told
+        call = self._fold.calls.get((event.device, event.key))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        kept = call is not None and call.state == "completed" and call.digest == digest
+        self._check("I9", kept, f"{event.device} was given an answer to {event.key} that the journal does not have")
+        author = call.author if call is not None else event.device
+        own = not text.startswith("answer ") or text.endswith(f" for {author}")
+        self._check("I10", own, f"{event.device} was given {text!r} for {event.key}")
+        if kept and call is not None:
+            same = (*call.tokens, call.charged[2], call.copied) == (input_tokens, output_tokens, uusd, cached)
+            self._check("I5", same, f"{event.device} was told {event.told[1:]} of {event.key}; the journal differs")
 
-def _reported_answer_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
-    text, input_tokens, output_tokens, uusd, cached = event.told
-    call = fold.calls.get((event.device, event.key))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    kept = call is not None and call.state == "completed" and call.digest == digest
-    verdict.check("I9", kept, f"{event.device} was given an answer to {event.key} that the journal does not have")
-    author = call.author if call is not None else event.device
-    own = not text.startswith("answer ") or text.endswith(f" for {author}")
-    verdict.check("I10", own, f"{event.device} was given {text!r} for {event.key}")
-    if kept and call is not None:
-        same = (*call.tokens, call.charged[2], call.copied) == (input_tokens, output_tokens, uusd, cached)
-        verdict.check("I5", same, f"{event.device} was told {event.told[1:]} of {event.key}; the journal differs")
+    def _unconfirmed_call_is_durable(self, event: DeviceEvent) -> None:
+        call, told = self._fold.calls.get((event.device, event.key)), dict(event.told)
+        same = call is not None and (call.state, str(call.charged[2])) == (told.get("state"), told.get("charged_uusd"))
+        self._check("I9", same, f"{event.device} was told that {event.key} is {told}; the journal differs")
 
+    def _reported_step_is_durable(self, event: DeviceEvent) -> None:
+        task, _, number = event.key.rpartition("#")
+        step = (event.device, task, int(number))
+        opened, closed = self._fold.steps.get(step), self._fold.closed.get(step)
+        told: tuple[object, ...] | None = None
+        if event.what == "open_step" and opened is not None:
+            told = (opened["dual"], opened["target_rate"], opened["call_credit"])
+        elif event.what == "close_step" and opened is not None and closed is not None:
+            told = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
+        self._check(
+            "I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}"
+        )
 
-def _unconfirmed_call_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
-    call, told = fold.calls.get((event.device, event.key)), dict(event.told)
-    same = call is not None and (call.state, str(call.charged[2])) == (told.get("state"), told.get("charged_uusd"))
-    verdict.check("I9", same, f"{event.device} was told that {event.key} is {told}; the journal differs")
+    def _replies_are_the_same(self) -> None:
+        """I5: every answer to a key is the first one; so is every terminal error, and every report of a step."""
+        first: dict[tuple[str, str, str], DeviceEvent] = {}
+        for event in self._devices:
+            call = event.what in ("complete", "get_call", "final_call") and event.outcome in SETTLED
+            step = event.what in ("close_step", "open_step") and event.outcome == "ok"
+            if call or step:
+                kind = "call" if call else event.what
+                known = first.setdefault((event.device, kind, event.key), event)
+                same = (known.outcome, known.told) == (event.outcome, event.told)
+                self._check(
+                    "I5", same, f"{event.device} {event.key}: {known.outcome} {known.told}, later {event.outcome} {event.told}"
+                )
 
+    def _watchers_match(self) -> None:
+        """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
+        last: dict[tuple[str, str], DeviceEvent] = {}
+        watched = {(event.device, event.key) for event in self._devices if event.what == "watch"}
+        for event in self._devices:
+            task = (event.device, event.key)
+            if event.what == "watch" and event.outcome == "ok":
+                version, dual = event.told[:2]
+                before = last.get(task, event).told[0]
+                self._check("I9", version >= before, f"{task} watches version {version} after version {before}")
+                known = version == 0 or dual == self._fold.duals.seen[task].get(version)
+                self._check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
+                self._meet("watched version")
+                last[task] = event
+            elif event.what == "final_budget" and event.outcome == "ok" and task in watched:
+                newest = last[task].told if task in last else None
+                self._check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
+                self._meet("watcher at the end")
 
-def _reported_step_is_durable(fold: Fold, event: DeviceEvent, verdict: Verdict) -> None:
-    task, _, number = event.key.rpartition("#")
-    step = (event.device, task, int(number))
-    opened, closed = fold.steps.get(step), fold.closed.get(step)
-    told: tuple[object, ...] | None = None
-    if event.what == "open_step" and opened is not None:
-        told = (opened["dual"], opened["target_rate"], opened["call_credit"])
-    elif event.what == "close_step" and opened is not None and closed is not None:
-        told = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
-    verdict.check(
-        "I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}"
-    )
-
-
-def _replies_are_the_same(devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
-    """I5: every answer to a key is the first one; so is every terminal error, and every report of a step."""
-    first: dict[tuple[str, str, str], DeviceEvent] = {}
-    for event in devices:
-        call = event.what in ("complete", "get_call", "final_call") and event.outcome in SETTLED
-        step = event.what in ("close_step", "open_step") and event.outcome == "ok"
-        if call or step:
-            kind = "call" if call else event.what
-            known = first.setdefault((event.device, kind, event.key), event)
-            same = (known.outcome, known.told) == (event.outcome, event.told)
-            verdict.check(
-                "I5", same, f"{event.device} {event.key}: {known.outcome} {known.told}, later {event.outcome} {event.told}"
-            )
-
-
-def _watchers_match(fold: Fold, devices: Sequence[DeviceEvent], verdict: Verdict) -> None:
-    """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
-    last: dict[tuple[str, str], DeviceEvent] = {}
-    watched = {(event.device, event.key) for event in devices if event.what == "watch"}
-    for event in devices:
-        task = (event.device, event.key)
-        if event.what == "watch" and event.outcome == "ok":
-            version, dual = event.told[:2]
-            before = last.get(task, event).told[0]
-            verdict.check("I9", version >= before, f"{task} watches version {version} after version {before}")
-            known = version == 0 or dual == fold.duals.seen[task].get(version)
-            verdict.check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
-            verdict.meet("watched version")
-            last[task] = event
-        elif event.what == "final_budget" and event.outcome == "ok" and task in watched:
-            newest = last[task].told if task in last else None
-            verdict.check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
-            verdict.meet("watcher at the end")
-
-
-def _administrator_matches(fold: Fold, events: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
-    """I1, I2, I6 and I9: what an administrator reads while calls are in flight is the journal's; limits that were set stay set."""
-    for event in events:
-        if event.outcome != "ok":
-            continue
+    def _administrator_matches(self, event: DeviceEvent) -> None:
+        """I1, I2, I6 and I9: what an administrator reads while calls are in flight is the journal's; limits that were set stay set."""
         match event.what:
             case "disable":
-                kept = bool(fold.shut_out[event.key])
-                verdict.check(
-                    "I9", kept, f"{event.key} was told to be disabled at {event.at:.3f}, the journal knows nothing of it"
-                )
+                kept = bool(self._fold.shut_out[event.key])
+                self._check("I9", kept, f"{event.key} was told to be disabled at {event.at:.3f}, the journal knows nothing of it")
             case "read_journal":
-                same = all(fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
-                verdict.check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
+                same = all(self._fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
+                self._check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
             case "verify_ledger":
-                verdict.check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
+                self._check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
             case "list_tasks":
                 for device, task, version, dual in event.told:
-                    known = dual == fold.duals.seen[device, task].get(version)
-                    verdict.check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
+                    known = dual == self._fold.duals.seen[device, task].get(version)
+                    self._check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
             case "list_budgets" | "final_limits":
-                _listed_budgets_match(fold, event, rules, verdict)
+                self._listed_budgets_match(event)
 
+    def _set_limits_are_kept(self, disk: DiskLog) -> None:
+        """What was reported to an administrator as set was so at some time while it asked."""
+        for event, since in self._ended("set_budget", "ok"):
+            name, *value = event.told
+            mine = [(disk.at(seq), settings) for seq, scope, settings in self._fold.set_limits if scope == event.key]
+            before = [settings for at, settings in mine if at <= since][-1:] or [{}]
+            in_force = [*before, *(settings for at, settings in mine if since < at <= event.at)]
+            kept = any([settings[name]] == value if name in settings else not value for settings in in_force)
+            self._check(
+                "I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}"
+            )
 
-def _set_limits_are_kept(fold: Fold, events: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
-    """What was reported to an administrator as set was so at some time while it asked."""
-    for event, since in _ended(events, "set_budget", "ok"):
-        name, *value = event.told
-        mine = [(disk.durable_at[seq - 1], settings) for seq, scope, settings in fold.set_limits if scope == event.key]
-        before = [settings for at, settings in mine if at <= since][-1:] or [{}]
-        in_force = [*before, *(settings for at, settings in mine if since < at <= event.at)]
-        kept = any([settings[name]] == value if name in settings else not value for settings in in_force)
-        verdict.check("I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}")
-
-
-def _disabled_before_refused(fold: Fold, devices: Sequence[DeviceEvent], disk: DiskLog, verdict: Verdict) -> None:
-    """A device is refused as disabled only after it was."""
-    for event in devices:
-        if event.outcome == "DEVICE_DISABLED":
-            since = [disk.durable_at[seq - 1] for seq in fold.shut_out[event.device]]
-            verdict.check("I10", any(at <= event.at for at in since), f"{event.device} was shut out at {event.at:.3f} and let in")
-
-
-def _listed_budgets_match(fold: Fold, event: DeviceEvent, rules: Rules, verdict: Verdict) -> None:
-    rows, scopes = event.told
-    for name, committed, reserved, limits in rows:
-        used = [a + b for a, b in zip(committed, reserved, strict=True)]
-        fits = all(
-            most is None or sum_ <= most or _was_allowed(rules, sum_, unit, (scope_of(name),))
-            for unit, (sum_, most) in enumerate(zip(used, limits, strict=True))
-        )
-        verdict.check("I1", fits, f"{name} is listed with {committed} and {reserved} of {limits}")
+    def _listed_budgets_match(self, event: DeviceEvent) -> None:
+        rows, scopes = event.told
+        for name, committed, reserved, limits in rows:
+            used = [a + b for a, b in zip(committed, reserved, strict=True)]
+            fits = all(
+                most is None or sum_ <= most or self._was_allowed(sum_, unit, (scope_of(name),))
+                for unit, (sum_, most) in enumerate(zip(used, limits, strict=True))
+            )
+            self._check("I1", fits, f"{name} is listed with {committed} and {reserved} of {limits}")
+            if event.what == "final_limits":
+                budget = self._fold.budgets[name]
+                same = [*committed] == budget.committed and [*reserved] == budget.reserved
+                self._check("I2", same, f"{name} is listed with {committed} and {reserved}, not {budget}")
         if event.what == "final_limits":
-            budget = fold.budgets[name]
-            same = [*committed] == budget.committed and [*reserved] == budget.reserved
-            verdict.check("I2", same, f"{name} is listed with {committed} and {reserved}, not {budget}")
-    if event.what == "final_limits":
-        expected = {scope: rules.history.ever[-1].cap(scope) for scope in SCOPES}
-        verdict.check("I9", dict(scopes) == expected, f"limits at the end are {dict(scopes)}, set and configured were {expected}")
+            expected = {scope: self._rules.history.ever[-1].cap(scope) for scope in SCOPES}
+            self._check(
+                "I9", dict(scopes) == expected, f"limits at the end are {dict(scopes)}, set and configured were {expected}"
+            )
 
-
-def _last_budgets(fold: Fold, devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict) -> None:
-    """I2: what each device is shown at the end is the journal's sum of one of its budgets, unit by unit."""
-    windows = {scope for scope, window in rules.history.ever[-1].windows.items() if window != "total"}
-    for event in devices:
-        if event.what != "final_budget" or event.outcome != "ok":
-            continue
+    def _last_budget_matches(self, event: DeviceEvent) -> None:
+        """I2: what each device is shown at the end is the journal's sum of one of its budgets, unit by unit."""
+        windows = {scope for scope, window in self._rules.history.ever[-1].windows.items() if window != "total"}
         task = (event.device, event.key)
         version, dual, *told = event.told
-        if task in fold.duals.own:
-            expected = fold.duals.now(task)
+        if task in self._fold.duals.own:
+            expected = self._fold.duals.now(task)
             same = (version, dual) == (expected[0], expected[1].hex())
-            verdict.check("I6", same, f"{task} is told version {version} with λ {dual}, the journal says {expected}")
-        concerned = {name: budget for name, budget in fold.budgets.items() if _concerns(name, *task)}
+            self._check("I6", same, f"{task} is told version {version} with λ {dual}, the journal says {expected}")
+        concerned = {name: budget for name, budget in self._fold.budgets.items() if _concerns(name, *task)}
         named = {name for name in concerned if "@" not in name and scope_of(name) not in windows}
         unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is told as empty
         for unit, used, limit in zip(range(3), told[:3], told[3:], strict=True):
             sums = {budget.used[unit] for budget in concerned.values()}
             story = f"{event.device} is told {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
-            verdict.check("I2", used in sums or (unused and used == 0), story)
-            fits = limit is None or used <= limit or _was_allowed(rules, used, unit, SCOPES)
-            verdict.check("I1", fits, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
+            self._check("I2", used in sums or (unused and used == 0), story)
+            fits = limit is None or used <= limit or self._was_allowed(used, unit, SCOPES)
+            self._check("I1", fits, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
 
-
-def _was_allowed(rules: Rules, used: int, unit: int, scopes: Sequence[str]) -> bool:
-    """Whether so much was once within a limit: one that is lowered below what was used is told as it was set, and takes nothing back.
-    That no hold was made over the limit of its time is checked by the journal."""
-    caps = (terms.cap(scope)[unit] for terms in rules.history.ever for scope in scopes)
-    return any(cap is None or used <= cap for cap in caps)
-
-
-def _lowered_limits_were_met(fold: Fold, rules: Rules, verdict: Verdict) -> None:
-    """Whether a limit was set below what had been spent already: no hold fits then, so that the journal does not tell it."""
-    for name, budget in fold.budgets.items():
-        caps = rules.history.ever[-1].cap(scope_of(name))
-        below = any(cap is not None and spent > cap for spent, cap in zip(budget.used, caps, strict=True))
-        verdict.meet("limit set below what was spent", scope_of(name) in SCOPES and below)
+    def _was_allowed(self, used: int, unit: int, scopes: Sequence[str]) -> bool:
+        """Whether so much was once within a limit: one that is lowered below what was used is told as it was set, and takes nothing back.
+        That no hold was made over the limit of its time is checked by the journal."""
+        caps = (terms.cap(scope)[unit] for terms in self._rules.history.ever for scope in scopes)
+        return any(cap is None or used <= cap for cap in caps)
 
 
 def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], price: tuple[int, int]) -> Units:

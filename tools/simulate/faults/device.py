@@ -1,13 +1,15 @@
-"""A scripted device: works through learning steps with the real client in ways that strain the coordinator, and writes down all it asks and
-all replies."""
+"""The members of a fault world: what every device and agent of it is, and the scripted device, which works through learning steps with the
+real client in ways that strain the coordinator. Each writes down all it asks and all replies."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
@@ -16,10 +18,123 @@ from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from tools.batch_client import BatchingClient
-from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
-from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
-from tools.simulate.faults.scenario import GROUP_SIZE, Fault
-from tools.simulate.virtual.network import SimulatedClient
+from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts, refusal_parts
+from tools.simulate.faults.scenario import GROUP_SIZE, Fault, Scenario
+from tools.simulate.virtual.loop import Host
+from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
+from tools.simulate.virtual.world import SimulatedWorld
+
+MAX_OUTPUT_TOKENS = 8
+WISHED_RATE = 0.5
+
+
+@dataclass(slots=True)
+class Page:
+    """Of one task: the step at hand, and what is to be reported of it."""
+
+    step: int = 0
+    report: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Notebook:
+    """What a device keeps over a crash: where it stands with each task, and the calls it made."""
+
+    pages: dict[str, Page] = field(default_factory=dict)
+    calls: dict[str, CloudCall] = field(default_factory=dict)
+    done: bool = False
+    lives: int = 0
+
+    def page(self, task: str) -> Page:
+        """Where it stands with a task."""
+        return self.pages.setdefault(task, Page())
+
+    def keep(self, call: CloudCall) -> CloudCall:
+        """Note a call before it is made; where its key is known already, the one it stands for."""
+        return self.calls.setdefault(call.call_key, call)
+
+
+class Surroundings(SimulatedWorld[Network]):
+    """A fault world as its devices and agents see it, and where they note what happens to them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario.seed, scenario.begins_s, Network, inline_executor=bool(scenario.agents))
+        self.scenario = scenario
+        self.log: list[DeviceEvent] = []
+        self.injected: Counter[str] = Counter()
+
+    def link(self) -> LinkFaults:
+        """A link with the scenario's faults."""
+        scenario = self.scenario
+        return LinkFaults(drop=scenario.drop, duplicate=scenario.duplicate, late=scenario.late, reorder=scenario.reorder)
+
+    def channel(self, link: LinkFaults) -> SimulatedChannel:
+        """To the coordinator that serves when something is sent."""
+        return SimulatedChannel(self.network, self.endpoint, link)
+
+
+class Member(ABC):
+    """A device or agent over all its lives."""
+
+    invariant: str
+    """What its `leftovers` violate."""
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        self.name = name
+        self.around = around
+        self.link = around.link()
+        self.notebook = Notebook()
+        self.leftovers: list[str] = []
+        self._host: Host | None = None
+
+    def new_host(self) -> Host:
+        """For another life."""
+        self.notebook.lives += 1
+        self._host = Host(f"{self.name} life {self.notebook.lives}", self.around.loop)
+        return self._host
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        return self._host is not None and self._host.alive
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether nothing at all is left to do."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is left to do but what waits for the end of the faults."""
+        return self.done
+
+    @abstractmethod
+    def boot(self) -> None:
+        """Begin a life."""
+
+    def die(self) -> None:
+        """As kill -9 does: nothing of it runs any more."""
+        assert self._host is not None
+        self._host.die()
+
+    async def crash(self, down_s: float) -> None:
+        """Die, and begin another life after a while."""
+        self.die()
+        await asyncio.sleep(down_s)
+        self.boot()
+
+    @abstractmethod
+    async def suffer(self, fault: Fault) -> None:
+        """What befalls one member."""
+
+    def heal(self) -> None:
+        """No fault any more."""
+        self.link.heal()
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Everything is over: go on with what was paused."""
+
 
 TASKS = ("math",)
 POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=6.0, max_retries=4)
@@ -247,7 +362,6 @@ class ScriptedMember(Member):
     """A scripted device of a world, over all its lives."""
 
     invariant = "I14"
-    up = True
 
     def __init__(self, name: str, others: tuple[str, ...], around: Surroundings) -> None:
         super().__init__(name, around)
@@ -258,8 +372,6 @@ class ScriptedMember(Member):
     def done(self) -> bool:
         """Whether it has come to the end of its steps."""
         return self.notebook.done
-
-    rests = done
 
     def boot(self) -> None:
         """Begin a life."""
@@ -280,12 +392,9 @@ class ScriptedMember(Member):
             self.watching = host.spawn(living.watch(), "watch")
 
     async def suffer(self, fault: Fault) -> None:
-        """Crash, and begin another life after a while."""
-        if self.done or self._host is None or not self._host.alive:
-            return
-        self._host.die()
-        await asyncio.sleep(fault.for_s)
-        self.boot()
+        """Crash, unless its work is done."""
+        if self.up and not self.done:
+            await self.crash(fault.for_s)
 
     async def resume(self) -> None:
         """Nothing was paused."""

@@ -6,13 +6,13 @@ import bisect
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
-from tools.simulate.faults.outcome import Verdict
 from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
+from tools.simulate.faults.verdict import Verdict
 
 Units = list[int]
 ZERO = [0, 0, 0]
@@ -36,7 +36,6 @@ class Attempt:
     """A hold and what became of it; `prices` are what a token may cost it."""
 
     seq: int
-    at_ms: int
     hold: Units
     budgets: list[str]
     lease_ms: int
@@ -82,29 +81,21 @@ class Budget:
         """What must stay free for members below their floor."""
         return [sum(max(0, most - own[unit]) for own in self.members.values()) for unit, most in enumerate(self.floor)]
 
-
-@dataclass(frozen=True, slots=True)
-class FairMoment:
-    """A budget that is shared fairly, after a journal entry."""
-
-    seq: int
-    budget: str
-    asked: tuple[int | None, ...]
-    limits: tuple[int | None, ...]
-    floor_ppm: int
-    used: tuple[int, ...]
-    floor: tuple[int, ...]
-    members: Mapping[str, tuple[int, ...]]
-
     def must_fit(self, device: str, hold: Sequence[int]) -> bool:
         """Whether this hold is within what the device can rely on; a device that would join gets a floor of what is left."""
-        own = self.members.get(device, (0, 0, 0))
-        floor = self.floor if device in self.members else self._floor_with(device)
+        own, floor = self.members.get(device, ZERO), self.floor
+        if device not in self.members:
+            floor = floors(self.limits, self.floor_ppm, self.used, [*self.members.values(), ZERO])
         limited = [unit for unit, limit in enumerate(self.limits) if limit is not None]
         return bool(limited) and all(own[unit] + hold[unit] <= floor[unit] for unit in limited)
 
-    def _floor_with(self, device: str) -> Sequence[int]:
-        return floors(self.limits, self.floor_ppm, self.used, [*self.members.values(), (0, 0, 0)])
+
+class FairMoment(NamedTuple):
+    """A budget that is shared fairly, as it was after a journal entry."""
+
+    seq: int
+    name: str
+    budget: Budget
 
 
 def floors(limits: Sequence[int | None], ppm: int, used: Sequence[int], members: Sequence[Sequence[int]]) -> Units:
@@ -138,7 +129,8 @@ class Fold:
         """The entries that disabled each device."""
         self._groups: dict[tuple[str, str, int, str], str] = {}
         self._rules = rules
-        self._verdict = verdict
+        self._check = verdict.check
+        self._meet = verdict.meet
         self.broken = False
         self._seq = 0
         self._head = "0" * 64
@@ -153,8 +145,10 @@ class Fold:
         self._chain(entry)
         if self.broken:
             return
-        getattr(self, f"_{entry['kind']}", self._other)(entry, entry["body"])
-        self._verdict.check("I6", not self.duals.clashes, f"entry {entry['seq']}: {self.duals.clashes[-1:]}")
+        handle = getattr(self, f"_{entry['kind']}", None)
+        if handle is not None:  # else it changes nothing here: purge, and kinds of later versions
+            handle(entry, entry["body"])
+        self._check("I6", not self.duals.clashes, f"entry {entry['seq']}: {self.duals.clashes[-1:]}")
         self.duals.clashes.clear()
 
     def _chain(self, entry: Data) -> None:
@@ -167,12 +161,9 @@ class Fold:
             and entry["hash"] == hashlib.sha256(text.encode()).hexdigest()
         )
         self.broken = self.broken or not fits
-        self._verdict.check("I13", fits, f"entry {entry['seq']} does not continue the chain")
+        self._check("I13", fits, f"entry {entry['seq']} does not continue the chain")
         self._head = entry["hash"]
         self.hashes.append(self._head)
-
-    def _other(self, entry: Data, body: Data) -> None:
-        """Entries that change nothing here: purge, and kinds of later versions."""
 
     def _epoch(self, entry: Data, body: Data) -> None:
         self.epochs[body["epoch"]] = entry["seq"]
@@ -182,7 +173,7 @@ class Fold:
 
     def _task(self, entry: Data, body: Data) -> None:
         who = (body["device"], body["task"])
-        self._verdict.check("I6", who not in self.duals.own, f"task {who} begins twice")
+        self._check("I6", who not in self.duals.own, f"task {who} begins twice")
         dual, price = float.fromhex(body["dual"]), body.get("price", "")
 
         def fits(terms: Terms) -> bool:
@@ -191,13 +182,13 @@ class Fold:
             return (mine.dual_init.hex(), mine.price_key(*who)) == (dual.hex(), price) and body["target_rate"] in rates
 
         what = f"λ {dual} of {price!r} and τ {float.fromhex(body['target_rate'])}"
-        self._verdict.check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
+        self._check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
         begins = self.duals.meet(who, dual, price)
         told = body.get("begins", False)
-        self._verdict.check("I6", told == begins, f"task {who} begins {price!r}: {told}, not {begins}")
+        self._check("I6", told == begins, f"task {who} begins {price!r}: {told}, not {begins}")
 
     def _device(self, entry: Data, body: Data) -> None:
-        self._verdict.meet("device let in again", body["device"] in self.disabled and not body["disabled"])
+        self._meet("device let in again", body["device"] in self.disabled and not body["disabled"])
         if body["disabled"]:
             self.disabled.add(body["device"])
             self.shut_out[body["device"]].append(entry["seq"])
@@ -206,14 +197,14 @@ class Fold:
 
     def _is_let_in(self, entry: Data, body: Data) -> None:
         story = f"entry {entry['seq']} is a {entry['kind']} of {body['device']}, which is disabled"
-        self._verdict.check("I10", body["device"] not in self.disabled, story)
+        self._check("I10", body["device"] not in self.disabled, story)
 
     # budgets -------------------------------------------------------------------------------------------------------------------
 
     def _set_limits(self, entry: Data, body: Data) -> None:
         """What holds for a scope from here on, whatever is configured where."""
         follows = len(self.set_limits) + 1
-        self._verdict.check("I9", body["version"] == follows, f"limits are set as version {body['version']}, {follows} follows")
+        self._check("I9", body["version"] == follows, f"limits are set as version {body['version']}, {follows} follows")
         self._set[body["scope"]] = dict(body["changes"])
         self.set_limits.append((entry["seq"], body["scope"], self._set[body["scope"]]))
 
@@ -221,8 +212,8 @@ class Fold:
         name = body["budget"]
         budget = self.budgets.setdefault(name, Budget())
         expected = [None if ask is None else max(ask, spent) for ask, spent in zip(body["asked"], budget.used, strict=True)]
-        self._verdict.check("I1", body["limits"] == expected, f"limits of {name} are {body['limits']}, not {expected}")
-        self._verdict.meet("limits changed", budget.asked not in (body["asked"], [None, None, None]))
+        self._check("I1", body["limits"] == expected, f"limits of {name} are {body['limits']}, not {expected}")
+        self._meet("limits changed", budget.asked not in (body["asked"], [None, None, None]))
         budget.asked, budget.limits, budget.floor_ppm = body["asked"], body["limits"], body.get("floor_ppm", 0)
         self._is_configured(name, entry)
         self._floors(name, body)
@@ -238,35 +229,32 @@ class Fold:
         story = (
             f"{name} is held to {budget.asked}, floor {budget.floor_ppm} ppm, at entry {entry['seq']}; that was not configured"
         )
-        self._verdict.check("I1", self._any_terms(fits), story)
+        self._check("I1", self._any_terms(fits), story)
 
     def _floors(self, name: str, body: Data) -> None:
         """A change of terms sets all floors anew; a late joiner may lower them, because what is spent cannot be taken back."""
         budget = self.budgets[name]
         if "joined" in body:
-            self._verdict.check("I1", body["joined"] not in budget.members, f"{body['joined']} joins {name} twice")
+            self._check("I1", body["joined"] not in budget.members, f"{body['joined']} joins {name} twice")
             budget.members[body["joined"]] = [0, 0, 0]
-        self._verdict.check("I1", body.get("members", 0) == len(budget.members), f"{name} has {len(budget.members)} members")
+        self._check("I1", body.get("members", 0) == len(budget.members), f"{name} has {len(budget.members)} members")
         budget.floor = floors(budget.limits, budget.floor_ppm, budget.used, list(budget.members.values()))
         full = floors(budget.limits, budget.floor_ppm, ZERO, [ZERO] * len(budget.members))
-        self._verdict.meet("floors set", any(budget.floor))
-        self._verdict.meet("floors lowered to what is left", budget.floor != full)
+        self._meet("floors set", any(budget.floor))
+        self._meet("floors lowered to what is left", budget.floor != full)
         told = (body.get("floor", ZERO), body.get("set_aside", ZERO))
         expected = (budget.floor, budget.set_aside)
-        self._verdict.check("I1", told == expected, f"floor and set-aside of {name} are {told}, not {expected}")
+        self._check("I1", told == expected, f"floor and set-aside of {name} are {told}, not {expected}")
 
     def _within(self, name: str, entry: Data) -> None:
         budget = self.budgets[name]
         used = plus(budget.used, budget.set_aside)
         fits = all(most is None or part <= most for part, most in zip(used, budget.limits, strict=True))
         story = f"budget {name} holds {budget.used} and keeps {budget.set_aside} of {budget.limits} at entry {entry['seq']}"
-        self._verdict.check("I1", fits, story)
-        self._verdict.check("I1", min(budget.reserved) >= 0, f"budget {name} has a negative hold at entry {entry['seq']}")
+        self._check("I1", fits, story)
+        self._check("I1", min(budget.reserved) >= 0, f"budget {name} has a negative hold at entry {entry['seq']}")
         if budget.floor_ppm and budget.members:
-            own = {device: tuple(used) for device, used in budget.members.items()}
-            limits, asked = tuple(budget.limits), tuple(budget.asked)
-            moment = FairMoment(entry["seq"], name, asked, limits, budget.floor_ppm, tuple(budget.used), tuple(budget.floor), own)
-            self.moments.append(moment)
+            self.moments.append(FairMoment(entry["seq"], name, replace(budget, members=dict(budget.members))))
 
     def _move(self, entry: Data, attempt: Attempt, reserved: Units, committed: Units) -> None:
         for name in attempt.budgets:
@@ -283,21 +271,19 @@ class Fold:
 
     def _reserve(self, entry: Data, body: Data) -> None:
         who, key = (body["device"], body["key"]), f"{body['device']}|{body['key']}|{body['attempt']}"
-        self._verdict.check("I3", key not in self.attempts, f"{key} was reserved twice")
+        self._check("I3", key not in self.attempts, f"{key} was reserved twice")
         before = self.calls.get(who)
         free = before is None or before.state == "refunded"
-        self._verdict.check("I3", free, f"{key} was reserved while its call was {before and before.state}")
+        self._check("I3", free, f"{key} was reserved while its call was {before and before.state}")
         self._is_let_in(entry, body)
         prices = self._prices(key, body)
-        attempt = Attempt(
-            entry["seq"], entry["at_ms"], body["hold"], body["budgets"], body["lease_ms"], body["device"], body["epoch"], prices
-        )
+        attempt = Attempt(entry["seq"], body["hold"], body["budgets"], body["lease_ms"], body["device"], body["epoch"], prices)
         self.attempts[key] = attempt
         self.calls[who] = Call(body, charged=before.charged if before else [0, 0, 0], author=body["device"])
         self._one_per_group(body)
         if body["step"] >= 0:
             open_now = (*step_of(body),) in self.steps and step_of(body) not in self.closed
-            self._verdict.check("I7", open_now, f"{key} was reserved in step {body['step']}, which is not open")
+            self._check("I7", open_now, f"{key} was reserved in step {body['step']}, which is not open")
         self._counts_against(key, entry, body)
         self._move(entry, attempt, body["hold"], ZERO)
         for name in body["budgets"]:
@@ -310,7 +296,7 @@ class Fold:
         prices = {terms.prices for terms in self._terms}
         if (tokens := self._rules.call_tokens) is not None:
             prices = {price for price in prices if cost(tokens, price) == body["hold"]}
-            self._verdict.check("I4", bool(prices), f"{key} holds {body['hold']}, which no configured price asks for")
+            self._check("I4", bool(prices), f"{key} holds {body['hold']}, which no configured price asks for")
         return tuple(sorted(prices))
 
     def _counts_against(self, key: str, entry: Data, body: Data) -> None:
@@ -327,8 +313,8 @@ class Fold:
 
         times = {entry["at_ms"], entry["at_ms"] - 1}  # a time is rounded to milliseconds, a window is not
         fits = self._any_terms(lambda terms: any(body["budgets"] == expected(terms, at_ms) for at_ms in times))
-        self._verdict.check("I1", fits, f"{key} counts against {body['budgets']}, which are not its budgets")
-        self._verdict.meet("holds in a window", any("@" in name for name in body["budgets"]))
+        self._check("I1", fits, f"{key} counts against {body['budgets']}, which are not its budgets")
+        self._meet("holds in a window", any("@" in name for name in body["budgets"]))
 
     def _one_per_group(self, body: Data) -> None:
         if body["step"] < 0:
@@ -337,17 +323,17 @@ class Fold:
         first = self._groups.setdefault(group, body["key"])
         if first != body["key"]:
             free = self.calls[body["device"], first].state in ("refunded", "failed", "in_doubt")
-            self._verdict.check("I4", free, f"group {group} was billed under {first} and again under {body['key']}")
+            self._check("I4", free, f"group {group} was billed under {first} and again under {body['key']}")
             self._groups[group] = body["key"]
 
     def _copy(self, entry: Data, body: Data) -> None:
         device, _, key = body["source"].partition("|")
         source = self.calls.get((device, key))
         shared = body["cache_key"].startswith("fleet:")
-        self._verdict.check("I10", device == body["device"] or shared, f"{body['key']} of {body['device']} got {device}'s answer")
+        self._check("I10", device == body["device"] or shared, f"{body['key']} of {body['device']} got {device}'s answer")
         self._may_be_given(body, source, device)
         same = source is not None and source.digest == body["result_sha256"]
-        self._verdict.check("I5", same, f"{body['key']} got an answer that its source {body['source']} does not have")
+        self._check("I5", same, f"{body['key']} got an answer that its source {body['source']} does not have")
         before = self.calls.get((body["device"], body["key"]))
         charged = before.charged if before else [0, 0, 0]
         tokens = (body["input_tokens"], body["output_tokens"])
@@ -361,12 +347,10 @@ class Fold:
         own_group = source is not None and body["step"] >= 0 and all(source.data[name] == body[name] for name in group)
         allowed = {"fleet"} if device != body["device"] else {"device", "fleet"}
         cached = self._any_terms(lambda terms: terms.answers_cached and terms.tasks[body["task"]].answer_cache in allowed)
-        self._verdict.check(
-            "I10", own_group or cached, f"{body['key']} of {body['device']} got an answer from a cache that is off"
-        )
-        self._verdict.meet("answer of the same group", own_group)
-        self._verdict.meet("answer out of the cache", not own_group)
-        self._verdict.meet("answer of another device", device != body["device"])
+        self._check("I10", own_group or cached, f"{body['key']} of {body['device']} got an answer from a cache that is off")
+        self._meet("answer of the same group", own_group)
+        self._meet("answer out of the cache", not own_group)
+        self._meet("answer of another device", device != body["device"])
 
     def _completed(self, entry: Data, body: Data) -> None:
         self._resolve(entry, body)
@@ -374,7 +358,7 @@ class Fold:
         call.digest, call.tokens = body["result_sha256"], (body["input_tokens"], body["output_tokens"])
 
     def _refunded(self, entry: Data, body: Data) -> None:
-        self._verdict.check("I4", body["charge"] == ZERO, f"{body['key']} was refunded and charged {body['charge']}")
+        self._check("I4", body["charge"] == ZERO, f"{body['key']} was refunded and charged {body['charge']}")
         self._resolve(entry, body)
 
     def _failed(self, entry: Data, body: Data) -> None:
@@ -383,23 +367,23 @@ class Fold:
     def _in_doubt(self, entry: Data, body: Data) -> None:
         attempt = self.attempts.get(f"{body['device']}|{body['key']}|{body['attempt']}")
         whole = attempt is not None and body["charge"] == attempt.hold
-        self._verdict.check("I4", whole, f"{body['key']} is in doubt but not charged at its hold")
+        self._check("I4", whole, f"{body['key']} is in doubt but not charged at its hold")
         self._resolve(entry, body)
 
     def _resolve(self, entry: Data, body: Data) -> None:
         key = f"{body['device']}|{body['key']}|{body['attempt']}"
         attempt, call = self.attempts.get(key), self.calls.get((body["device"], body["key"]))
-        self._verdict.check("I3", attempt is not None, f"{key} was resolved without a hold")
+        self._check("I3", attempt is not None, f"{key} was resolved without a hold")
         if attempt is None or call is None:
             return
-        self._verdict.check("I3", not attempt.end, f"{key} was {attempt.end} and then {entry['kind']}: resolved twice")
+        self._check("I3", not attempt.end, f"{key} was {attempt.end} and then {entry['kind']}: resolved twice")
         within = all(0 <= part <= most for part, most in zip(body["charge"], attempt.hold, strict=True))
-        self._verdict.check("I4", within, f"{key} was charged {body['charge']}, its hold is {attempt.hold}")
+        self._check("I4", within, f"{key} was charged {body['charge']}, its hold is {attempt.hold}")
         if self._rules.hold_slack_ms is not None:
             late_ms = entry["at_ms"] - attempt.lease_ms
-            self._verdict.check("I8", late_ms <= self._rules.hold_slack_ms, f"{key} was held {late_ms} ms over its lease")
-        self._verdict.meet(f"call {entry['kind']}")
-        self._verdict.meet("call of a disabled device settled", attempt.device in self.disabled)
+            self._check("I8", late_ms <= self._rules.hold_slack_ms, f"{key} was held {late_ms} ms over its lease")
+        self._meet(f"call {entry['kind']}")
+        self._meet("call of a disabled device settled", attempt.device in self.disabled)
         attempt.end, attempt.charge = entry["kind"], body["charge"]
         call.state, call.charged = entry["kind"], plus(call.charged, body["charge"])
         self._move(entry, attempt, minus(ZERO, attempt.hold), body["charge"])
@@ -409,15 +393,15 @@ class Fold:
 
     def _open_step(self, entry: Data, body: Data) -> None:
         step, task, price = step_of(body), (body["device"], body["task"]), body.get("price", "")
-        self._verdict.check("I6", step not in self.steps, f"step {step} was opened twice")
+        self._check("I6", step not in self.steps, f"step {step} was opened twice")
         self._is_let_in(entry, body)
-        self._verdict.check("I6", self._opens_as_configured(entry, body), f"step {step} opened as nothing configured: {body}")
+        self._check("I6", self._opens_as_configured(entry, body), f"step {step} opened as nothing configured: {body}")
         follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
-        self._verdict.check("I6", follows, f"step {step} opened before the one before it was closed")
-        self._verdict.meet(f"step with a λ of scope {_price_scope(price)}")
+        self._check("I6", follows, f"step {step} opened before the one before it was closed")
+        self._meet(f"step with a λ of scope {_price_scope(price)}")
         waiting = self.duals.shared[price].waiting if price in self.duals.shared else None
-        self._verdict.meet("shared λ begun by a task that waits", waiting not in (None, task))
-        self._verdict.meet("scope of a λ changed", self.duals.held_to.get(task, price) != price and body["step"] > 0)
+        self._meet("shared λ begun by a task that waits", waiting not in (None, task))
+        self._meet("scope of a λ changed", self.duals.held_to.get(task, price) != price and body["step"] > 0)
         self.steps[step] = body
         self.duals.opened(body, entry["at_ms"])
         credit = [body["call_credit"], None, None]
@@ -442,9 +426,9 @@ class Fold:
 
     def _close_step(self, entry: Data, body: Data) -> None:
         step = step_of(body)
-        self._verdict.check("I6", step not in self.closed, f"step {step} moved λ twice")
+        self._check("I6", step not in self.closed, f"step {step} moved λ twice")
         opened = self.steps.get(step)
-        self._verdict.check("I6", opened is not None, f"step {step} was closed and never opened")
+        self._check("I6", opened is not None, f"step {step} was closed and never opened")
         if opened is None:
             return
         rate, target = body["help_units"] / body["total_units"], float.fromhex(opened["target_rate"])
@@ -453,17 +437,15 @@ class Fold:
         lr = weighed(float.fromhex(opened["dual_lr"]), body["total_units"], round_units)
         dual, holds = moved(before, held, lr, rate - target, opened)
         told = (body.get("dual_before", opened["dual"]), body.get("round_units", 0))
-        self._verdict.check(
-            "I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}"
-        )
-        self._verdict.check("I6", body["dual_after"] == dual.hex(), f"step {step}: λ {body['dual_after']}, not {dual.hex()}")
-        self._verdict.check("I6", body["assist_rate"] == rate.hex(), f"step {step}: rate {body['assist_rate']}, not {rate.hex()}")
-        self._verdict.meet("λ moved by others during a step", before.hex() != opened["dual"])
-        self._verdict.meet("λ moved by a share of a round", round_units > body["total_units"])
+        self._check("I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}")
+        self._check("I6", body["dual_after"] == dual.hex(), f"step {step}: λ {body['dual_after']}, not {dual.hex()}")
+        self._check("I6", body["assist_rate"] == rate.hex(), f"step {step}: rate {body['assist_rate']}, not {rate.hex()}")
+        self._meet("λ moved by others during a step", before.hex() != opened["dual"])
+        self._meet("λ moved by a share of a round", round_units > body["total_units"])
         self._help_units(step, body)
         self.closed[step] = body
-        self._verdict.meet("λ moved in proportion", dual != before and holds != held)
-        self._verdict.meet("λ held at its ceiling", opened.get("dual_ceiling") == dual.hex())
+        self._meet("λ moved in proportion", dual != before and holds != held)
+        self._meet("λ held at its ceiling", opened.get("dual_ceiling") == dual.hex())
         self.duals.closed(opened, dual, holds)
         self._version(body)
 
@@ -472,8 +454,8 @@ class Fold:
         idle_ms = entry["at_ms"] - seen_ms
         long_enough = self._any_terms(lambda terms: idle_ms + 1 >= 1000 * terms.price_idle_s)
         story = f"{body['device']} left the rounds of {body['price']} with {units} units after {idle_ms} ms"
-        self._verdict.check("I6", units > 0 and long_enough, story)
-        self._verdict.meet("idle device left a round")
+        self._check("I6", units > 0 and long_enough, story)
+        self._meet("idle device left a round")
 
     def _help_units(self, step: tuple[str, str, int], body: Data) -> None:
         """Calls answered for more units than were reported must be told as a discrepancy, and nothing else may be."""
@@ -486,13 +468,13 @@ class Fold:
         more = sum(declared.values()) > body["help_units"]
         if not told or more:  # units that went without a call are not in the journal: they may only raise what is told
             story = f"step {step} reported {body['help_units']} units, its calls {sum(declared.values())}, and that was not told"
-            self._verdict.check("I7", told == more, story)
-        self._verdict.check("I7", 0 <= body["help_units"] <= body["total_units"], f"step {step} has impossible units")
+            self._check("I7", told == more, story)
+        self._check("I7", 0 <= body["help_units"] <= body["total_units"], f"step {step} has impossible units")
 
     def _version(self, body: Data) -> None:
         task = (body["device"], body["task"])
         version = self.duals.touch(task)
-        self._verdict.check("I2", body["version"] == version, f"{task} jumps to version {body['version']}, not {version}")
+        self._check("I2", body["version"] == version, f"{task} jumps to version {body['version']}, not {version}")
 
 
 def cost(tokens: tuple[int, int] | None, price: tuple[int, int]) -> Units:

@@ -6,7 +6,7 @@ A world has scripted devices, which strain the coordinator, or real agents with 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,6 +173,14 @@ OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
     "agent that only answers": _any_agent(lambda agent: not agent.steps),
 }
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
+ASKED = (
+    "batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable",
+    "enable",
+)  # fmt: skip
+REFUSED = (
+    "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED", "LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH",
+    "DEVICE_DISABLED",
+)  # fmt: skip
 FEATURES = frozenset(
     {
         *SCENARIOS,
@@ -200,15 +208,7 @@ FEATURES = frozenset(
         "hold kept by a write that failed",
         "call refused by an unwritable ledger",
         *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-        *(f"told {what}" for what in ("batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls")),
-        *(
-            f"told {what}"
-            for what in ("read_journal", "verify_ledger", "drain", "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED")
-        ),
-        *(f"told {reason}" for reason in ("LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH")),
-        "told disable",
-        "told enable",
-        "told DEVICE_DISABLED",
+        *(f"told {what}" for what in (*ASKED, *REFUSED)),
         "device let in again",
         "call of a disabled device settled",
         "reload of a running coordinator",
@@ -474,64 +474,57 @@ def without_some(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
         size //= 2
 
 
-def less(number: int, least: int) -> Iterator[int]:
+def less(number: int, least: int = 0) -> Iterator[int]:
     """Smaller numbers, the least one first."""
     yield from dict.fromkeys(each for each in (least, number // 2, number - 1) if least <= each < number)
 
 
+def _each(value: T, name: str, smaller: Callable[[Any], Iterable[object]]) -> Iterator[T]:
+    """A frozen value with each smaller part in the place of the part of this name."""
+    for part in smaller(getattr(value, name)):
+        changes: dict[str, Any] = {name: part}
+        yield replace(value, **changes)  # type: ignore[type-var]
+
+
+def _only(plainest: object) -> Callable[[object], list[object]]:
+    """The plainest part alone, where it is not so already."""
+    return lambda part: [] if part == plainest else [plainest]
+
+
 def smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios with less in them: first what takes away most."""
-    for faults in without_some(scenario.faults):
-        yield replace(scenario, faults=faults)
-    one = 1 if scenario.devices and not scenario.agents else 0
-    for devices in less(scenario.devices, one):
-        yield replace(scenario, devices=devices)
-    for count in less(len(scenario.agents), 0 if scenario.devices else 1):
-        yield replace(scenario, agents=scenario.agents[:count])
+    one_device, one_agent = (0 if scenario.agents else 1), (0 if scenario.devices else 1)
+    yield from _each(scenario, "faults", without_some)
+    yield from _each(scenario, "devices", lambda count: less(count, one_device))
+    yield from _each(scenario, "agents", lambda agents: (agents[:count] for count in less(len(agents), one_agent)))
     for place, agent in enumerate(scenario.agents):
         for fewer in _smaller_agent(agent):
             yield replace(scenario, agents=(*scenario.agents[:place], fewer, *scenario.agents[place + 1 :]))
-    for steps in less(scenario.steps, 0):
-        yield replace(scenario, steps=steps)
-    for prompts in less(scenario.prompts, 1):
-        yield replace(scenario, prompts=prompts)
-    for task in scenario.tasks if len(scenario.tasks) > 1 else ():
-        yield replace(scenario, tasks=(task,))
-    for acts in without_some(tuple(scenario.upstream_acts.items())):
-        yield replace(scenario, upstream_acts=dict(acts))
+    yield from _each(scenario, "steps", less)
+    yield from _each(scenario, "prompts", lambda count: less(count, 1))
+    yield from _each(scenario, "tasks", lambda tasks: [(task,) for task in tasks if len(tasks) > 1])
+    yield from _each(scenario, "upstream_acts", lambda acts: map(dict, without_some(tuple(acts.items()))))
     for name in ("drop", "duplicate", "late", "reorder", "upstream_duplicate", "watched", "administered", "slow_disk"):
-        if getattr(scenario, name):
-            yield _with(scenario, name, type(getattr(scenario, name))())
-    for terms in _plainer(scenario.terms):
-        yield replace(scenario, terms=terms)
+        yield from _each(scenario, name, _only(type(getattr(scenario, name))()))
+    yield from _each(scenario, "terms", _plainer)
 
 
 def _smaller_agent(agent: AgentPlan) -> Iterator[AgentPlan]:
-    for questions in less(agent.questions, 0):
-        yield replace(agent, questions=questions)
-    for steps in less(agent.steps, 0):
-        yield replace(agent, steps=steps)
+    yield from _each(agent, "questions", less)
+    yield from _each(agent, "steps", less)
     for name in ("dial", "calls_limit", "spend_limit_uusd"):
-        if getattr(agent, name) is not None:
-            yield _with(agent, name, None)
+        yield from _each(agent, name, _only(None))
 
 
 def _plainer(terms: Terms) -> Iterator[Terms]:
-    for scope in terms.caps:
-        if terms.caps[scope] != NO_CAPS:
+    for scope, caps in terms.caps.items():
+        if caps != NO_CAPS:
             yield replace(terms, caps={**terms.caps, scope: NO_CAPS})
-    for name, value in {"windows": {}, "floor_ppm": 0, "device_rate": None, "fleet_rate": None}.items():
-        if getattr(terms, name) != value:
-            yield _with(terms, name, value)
+    for name, plainest in {"windows": {}, "floor_ppm": 0, "device_rate": None, "fleet_rate": None}.items():
+        yield from _each(terms, name, _only(plainest))
     for task, held in terms.tasks.items():
         if held.schedule:
             yield replace(terms, tasks={**terms.tasks, task: replace(held, schedule=())})
-
-
-def _with(value: T, name: str, part: object) -> T:
-    """A frozen value with another part of this name."""
-    changes: dict[str, Any] = {name: part}
-    return replace(value, **changes)  # type: ignore[type-var]
 
 
 def words(scenario: Scenario) -> list[str]:

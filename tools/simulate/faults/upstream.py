@@ -103,7 +103,7 @@ class SimulatedUpstream:
             return
         if act == "refuse":
             error = ProviderError("the connection was refused", kind="refused", executed=False)
-            self._later(0.01, _fail, reply, error)
+            self._later(0.01, _end, reply, error)
             return
         copies = 2 if self._rng.random() < self.mood.duplicate else 1
         for copy in range(copies):
@@ -122,7 +122,7 @@ class SimulatedUpstream:
         key = request.idempotency_key
         self._note(key, "received", copy)
         if act == "reject":
-            self._later(0.01, _fail, reply, ProviderError("rejected", kind="http_400", executed=False))
+            self._later(0.01, _end, reply, ProviderError("rejected", kind="http_400", executed=False))
         elif key in self._answers:
             self._reply(key, reply, act)
         else:
@@ -143,16 +143,16 @@ class SimulatedUpstream:
         if act == "lose_reply":
             return
         if act == "break_after":
-            self._later(0.01, _fail, reply, ProviderError("the connection broke", kind="cut", executed=None))
+            self._later(0.01, _end, reply, ProviderError("the connection broke", kind="cut", executed=None))
             return
         told = _reported_usage(act, result.usage)
         self._note(
             key, "garbage" if act == "garbage" else "told", usage=(told.input_tokens, told.output_tokens) if told else None
         )
         if act == "garbage":
-            self._later(0.01, _fail, reply, ProviderError("no answer in it", kind="garbage", executed=True, usage=told))
+            self._later(0.01, _end, reply, ProviderError("no answer in it", kind="garbage", executed=True, usage=told))
         else:
-            self._later(0.01, _answer, reply, ProviderResult(result.text, told, result.upstream_id, "stop"))
+            self._later(0.01, _end, reply, ProviderResult(result.text, told, result.upstream_id, "stop"))
 
     def _note(self, key: str, what: str, copy: bool = False, usage: tuple[int, int] | None = None, text: str = "") -> None:
         self.log.append(UpstreamEvent(self._loop.time(), key, what, copy, usage, text))
@@ -171,11 +171,10 @@ def _reported_usage(act: str, used: TokenUsage) -> TokenUsage | None:
     return used
 
 
-def _answer(reply: asyncio.Future[ProviderResult], result: ProviderResult) -> None:
-    if not reply.done():
-        reply.set_result(result)
-
-
-def _fail(reply: asyncio.Future[ProviderResult], error: ProviderError) -> None:
-    if not reply.done():
-        reply.set_exception(error)
+def _end(reply: asyncio.Future[ProviderResult], how: ProviderResult | ProviderError) -> None:
+    if reply.done():
+        return
+    if isinstance(how, ProviderError):
+        reply.set_exception(how)
+    else:
+        reply.set_result(how)

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -16,17 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.config import (
-    BudgetsConfig,
-    CoordinatorConfig,
-    FleetConfig,
-    RateConfig,
-    RatePoint,
-    RatesConfig,
-    ServiceConfig,
-    TaskConfig,
-    UpstreamConfig,
-)
+from coordinator.config import CoordinatorConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
@@ -34,17 +25,16 @@ from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import ADMINISTRATOR, SimulatedAdministrator
 from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import ScriptedMember, last_questions
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, ScriptedMember, Surroundings, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
-from tools.simulate.faults.member import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Surroundings
-from tools.simulate.faults.outcome import Outcome, Verdict
 from tools.simulate.faults.scenario import Fault, Scenario
-from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, Caps, History, Rate, TaskTerms, Terms
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.virtual.disk import Disk, scratch_folder
-from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop, VirtualClock, quiet_finalisers, quiet_logs
-from tools.simulate.virtual.network import Network, SimulatedChannel, SimulatedClient
+from tools.simulate.faults.verdict import Outcome, Verdict
+from tools.simulate.virtual.disk import scratch_folder
+from tools.simulate.virtual.loop import Deadlock, Host, quiet_finalisers, quiet_logs
+from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.site import Site
 
 LATE_WORD_S = 15.0
@@ -67,33 +57,27 @@ OF_DEVICES = frozenset(
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
 
 
-class World:
-    """The parts of one seed. `folder`: for the agents' state folders."""
+class World(Surroundings):
+    """One seed. `folder`: for the agents' state folders."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
-        seed = scenario.seed
-        self.scenario = scenario
-        self.loop = SeededLoop(seed, inline_executor=bool(scenario.agents))
-        self.clock = VirtualClock(self.loop, scenario.begins_s)
-        self.network = Network(self.loop, stream(seed, "network"))
-        self.disk = Disk(self.loop, stream(seed, "disk"))
+        super().__init__(scenario)
         if scenario.slow_disk:
             self.disk.sync_s = SLOW_SYNC_S
         self._mood = UpstreamMood(dict(scenario.upstream_acts), scenario.upstream_duplicate, scenario.slow_s)
-        self.upstream = SimulatedUpstream(self.loop, stream(seed, "upstream"), self._mood)
-        self.terms = [(float("-inf"), scenario.terms)]
+        self.upstream = SimulatedUpstream(self.loop, stream(scenario.seed, "upstream"), self._mood)
+        self.terms = [(-math.inf, scenario.terms)]
         config, slots, max_queue = self._config(scenario.terms), scenario.slots, scenario.max_queue
         self.site = Site(self.loop, self.disk, self.network, self.upstream, self.clock, config, slots, max_queue)
-        self.around = Surroundings(scenario, self.loop, self.network, self.site)
         names = tuple(f"d{number}" for number in range(scenario.devices))
-        self.devices = [ScriptedMember(name, tuple(each for each in names if each != name), self.around) for name in names]
-        self.agents = [AgentMember(number, self.around, folder) for number in range(len(scenario.agents))]
+        self.devices = [ScriptedMember(name, tuple(each for each in names if each != name), self) for name in names]
+        self.agents = [AgentMember(number, self, folder) for number in range(len(scenario.agents))]
         self.members: list[Member] = [*self.devices, *self.agents]
         self.met: Counter[str] = Counter()
         self.outages: list[tuple[float, float]] = []
         self.leftovers: list[str] = []
         self._armed: dict[str, int] = {}
-        self._admin_link = self.around.link()
+        self._admin_link = self.link()
         self._administrator: Host | None = None
         self._rest_s, self._check_every_s = (AGENTS_REST_S, CHECK_S) if self.agents else (REST_S, SCRIPTS_CHECK_S)
 
@@ -106,8 +90,8 @@ class World:
             except Deadlock as error:
                 verdict.check("I11", False, f"it hangs: {error}")
             self._judge(verdict)
-        injected = self.around.injected
-        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), injected, self._story())
+        told = self._told()
+        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), self.injected, told)
         for agent in self.agents:
             agent.close()
         with quiet_finalisers():
@@ -127,7 +111,7 @@ class World:
             self._administrator.spawn(self._new_administrator().work(8), "work")
         chaos = self.loop.create_task(self._chaos(), name="chaos")
         lasts_s = self.scenario.lasts_s
-        await self.around.until(lambda: all(member.rests for member in self.members), lasts_s, self._check_every_s)
+        await self.until(lambda: all(member.rests for member in self.members), lasts_s, self._check_every_s)
         await chaos
         await self._heal()
         await self._last_lives()
@@ -136,14 +120,14 @@ class World:
     def _new_administrator(self) -> SimulatedAdministrator:
         channel = SimulatedChannel(self.network, lambda: self.site.admin_endpoint, self._admin_link)
         rng, names = stream(self.scenario.seed, "administrator"), tuple(device.name for device in self.devices)
-        return SimulatedAdministrator(channel, DeviceLog(self.around.log, ADMINISTRATOR), rng, names)
+        return SimulatedAdministrator(channel, DeviceLog(self.log, ADMINISTRATOR), rng, names)
 
     async def _chaos(self) -> None:
         undoing: list[asyncio.Task[None]] = []
         for fault in self.scenario.faults:
             await asyncio.sleep(max(0.0, fault.at - self.loop.time()))
-            self.around.injected[fault.kind] += 1
-            self.around.note(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
+            self.injected[fault.kind] += 1
+            self.note(f"fault {fault.kind} {fault.detail} {fault.amount:g} for {fault.for_s:.2f} s")
             undoing.append(self.loop.create_task(self._inject(fault), name=f"fault {fault.kind}"))
         for task in undoing:
             await task
@@ -193,13 +177,13 @@ class World:
         self.terms.append((self.loop.time(), fault.terms))
         if self.site.reload(self._config(fault.terms)):
             self.met["reload of a running coordinator"] += 1
-            self.around.note("configuration read again")
+            self.note("configuration read again")
 
     def _config(self, terms: Terms) -> CoordinatorConfig:
         return coordinator_config(terms, AGENTS_HEARTBEAT_S if self.scenario.agents else HEARTBEAT_S)
 
     async def _kill_for(self, seconds: float) -> None:
-        self.around.note("coordinator killed")
+        self.note("coordinator killed")
         self.site.kill()
         await asyncio.sleep(seconds)
         self._restart()
@@ -218,21 +202,21 @@ class World:
             return
         self._armed[point] = left - 1
         if left == 1 and self.site.host is not None:
-            self.around.injected[f"killed at {point}"] += 1
-            self.around.note(f"coordinator killed at {point}")
+            self.injected[f"killed at {point}"] += 1
+            self.note(f"coordinator killed at {point}")
             self.site.kill()
             self.network.later(1.0, self._restart)
 
     def _restart(self) -> None:
         if self.site.host is None:
-            self.around.note("coordinator started")
+            self.note("coordinator started")
             self.site.start()
 
     # the end -------------------------------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
         """No fault any more; everybody comes to the end of what was planned."""
-        self.around.note("healed")
+        self.note("healed")
         self._armed.clear()
         self.disk.condition = "ok"
         self.upstream.mood = UpstreamMood({})
@@ -242,14 +226,14 @@ class World:
         for member in self.members:
             member.heal()
         self._restart()
-        if self._administrator is not None or self.around.injected["disabled_elsewhere"]:
+        if self._administrator is not None or self.injected["disabled_elsewhere"]:
             await self._let_in()
             await asyncio.sleep(LATE_WORD_S)
             await self._let_in()
-        await self.around.until(lambda: all(member.up for member in self.members), SETTLE_S, self._check_every_s)
+        await self.until(lambda: all(member.up for member in self.members), SETTLE_S, self._check_every_s)
         for member in self.members:
             await member.resume()
-        await self.around.until(lambda: all(member.done for member in self.members), self._rest_s, self._check_every_s)
+        await self.until(lambda: all(member.done for member in self.members), self._rest_s, self._check_every_s)
         for member in self.members:
             if not member.done:
                 waits = "; ".join(line.strip() for line in self.loop.who_waits().splitlines() if member.name in line)
@@ -257,8 +241,7 @@ class World:
 
     async def _let_in(self) -> None:
         """Devices that are shut out could not come to an end."""
-        while self.site.admin_endpoint is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
+        await self.until(lambda: self.site.admin_endpoint is not None, math.inf, 0.5)
         await self._new_administrator().let_all_in()
 
     async def _last_lives(self) -> None:
@@ -267,7 +250,7 @@ class World:
             await agent.stop()
         for agent in self.agents:
             agent.boot(asked=False)
-        await self.around.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._check_every_s)
+        await self.until(lambda: all(agent.settled for agent in self.agents), SETTLE_S, self._check_every_s)
         for agent in self.agents:
             await agent.stop()
             agent.read()
@@ -277,8 +260,8 @@ class World:
         patience_s = sum(max(0.0, -fault.amount) for fault in self.scenario.faults if fault.kind == "clock_jump")
         await asyncio.sleep(DEADLINE_S + LEASE_MARGIN_S + 2 * SWEEP_S + patience_s + 15.0)
         for member in self.members:
-            client = SimulatedClient(self.around.channel(member.link), member.name, PATIENT, 0)
-            await last_questions(member.notebook, DeviceLog(self.around.log, member.name), client, self.scenario.tasks)
+            client = SimulatedClient(self.channel(member.link), member.name, PATIENT, 0)
+            await last_questions(member.notebook, DeviceLog(self.log, member.name), client, self.scenario.tasks)
         if self.scenario.administered:
             await self._new_administrator().last_questions()
         watching = [device.watching for device in self.devices if device.watching is not None]
@@ -301,12 +284,12 @@ class World:
 
     def _judge(self, verdict: Verdict) -> None:
         entries = [json.loads(entry.to_json()) for entry in self.disk.tables.journal]
-        durable = [*self.disk.durable_at, *[float("inf")] * (len(entries) - len(self.disk.durable_at))]
+        durable = [*self.disk.durable_at, *[math.inf] * (len(entries) - len(self.disk.durable_at))]
         disk = DiskLog(durable, self.outages, frozenset(self.disk.unsure))
-        check(entries, self.upstream.log, self.around.log, self._rules(), disk, self.agents, verdict)
+        check(entries, self.upstream.log, self.log, self._rules(), disk, self.agents, verdict)
         verdict.met.update([*self.scenario.features, *self.met.elements()])
         verdict.met.update({f"message {what}": count for what, count in asdict(self.network.traffic).items()})
-        for event in self.around.log:
+        for event in self.log:
             verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} was told INTERNAL of {event.what} {event.key}")
             verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
         for member in self.members:
@@ -329,15 +312,15 @@ class World:
         folders = [(agent.name, agent.kept) for agent in self.agents]
         kept = [(name, sorted(each.records.items()), each.purse) for name, each in folders if each is not None]
         last = [entry.hash for entry in self.disk.tables.journal[-1:]]
-        logs = (*self.upstream.log, *self.around.log, *self.around.story, *kept)
+        logs = (*self.upstream.log, *self.log, *self.story, *kept)
         for part in (*last, self.loop.steps, self.loop.time(), *logs):
             digest.update(repr(part).encode())
         return digest.hexdigest()
 
-    def _story(self) -> tuple[str, ...]:
+    def _told(self) -> tuple[str, ...]:
         """All that happened, in order, one line each."""
-        lines = [(at, f"world     {text}") for at, text in self.around.story]
-        lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.told}") for each in self.around.log]
+        lines = [(at, f"world     {text}") for at, text in self.story]
+        lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.told}") for each in self.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
         lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
@@ -364,57 +347,49 @@ def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
         yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 
-def coordinator_config(terms: Terms, heartbeat_s: float = HEARTBEAT_S) -> CoordinatorConfig:
+def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
     """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
-    upstream = UpstreamConfig(deadline_s=DEADLINE_S, price_in_uusd_per_mtok=price_in, price_out_uusd_per_mtok=price_out)
-    limits = {scope: _limit(terms.cap(scope), terms.windows.get(scope, "total")) for scope in SCOPES}
-    return CoordinatorConfig(
-        state_dir="/nonexistent",
-        upstreams={"default": upstream},
-        tasks={name: _task(task) for name, task in terms.tasks.items()},
-        budgets=BudgetsConfig.model_validate(limits),
-        rates=RatesConfig(device=_rate(terms.device_rate), fleet=_rate(terms.fleet_rate)),
-        fleet=FleetConfig(fairness_floor=terms.floor_ppm / 1_000_000, price_idle_s=terms.price_idle_s),
-        service=ServiceConfig(
-            sweep_interval_s=SWEEP_S,
-            lease_margin_s=LEASE_MARGIN_S,
-            max_queue_wait_s=4.0,
-            answer_cache=terms.answers_cached,
-            watch_heartbeat_s=heartbeat_s,
-        ),
-    )
-
-
-def _task(terms: TaskTerms) -> TaskConfig:
-    points = [
-        RatePoint(
-            target_rate=change.target_rate,
-            from_step=change.from_step,
-            from_date=None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC),
-        )
-        for change in terms.schedule
-    ]
-    return TaskConfig.model_validate(
+    upstream = {"deadline_s": DEADLINE_S, "price_in_uusd_per_mtok": price_in, "price_out_uusd_per_mtok": price_out}
+    rates = {"device": terms.device_rate, "fleet": terms.fleet_rate}
+    service = {
+        "sweep_interval_s": SWEEP_S,
+        "lease_margin_s": LEASE_MARGIN_S,
+        "max_queue_wait_s": 4.0,
+        "answer_cache": terms.answers_cached,
+        "watch_heartbeat_s": heartbeat_s,
+    }
+    return CoordinatorConfig.model_validate(
         {
-            "target_rate": terms.target_rate,
-            "target_rate_schedule": points,
-            "target_rate_from_device": terms.rate_from_device,
-            "dual_scope": terms.scope,
-            "dual_init": terms.dual_init,
-            "dual_lr": terms.dual_lr,
-            "dual_proportional": terms.proportional,
-            "dual_window": terms.window,
-            "dual_ceiling": terms.ceiling,
-            "step_credit_kappa": terms.credit_factor,
-            "answer_cache": terms.answer_cache,
+            "state_dir": "/nonexistent",
+            "upstreams": {"default": upstream},
+            "tasks": {name: _task(task) for name, task in terms.tasks.items()},
+            "budgets": {
+                scope: {"window": terms.windows.get(scope, "total"), **dict(zip(LIMIT_FIELDS, terms.cap(scope), strict=True))}
+                for scope in SCOPES
+            },
+            "rates": {who: {"calls_per_min": rate[0], "burst": rate[1]} for who, rate in rates.items() if rate is not None},
+            "fleet": {"fairness_floor": terms.floor_ppm / 1_000_000, "price_idle_s": terms.price_idle_s},
+            "service": service,
         }
     )
 
 
-def _rate(rate: Rate | None) -> RateConfig:
-    return RateConfig() if rate is None else RateConfig(calls_per_min=rate[0], burst=rate[1])
-
-
-def _limit(caps: Caps, window: str) -> dict[str, Any]:
-    return {"window": window, **dict(zip(LIMIT_FIELDS, caps, strict=True))}
+def _task(terms: TaskTerms) -> dict[str, Any]:
+    schedule = []
+    for change in terms.schedule:
+        since = None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC)
+        schedule.append({"target_rate": change.target_rate, "from_step": change.from_step, "from_date": since})
+    return {
+        "target_rate": terms.target_rate,
+        "target_rate_schedule": schedule,
+        "target_rate_from_device": terms.rate_from_device,
+        "dual_scope": terms.scope,
+        "dual_init": terms.dual_init,
+        "dual_lr": terms.dual_lr,
+        "dual_proportional": terms.proportional,
+        "dual_window": terms.window,
+        "dual_ceiling": terms.ceiling,
+        "step_credit_kappa": terms.credit_factor,
+        "answer_cache": terms.answer_cache,
+    }

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edge.agent import Agent
 from edge.config.schema import PhaseConfig
-from edge.core.clock import Clock
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
@@ -29,7 +28,9 @@ from tools.simulate.fleet.mind import Question
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_question
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, LearningPart, Scenario
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
-from tools.simulate.virtual.network import ServiceEndpoint, SimulatedClient
+from tools.simulate.virtual.loop import EPOCH
+from tools.simulate.virtual.network import SimulatedClient
+from tools.simulate.virtual.world import SimulatedWorld
 
 _CHECK_AGAIN_S = 900.0
 _GRAIN = 1e-3
@@ -102,16 +103,13 @@ class FleetGroup:
     energy_wh: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all devices of a world share. `folder`: for their checkpoints; `endpoint`: of the coordinator that serves now, if any."""
+class Surroundings(SimulatedWorld[FleetNetwork]):
+    """A fleet's world as its devices see it. `folder`: for their checkpoints."""
 
-    scenario: Scenario
-    loop: asyncio.AbstractEventLoop
-    clock: Clock
-    network: FleetNetwork
-    folder: Path
-    endpoint: Callable[[], ServiceEndpoint | None]
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        super().__init__(scenario.seed, scenario.calendar_at(0.0) - EPOCH, FleetNetwork)
+        self.scenario = scenario
+        self.folder = folder
 
 
 class FleetDevice:

@@ -54,15 +54,11 @@ class SimulatedLearner:
         each = sum(len(one.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s
         nats: list[float] = []
         while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
-            nats.append(self._nats(shown))
+            nats.append(-sum(log_likelihood(self._mind, self._nature, *pair) for pair in shown) / len(shown))
             await self._machine.compute(each)
             weighed = [(question, outcome, 1.0 / len(shown)) for question, outcome in shown]
             self._mind = learned(self._mind, self._nature, self._rates, weighed)
         return Imitation(len(nats), nats[0], nats[-1], seconds=each * len(nats))
-
-    def _nats(self, shown: Sequence[tuple[Question, Outcome]]) -> float:
-        """Mean negative log-likelihood of these outcomes, in nats a response."""
-        return -sum(log_likelihood(self._mind, self._nature, *pair) for pair in shown) / len(shown)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write θ as an adapter. Raises StateError when the folder exists."""

@@ -80,14 +80,10 @@ class Machine:
 
     # figures -------------------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Bring the figures up to now."""
-        self._advance()
-
     @property
     def empty(self) -> bool:
         """Whether the battery is."""
-        self._advance()
+        self.settle()
         return self._empty_since is not None
 
     @property
@@ -97,7 +93,7 @@ class Machine:
 
     def recharge(self) -> None:
         """A full battery again."""
-        self._advance()
+        self.settle()
         if self._empty_since is not None:
             self._empty_s += self._at - self._empty_since
         self._charge_wh, self._empty_since = self.speed.battery_wh or 0.0, None
@@ -105,7 +101,7 @@ class Machine:
     # inside --------------------------------------------------------------------------------------------------------------------
 
     async def _run(self, work: _Work) -> None:
-        self._advance()
+        self.settle()
         place: deque[_Work] | list[_Work] = self._batch if work.rows else self._alone
         place.append(work)
         self._plan()
@@ -113,12 +109,12 @@ class Machine:
             await work.done
         finally:
             if work in place:
-                self._advance()
+                self.settle()
                 place.remove(work)
                 self._plan()
 
     def _change(self, serving: int) -> None:
-        self._advance()
+        self.settle()
         self._serving += serving
         self._plan()
 
@@ -126,7 +122,7 @@ class Machine:
     def _busy(self) -> bool:
         return bool(self._serving or self._alone or self._batch)
 
-    def _advance(self) -> None:
+    def settle(self) -> None:
         """Account for the time since the last update: energy, and what learning got done."""
         now = self._loop.time()
         elapsed, self._at = now - self._at, now
@@ -183,7 +179,7 @@ class Machine:
 
     def _tick(self) -> None:
         self._timer = None
-        self._advance()
+        self.settle()
         if self._alone:
             if self._alone[0].left <= _DONE:
                 _finish(self._alone.popleft())

@@ -20,9 +20,13 @@ from edge.core.errors import EdgeError
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate, holds
+from tools.simulate.reports.drawing import require_matplotlib
+from tools.simulate.reports.page import write_report
 from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
+from tools.simulate.reports.tables import group_columns
+from tools.simulate.vectorised.fleet import run_vectorised
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
 
@@ -53,35 +57,25 @@ def run(chosen: argparse.Namespace) -> int:
     """Play, report and write; 0 when all that the scenario states holds, else 1. Raises EdgeError for what cannot be played."""
     seed = [] if chosen.seed is None else [f"seed={chosen.seed}"]
     scenario = load_scenario(chosen.scenario, [*chosen.sets, *seed])
-    _check_outputs(chosen)
+    if chosen.html is not None:
+        require_matplotlib()
+    check_files(chosen.json, chosen.html, read=[chosen.scenario])
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
-    show_progress = sys.stderr.isatty()
-    result, violations, events = (play_vectorised if chosen.vectorised else play)(scenario, chosen.scenario.stem, show_progress)
+    violations, events = list[str](), 0
+    if chosen.vectorised:
+        result = run_vectorised(scenario, name=chosen.scenario.stem)
+    else:
+        result, violations, events = play(scenario, chosen.scenario.stem, sys.stderr.isatty())
     result = judged(result, scenario)
     _report(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
     counted = f", {events} events" if events else ""
     print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s{counted}", file=sys.stderr)
-    _write(result, chosen.json, chosen.html)
-    return 0 if holds(result) else 1
-
-
-def _check_outputs(chosen: argparse.Namespace) -> None:
-    """Raises EdgeError for what could not be written in the end."""
+    if chosen.json is not None:
+        put(result.to_json(), chosen.json)
     if chosen.html is not None:
-        from tools.simulate.reports.drawing import require_matplotlib
-
-        require_matplotlib()
-    check_files(chosen.json, chosen.html, read=[chosen.scenario])
-
-
-def _write(result: SimulationResult, json: Path | None, html: Path | None) -> None:
-    if json is not None:
-        put(result.to_json(), json)
-    if html is not None:
-        from tools.simulate.reports.page import write_report
-
-        write_report(result, html)
+        write_report(result, chosen.html)
+    return 0 if holds(result) else 1
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
@@ -105,21 +99,12 @@ def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[Simulation
         return result, world.found, world.loop.steps
 
 
-def play_vectorised(scenario: Scenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
-    """The same by the vectorised fleet, which knows no violations and no events. Raises UsageError for an unknown device or link."""
-    from tools.simulate.vectorised.fleet import run_vectorised
-
-    return run_vectorised(scenario, name=name), [], 0
-
-
 def judged(result: SimulationResult, scenario: Scenario) -> SimulationResult:
     """With what the scenario asserts."""
     return msgspec.structs.replace(result, assertions=evaluate(result, scenario.assertions))
 
 
 def _report(result: SimulationResult, violations: Sequence[str]) -> None:
-    from tools.simulate.reports.tables import group_columns
-
     console = Console()
     heads, rows = group_columns(result)
     table = Table("", *heads)

@@ -2,7 +2,7 @@
 what must hold.
 
 Calendar: the local clock is UTC, and a scenario begins on Monday 2024-01-01 at `starts_at_h`; windows of budgets and dates of
-`target_rate_schedule` refer to it.
+`target_rate_schedule` refer to it. `python -m tools.simulate.fleet.scenario` prints the schema as the README has it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from coordinator.config import (
     TaskConfig,
 )
 from edge.config.loader import ValueAt
+from edge.config.reference import keys_of, terms
 from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.errors import UsageError
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
@@ -179,8 +180,8 @@ class CoordinatorPart(Section):
     @model_validator(mode="after")
     def _devices_without_a_help_bias(self) -> CoordinatorPart:
         """Simulated devices hold no rate in their rollouts, so λ alone does."""
-        for name, terms in (self.tasks or {ANY_TASK: TaskConfig()}).items():
-            self.tasks[name] = terms if terms.controller else terms.model_copy(update={"controller": "paper"})
+        for name, task in (self.tasks or {ANY_TASK: TaskConfig()}).items():
+            self.tasks[name] = task if task.controller else task.model_copy(update={"controller": "paper"})
         return self
 
     def task(self, label: str) -> TaskConfig:
@@ -337,3 +338,18 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "scenario"
         raise UsageError(f"{place}: {first['msg']}", hint="see tools/simulate/README.md") from None
+
+
+def schema_table() -> str:
+    """A row for each key, with what it may be and what it means, as the README has it; the coordinator's own sections are described
+    elsewhere."""
+    rows = ["| key | may be | meaning |", "|---|---|---|"]
+    for key in keys_of(Scenario):
+        if not key.path.startswith("coordinator."):
+            cells = ("section" if key.has_keys else terms(key), key.description)
+            rows.append(" | ".join((f"| `{key.path}`", *(" ".join(cell.replace("|", "/").split()) for cell in cells))) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(schema_table())

@@ -19,23 +19,14 @@ from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.tables import BUDGET, CALL, PRICE
 from coordinator.ledger.verify import verify
-from edge.core.rng import stream
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
-from tools.simulate.fleet.link import PATIENCE_S, FleetNetwork, Outage, covered_s
+from tools.simulate.fleet.link import PATIENCE_S, Outage, covered_s
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
-from tools.simulate.fleet.scenario import (
-    DAY_S,
-    HOUR_S,
-    MONDAY_MIDNIGHT,
-    EventPart,
-    GroupPart,
-    Scenario,
-)
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, EventPart, GroupPart, Scenario
 from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
-from tools.simulate.virtual.disk import Disk
-from tools.simulate.virtual.loop import EPOCH, Host, SeededLoop, VirtualClock, quiet_logs
+from tools.simulate.virtual.loop import Host, quiet_logs
 from tools.simulate.virtual.site import Site
 
 LEFT_OVER_S = 6 * HOUR_S
@@ -44,7 +35,7 @@ SETTLE_S = 1800.0
 CHECK_S = 5.0
 
 
-class FleetWorld:
+class FleetWorld(Surroundings):
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
     def __init__(
@@ -57,16 +48,10 @@ class FleetWorld:
     ) -> None:
         """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints. Other kinds of
         devices and clouds are made as these are."""
-        self.scenario = scenario
+        super().__init__(scenario, folder)
         self.name = name
-        self.loop = SeededLoop(scenario.seed, inline_executor=True)
-        self.clock = VirtualClock(self.loop, MONDAY_MIDNIGHT - EPOCH + scenario.starts_at_h * HOUR_S)
-        self.network = FleetNetwork(self.loop, stream(scenario.seed, "network"))
         self.cloud = make_cloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
-        self.disk = Disk(self.loop, stream(scenario.seed, "disk"))
-        self.happened: list[tuple[float, str]] = []
         self.found: list[str] = []
-        self._around = Surroundings(scenario, self.loop, self.clock, self.network, folder, lambda: self.site.endpoint)
         self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
@@ -133,7 +118,7 @@ class FleetWorld:
         await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:
-        device = self._make_device(index, group, self._around)
+        device = self._make_device(index, group, self)
         group.devices.append(device)
         return Host(device.name, self.loop).spawn(device.live(self._one_asked_all), "life")
 
@@ -166,14 +151,11 @@ class FleetWorld:
         if self.site.host is None:
             self.site.start()
         await self._until_served()
-        end = self.loop.time() + SETTLE_S
-        while self.loop.time() < end and any(device.unsettled() for device in self.devices):  # noqa: ASYNC110
-            await asyncio.sleep(CHECK_S)
+        await self.until(lambda: not any(device.unsettled() for device in self.devices), SETTLE_S, CHECK_S)
 
     async def _until_served(self) -> None:
         """Until the coordinator has started; then those who wait for it look again."""
-        while self.site.endpoint is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await self.until(lambda: self.site.endpoint is not None, math.inf, 0.05)
         for device in self.devices:
             if device.link.waiting:
                 self.network.wake(device.link)
@@ -183,7 +165,7 @@ class FleetWorld:
     async def _happen(self, event: EventPart) -> None:
         await asyncio.sleep(event.at_h * HOUR_S - self.loop.time())
         if event.cloud_down_for_s is not None:
-            self._note(f"the cloud is down for {event.cloud_down_for_s:g} s")
+            self.note(f"the cloud is down for {event.cloud_down_for_s:g} s")
             self.cloud.down = True
             await asyncio.sleep(event.cloud_down_for_s)
             self.cloud.down = False
@@ -192,12 +174,12 @@ class FleetWorld:
         elif event.links_down_for_s is not None:
             await self._links_down(event.links_down_for_s, event.groups)
         else:
-            self._note("the coordinator reads a changed configuration")
+            self.note("the coordinator reads a changed configuration")
             self._part = next(part for at, part in reversed(self.scenario.configurations()) if at <= self.loop.time() + 1.0)
             self.site.reload(self._config())
 
     async def _coordinator_down(self, seconds: float) -> None:
-        self._note(f"the coordinator is killed, and started again after {seconds:g} s")
+        self.note(f"the coordinator is killed, and started again after {seconds:g} s")
         began, place = self.loop.time(), len(self._down)
         self._down.append(Outage(began, math.inf))
         self.site.kill()
@@ -207,7 +189,7 @@ class FleetWorld:
         self._down[place] = Outage(began, self.loop.time())
 
     async def _links_down(self, seconds: float, groups: tuple[str, ...]) -> None:
-        self._note(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
+        self.note(f"links of {', '.join(groups) or 'all'} are down for {seconds:g} s")
         hit = [device for group in self._groups if not groups or group.part.name in groups for device in group.devices]
         for device in hit:
             device.link.force_down(self.loop.time(), seconds)
@@ -223,9 +205,6 @@ class FleetWorld:
             for device in self.devices:
                 device.machine.recharge()
             midnight += DAY_S
-
-    def _note(self, text: str) -> None:
-        self.happened.append((rounded(self.loop.time()), text))
 
     # looking -------------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +284,7 @@ class FleetWorld:
             devices=scenario.devices,
             groups=[self._group_result(group) for group in self._groups],
             cloud=self._cloud_result(),
-            events=list(self.happened),
+            events=[(rounded(at), text) for at, text in self.story],
             assertions=[],
         )
 

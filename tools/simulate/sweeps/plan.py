@@ -50,11 +50,6 @@ class Variation:
             raise UsageError(f"--vary {text} has a value twice", hint="give each value once")
         return cls(path.strip(), tuple(read))
 
-    @property
-    def name(self) -> str:
-        """The last part of the path that is a key."""
-        return self.path.rpartition(".")[2]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -106,12 +106,17 @@ def validate(chosen: argparse.Namespace) -> int:
 
 
 def _measured(chosen: argparse.Namespace) -> Archive:
+    """The device before and after the run, of both the faster: what else a machine does makes a measurement slower, never faster."""
     plan = make_plan(chosen.questions, chosen.minutes, chosen.dial, chosen.steps, chosen.seed)
     load = _load()
     with tempfile.TemporaryDirectory(prefix="validate-") as state:
         config = config_for(Path(state), [f"learning.seed={chosen.seed}", *chosen.sets])
-        device, known, measured = _measure_all(config, plan, _print_stage)
-    return archive_of(device, known, measured, plan, config, (load, _load()))
+        before = measure(config, lambda stage: _print_stage(f"measuring {stage}"))
+        known = asyncio.run(known_of(config, plan, _MOST_PROMPTS, _print_stage))
+        measured = asyncio.run(measured_run(config, plan, _print_stage))
+        model = model_file(config.model.path)
+        after = asyncio.run(engine_rates(config, model, lambda stage: _print_stage(f"again: {stage}"), SystemClock()))
+    return archive_of(faster(before, after), known, measured, plan, config, (load, _load()))
 
 
 def archive_of(
@@ -149,17 +154,6 @@ def config_for(state: Path, sets: Sequence[str] = ()) -> AgentConfig:
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------------------------
-
-
-def _measure_all(config: AgentConfig, plan: Plan, report_stage: ReportStage) -> tuple[DeviceConfig, Known, Measured]:
-    """The device before and after the run, of both the faster: what else a machine does makes a measurement slower, never faster."""
-    before = measure(config, lambda stage: report_stage(f"measuring {stage}"))
-    known = asyncio.run(known_of(config, plan, _MOST_PROMPTS, report_stage))
-    measured = asyncio.run(measured_run(config, plan, report_stage))
-    after = asyncio.run(
-        engine_rates(config, model_file(config.model.path), lambda stage: report_stage(f"again: {stage}"), SystemClock())
-    )
-    return faster(before, after), known, measured
 
 
 def faster(before: MeasuredDevice, after: EngineRates) -> DeviceConfig:

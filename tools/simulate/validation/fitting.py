@@ -101,13 +101,13 @@ def _around_one(firsts: Sequence[float], rests: Sequence[float]) -> tuple[Pace, 
     return tuple(Pace(one / first, other / rest) for one, other in zip(firsts, rests, strict=True))
 
 
-def fit_mind(samples: Sequence[Sampled], nature: Nature | None = None) -> FittedMind:
+def fit_mind(samples: Sequence[Sampled]) -> FittedMind:
     """θ and difficulties under which a mind is right and asks as often, prompt by prompt, as the model did at temperature 1.
 
     A prompt's right log-odds (half a response added to each side) say how difficult it is; asking is a line over that, and what the line
     leaves is the prompt's own. Raises NothingToFit.
     """
-    nature = nature or Nature()
+    nature = Nature()
     if not samples:
         raise NothingToFit("no practice prompt was sampled")
     rights = [_log_odds((each.right + 0.5) / (each.right + each.wrong + 1.0)) for each in samples]

@@ -213,7 +213,9 @@ class RealRun:
         plan = self._plan
         self._agent.budgets.set_dial(plan.dial, LABEL)
         self._agent.budgets.set_dial(0.0, _CALIBRATION)
-        await self._warm_up()
+        for item in plan.cloud_calibration[:_WARM_UPS]:  # connections, caches; nothing of it counts
+            for mode in _MODES:
+                await self._ask(item, "warm-up", mode)
         answers, records = await self._stream()
         if plan.steps:
             self._tell(f"{plan.steps} learning steps")
@@ -222,12 +224,6 @@ class RealRun:
         taken = tuple(Taken(event.control.assist_rate, event.control.dual_after, event.time.seconds) for event in steps)
         cloud_tokens = tuple(self._count(each.cloud_text) if each.source == "cloud" else None for each in records)
         return Measured(Run(tuple(answers), taken, dual_init), tuple(self._local), tuple(self._cloud), cloud_tokens)
-
-    async def _warm_up(self) -> None:
-        """Connections, caches; nothing of it counts."""
-        for item in self._plan.cloud_calibration[:_WARM_UPS]:
-            for mode in _MODES:
-                await self._ask(item, "warm-up", mode)
 
     async def _stream(self) -> tuple[list[Answered], list[AnswerRecord]]:
         plan = self._plan

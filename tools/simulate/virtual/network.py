@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
@@ -21,6 +22,8 @@ from tools.batch_client import BatchingClient
 from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
+DELAY_S, LATE_S = 0.05, 3.0
+"""How long a message takes at most, and one that is late."""
 HELD_S = 2.0
 """How long a message waits at most for a later one that overtakes it."""
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -46,14 +49,12 @@ class _Lane:
 
 @dataclass(slots=True)
 class LinkFaults:
-    """What may happen to a message: shares in [0, 1], delays in seconds. `reorder`: it is held until a later one has overtaken it;
+    """What may happen to a message, as shares in [0, 1]. `reorder`: it is held until a later one has overtaken it;
     `cut`: nothing passes."""
 
     drop: float = 0.0
     duplicate: float = 0.0
-    delay_s: float = 0.05
     late: float = 0.0
-    late_s: float = 3.0
     cut: bool = False
     reorder: float = 0.0
     lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
@@ -141,8 +142,8 @@ class Network:
     def _delay_s(self, faults: LinkFaults) -> float:
         if self.rng.random() < faults.late:
             self.traffic.late += 1
-            return self.rng.uniform(0.0, faults.late_s)
-        return self.rng.uniform(0.001, faults.delay_s)
+            return self.rng.uniform(0.0, LATE_S)
+        return self.rng.uniform(0.001, DELAY_S)
 
     def later(self, delay_s: float, deliver: Callable[[], None]) -> None:
         """Do something outside of all hosts."""
@@ -236,9 +237,6 @@ class ServiceEndpoint:
         """Take over handlers."""
         self._handlers += handlers
 
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Not needed: the generic handlers say the same."""
-
     def accept(self, exchange: Exchange, faults: LinkFaults) -> None:
         """A request arrived; it may be the same one again."""
         if not self.host.alive:
@@ -310,8 +308,7 @@ class ServiceEndpoint:
         return next(handler for handler in found if handler is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _CallDetails:
+class _CallDetails(NamedTuple):
     method: str
     invocation_metadata: Metadata = ()
 
@@ -372,7 +369,8 @@ class SimulatedChannel:
         async def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:  # noqa: ASYNC109
             exchange = Exchange(path, request_serializer(request), timeout, metadata or ())
             self.open(exchange)
-            return response_deserializer(await self._reply(exchange))
+            async with aclosing(self.replies(exchange)) as replies:
+                return response_deserializer(await anext(replies))
 
         return call
 
@@ -391,14 +389,6 @@ class SimulatedChannel:
         def call(timeout: float | None = None, metadata: Metadata = ()) -> SimulatedStream:
             exchange = Exchange(path, b"", timeout, metadata or (), streams=True)
             return SimulatedStream(self, exchange, request_serializer, response_deserializer)
-
-        return call
-
-    def stream_unary(self, path: str, *_: Any, **__: Any) -> Any:
-        """No RPC is of this kind."""
-
-        def call(*_: Any, **__: Any) -> NoReturn:
-            raise NotImplementedError(f"{path} is not simulated")
 
         return call
 
@@ -423,46 +413,26 @@ class SimulatedChannel:
         """Sends what follows the first request, in order."""
         return _Ordered(self._network, self._faults, exchange.requests.put_nowait, exchange.reset, up=True)
 
-    async def replies(self, exchange: Exchange) -> AsyncIterator[bytes]:
-        """The replies of a stream, until its end, an error, or the client's own deadline."""
+    async def replies(self, exchange: Exchange) -> AsyncGenerator[bytes, None]:
+        """The replies of a stream, until its end, an error, or the client's own deadline; the only one of a unary RPC."""
         end = None if exchange.timeout_s is None else self._network.loop.time() + exchange.timeout_s
         ended = False
         try:
-            while True:
-                kind, value = await self._next(exchange, end)
-                ended = kind != "message"
+            while not ended:
+                try:
+                    async with asyncio.timeout_at(end):
+                        kind, value = await exchange.replies.get()
+                except TimeoutError:
+                    raise rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+                ended = kind != "message" or not exchange.streams
                 if kind == "error":
                     raise value
-                if ended:
-                    return
-                yield value
+                if kind == "message":
+                    yield value
         finally:
             exchange.over = True
             if not ended:
                 self.give_up(exchange)
-
-    async def _reply(self, exchange: Exchange) -> bytes:
-        """The reply of a unary RPC."""
-        end = None if exchange.timeout_s is None else self._network.loop.time() + exchange.timeout_s
-        ended = False
-        try:
-            kind, value = await self._next(exchange, end)
-            ended = True
-        finally:
-            exchange.over = True
-            if not ended:
-                self.give_up(exchange)
-        if kind == "error":
-            raise value
-        reply: bytes = value
-        return reply
-
-    async def _next(self, exchange: Exchange, end: float | None) -> tuple[str, Any]:
-        try:
-            async with asyncio.timeout_at(end):
-                return await exchange.replies.get()
-        except TimeoutError:
-            raise rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
 
     def _arrive(self, exchange: Exchange) -> None:
         endpoint = self._find()

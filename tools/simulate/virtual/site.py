@@ -7,7 +7,6 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,7 +20,7 @@ from coordinator.control.devices import Fleet
 from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.budgets import BudgetBook
-from coordinator.ledger.verify import VerifyReport, verify
+from coordinator.ledger.verify import verify
 from coordinator.providers.provider import CloudProvider
 from coordinator.service.access import Access
 from coordinator.service.admin_api import AdminApi
@@ -126,7 +125,7 @@ class Site:
 
     async def _run(self, host: Host) -> None:
         notifier = BudgetNotifier(self.shared_pause_s)
-        store = await self._open()
+        store = await _insist(lambda: DiskStore.open(self.disk, self.clock.now()))
         fleet = Fleet(store, self.clock)
         host.spawn(notify_changes(notifier, store.changes(), fleet.heard), "budget notifier")
         await _insist(fleet.refresh)
@@ -157,42 +156,28 @@ class Site:
             book,
             tokens,
             self.clock,
-            verify=partial(_verified, store),
+            verify=lambda: store.transact(lambda ledger: verify(ledger.tables)),  # type: ignore[arg-type]
             begin_drain=self._drain_and_restart,
         )
         upkeep = Upkeep(store, book, config, self.clock, fleet)
-        streams = Turnstile("streams are open", self.max_streams)
-        boundary = Boundary(self._access("device"), device_caller, api.requests, streams, service.max_message_bytes)
-        endpoint = ServiceEndpoint(host, self.network, "unix:")
-        endpoint.add_generic_rpc_handlers((bind(DEVICE_SERVICE, api, boundary, LASTING),))
-        self.endpoint, self.broker, self._api, self._store = endpoint, broker, api, store
-        self.admin_endpoint = self._admin_endpoint(host, admin)
+        self.endpoint = self._serve(host, api, "device", api.requests, self.max_streams)
+        self.admin_endpoint = self._serve(host, admin, "admin", Turnstile("requests run", 64), 64)
+        self.broker, self._api, self._store = broker, api, store
         self._parts = Changeable(book, controller, limiter, table, upkeep, notifier)
         await upkeep.run()
 
-    def _admin_endpoint(self, host: Host, api: AdminApi) -> ServiceEndpoint:
-        requests, streams = Turnstile("requests run", 64), Turnstile("streams are open", 64)
-        boundary = Boundary(self._access("admin"), the_identity, requests, streams, self.config.service.max_message_bytes)
-        endpoint = ServiceEndpoint(host, self.network, "unix:")
-        endpoint.add_generic_rpc_handlers((bind(ADMIN_SERVICE, api, boundary, LASTING),))
-        return endpoint
-
-    def _access(self, role: Literal["device", "admin"]) -> Access:
-        """Whoever connects is on this machine, and a device is the one that it says it is."""
+    def _serve(
+        self, host: Host, api: DeviceApi | AdminApi, role: Literal["device", "admin"], requests: Turnstile, max_streams: int
+    ) -> ServiceEndpoint:
+        """An endpoint of this host. Whoever connects is on this machine, and a device is the one that it says it is."""
+        service, caller = (DEVICE_SERVICE, device_caller) if role == "device" else (ADMIN_SERVICE, the_identity)
         tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock), FailureLimiter(self.clock, 20)
-        return Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role))
-
-    async def _open(self) -> DiskStore:
-        """Open the ledger, again and again while the disk does not let it."""
-        while True:
-            try:
-                return await DiskStore.open(self.disk, self.clock.now())
-            except DiskError:
-                await asyncio.sleep(0.5)
-
-
-async def _verified(store: DiskStore) -> VerifyReport:
-    return await store.transact(lambda ledger: verify(ledger.tables))  # type: ignore[arg-type]
+        access = Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role))
+        streams = Turnstile("streams are open", max_streams)
+        boundary = Boundary(access, caller, requests, streams, self.config.service.max_message_bytes)
+        endpoint = ServiceEndpoint(host, self.network, "unix:")
+        endpoint.add_generic_rpc_handlers((bind(service, api, boundary, LASTING),))
+        return endpoint
 
 
 async def _unless_unwritable(writing: Awaitable[object]) -> None:
@@ -206,7 +191,7 @@ async def _insist(read: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await read()
-        except CoordinatorUnavailable:
+        except (CoordinatorUnavailable, DiskError):
             await asyncio.sleep(0.5)
 
 
