@@ -22,7 +22,6 @@ from edge.models.gguf_reader import open_gguf
 from edge.tasks.practice import FAMILIES
 from tools.nano.data import prompt_text
 from tools.nano.passes import is_right
-from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import tokenizer_from
 
 MODELS = Path(str(resources.files("edge.models") / "files"))
@@ -51,15 +50,6 @@ def tokenizer(path: Path) -> Tokenizer:
 @pytest.fixture
 def engine(path: Path, llama: Callable[..., LlamaCppBackend]) -> LlamaCppBackend:
     return llama(path, n_ctx=512)
-
-
-def test_nano_file_is_small_and_describes_itself(name: str, path: Path) -> None:
-    model = open_gguf(path)
-    assert path.stat().st_size <= SIZE_LIMITS[name]
-    assert (model.metadata("general.name"), model.metadata("general.license")) == (name, "apache-2.0")
-    architecture = model.metadata("general.architecture")
-    assert architecture == RECIPES[name].architecture
-    assert model.metadata(f"{architecture}.context_length") == 1024
 
 
 def test_it_is_served_with_the_tokens_and_the_prompt_of_its_training(engine: LlamaCppBackend, tokenizer: Tokenizer) -> None:

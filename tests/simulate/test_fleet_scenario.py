@@ -12,8 +12,7 @@ from tests.simulate.fleet_worlds import device_file, group, link_file, scenario
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.formula import main as estimate
 from tools.simulate.fleet.profiles import load_device, load_link
-from tools.simulate.fleet.scenario import Scenario, load_scenario
-from tools.simulate.fleet.table import schema_table
+from tools.simulate.fleet.scenario import load_scenario
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import Deadlock
@@ -64,10 +63,6 @@ def test_a_ready_scenario_can_be_read_with_its_devices_links_and_assertions(path
         load_link(each.link)
 
 
-def test_the_readme_has_the_table_of_the_schema() -> None:
-    assert schema_table(Scenario) in (HERE / "README.md").read_text(encoding="utf-8")
-
-
 # what is refused ---------------------------------------------------------------------------------------------------------------
 
 
@@ -85,19 +80,6 @@ def test_a_link_over_which_a_simulation_would_not_end_is_refused(tmp_path: Path,
     with pytest.raises(ConfigError) as refused:
         load_link(str(link_file(tmp_path, **values)))
     assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"throttle_after_s": 1, "throttle_share": 0}, "device.throttle_share"),
-        ({"idle_w": 10, "busy_w": 5}, "idle_w must be at most busy_w"),
-        ({"speeds": []}, "no speeds of any model"),
-    ],
-)
-def test_a_device_that_cannot_be_is_refused(tmp_path: Path, values: dict[str, Any], says: str) -> None:
-    with pytest.raises((ConfigError, UsageError), match=says):
-        load_device(str(device_file(tmp_path, **values)))
 
 
 @pytest.mark.parametrize(

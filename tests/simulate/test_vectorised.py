@@ -11,22 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.calls.prices import Price
-from coordinator.config import BudgetsConfig, LimitConfig
-from coordinator.ledger.fairness import highest_floor
+from coordinator.config import LimitConfig
 from edge.budget.dial import HelpDial
 from edge.core.errors import UsageError
-from edge.core.types import TokenUsage
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.run import play
-from tools.simulate.fleet.scenario import CloudPart, CoordinatorPart, Scenario, load_scenario
+from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.vectorised import validate
-from tools.simulate.vectorised.budgets import Bids, SharedBudget, charged, highest
-from tools.simulate.vectorised.cloud import ANSWERED, FAILED, REFUSED, Calls, Cloud, Slots
-from tools.simulate.vectorised.draws import Draws
+from tools.simulate.vectorised.budgets import Bids, SharedBudget
+from tools.simulate.vectorised.cloud import Slots
 from tools.simulate.vectorised.fleet import FleetDials, run_vectorised
-from tools.simulate.vectorised.validate import Compared, compared
+from tools.simulate.vectorised.validate import compared
 
 READY = sorted((Path(__file__).resolve().parents[2] / "tools" / "simulate" / "scenarios").glob("*.yaml"))
 PLAYED = ("budget-cut",)
@@ -54,12 +50,6 @@ def test_fleet_dials_move_as_the_dial_of_one_agent_does(target_rate: float) -> N
 
 
 @settings(deadline=None)
-@given(st.integers(0, 300), st.lists(st.integers(0, 200), min_size=1, max_size=12), st.integers(0, 500))
-def test_the_highest_floor_of_sorted_amounts_is_the_ledgers(target: int, used: list[int], free: int) -> None:
-    assert highest(target, np.sort(np.array(used)), free) == highest_floor(target, used, free)
-
-
-@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.1, 20.0)), min_size=1, max_size=60),
@@ -78,25 +68,6 @@ def test_calls_wait_as_in_a_line_before_so_many_slots(slots: int, calls: list[tu
         expected.append(max(arrival, free[0]))
         heapq.heapreplace(free, expected[-1] + takes_s)
     assert found == pytest.approx(expected)
-
-
-def test_calls_cost_what_the_ledger_charges() -> None:
-    price, usages = Price(150_000, 600_000), [(120, 250), (1, 1), (0, 0), (999, 4096)]
-    amounts = charged(*(np.array([usage[place] for usage in usages]) for place in (0, 1)), 150_000, 600_000)
-    expected = [price.charge(TokenUsage(*usage)) for usage in usages]
-    assert amounts.T.tolist() == [[each.calls, each.tokens, each.uusd] for each in expected]
-
-
-def test_a_full_line_and_an_end_of_patience_turn_calls_away() -> None:
-    queue = Slots(1, 1)
-    served = queue.serve(np.array([0.0, 1.0, 2.0]), np.full(3, 10.0), np.full(3, 60.0))
-    assert served.taken.tolist() == [True, True, False]
-    assert served.begins.tolist() == [0.0, 10.0, 2.0]
-    assert (queue.longest_queue, queue.most_in_flight) == (1, 1)
-    assert Slots(1, 5).serve(np.array([0.0, 1.0]), np.full(2, 10.0), np.full(2, 3.0)).begins.tolist() == [
-        0.0,
-        4.0,
-    ]
 
 
 def _bids(who: list[int], at: list[float], lasts_s: float, hold: int, charge: int) -> Bids:
@@ -120,54 +91,6 @@ def test_a_budget_takes_just_the_calls_that_a_ledger_would(limit: int, batches: 
             expected.append(committed + 100 * len(held) + 100 <= limit)
             held += [one + 5.0] if expected[-1] else []
     assert found == expected
-
-
-def test_what_is_set_aside_for_a_device_others_cannot_take() -> None:
-    budget = SharedBudget(LimitConfig(calls_limit=10), 2, floor=1.0)
-    budget.enter(0.0)
-    first = budget.admit(_bids([0] * 9 + [1], [float(second) for second in range(10)], 0.5, 0, 0))
-    assert first.tolist() == [True] * 5 + [False] * 4 + [True]
-    assert budget.admit(_bids([1] * 5, [20.0 + second for second in range(5)], 0.5, 0, 0)).tolist() == [True] * 4 + [False]
-
-
-def test_what_devices_used_of_their_shares_outlives_a_changed_limit() -> None:
-    budget = SharedBudget(LimitConfig(calls_limit=100), 2, floor=1.0)
-    budget.enter(0.0)
-    assert budget.admit(_bids([0] * 4 + [1], [float(second) for second in range(5)], 0.5, 0, 0)).all()
-    budget.configure(LimitConfig(calls_limit=10), 1.0)
-    assert budget.admit(_bids([0] * 3, [20.0, 21.0, 22.0], 0.5, 0, 0)).tolist() == [True, False, False]
-
-
-def test_a_budget_is_whole_again_in_its_next_window() -> None:
-    budget = SharedBudget(LimitConfig(window="hour", calls_limit=2), 1)
-    budget.enter(0.0)
-    assert budget.admit(_bids([0] * 3, [0.0, 1.0, 2.0], 0.5, 0, 0)).tolist() == [True, True, False]
-    budget.enter(3600.0)
-    assert budget.admit(_bids([0], [3600.0], 0.5, 0, 0)).tolist() == [True]
-
-
-def _calls(at: list[float], patience_s: float = 60.0) -> Calls:
-    count, none = len(at), np.zeros(len(at), np.int64)
-    tokens = np.full((2, count), [[136], [400]])
-    return Calls(np.arange(count), none, np.array(at), none + 120, none + 241, tokens, np.full(count, patience_s))
-
-
-def _cloud(**coordinator: object) -> Cloud:
-    part = CloudPart(first_token_s=1.0, spread=0.0, tokens_per_s=80.0)
-    return Cloud(part, CoordinatorPart.model_validate(coordinator), 100, 1, Draws(1, "cloud"))
-
-
-def test_budgets_of_a_device_and_of_the_fleet_refuse_and_changed_ones_allow_again() -> None:
-    cloud = _cloud(budgets={"fleet": {"calls_limit": 2}})
-    assert cloud.ask(_calls([0.0, 1.0, 2.0]), 0.0).outcome.tolist() == [ANSWERED, ANSWERED, REFUSED]
-    cloud.configure(CoordinatorPart(budgets=BudgetsConfig(device=LimitConfig(calls_limit=1))))
-    assert cloud.ask(_calls([60.0, 61.0]), 60.0).outcome.tolist() == [ANSWERED, ANSWERED]
-    assert cloud.ask(_calls([120.0, 121.0]), 120.0).outcome.tolist() == [REFUSED, REFUSED]
-
-
-def test_a_call_that_ends_after_its_clients_patience_fails_and_is_charged_at_its_hold() -> None:
-    replies = _cloud().ask(_calls([0.0], patience_s=2.0), 0.0)
-    assert (replies.outcome.tolist(), replies.spend_uusd.tolist(), replies.done_at.tolist()) == ([FAILED], [261], [2.0])
 
 
 def _scenario(**changes: object) -> Scenario:
@@ -252,14 +175,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_vectorised_run_is_judged_and_written_as_an_exact_one_is(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "found" / "result.json"
-    assert main(["run", str(file), "--vectorised", "--json", str(out)]) == 0
-    result = SimulationResult.from_json(out.read_bytes())
-    assert (result.engine, result.scenario, result.devices) == ("vectorised", "boards", 60)
-    assert [assertion.holds for assertion in result.assertions] == [True, True]
-
-
 def test_a_result_that_is_far_from_the_exact_one_fails_the_validation(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,8 +186,3 @@ def test_a_result_that_is_far_from_the_exact_one_fails_the_validation(
     assert main(["validate-fleet", str(file), "--exact", str(near)]) == 0
     assert "p95, all" in capsys.readouterr().out
     assert main(["validate-fleet", str(file), "--exact", str(far)]) == 1
-
-
-@pytest.mark.parametrize(("found", "verdict"), [(1.04, "yes"), (1.2, "by chance"), (1.4, "no")])
-def test_the_verdict_separates_chance_from_difference(found: float, verdict: str) -> None:
-    assert Compared("boards", "spend", 1.0, found, 0.1).verdict == verdict

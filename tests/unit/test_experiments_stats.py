@@ -8,8 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tools.experiments.left_out import GROUPS, estimated, left_out
 from tools.experiments.left_out import side_by_side as side_by_side_left
@@ -18,13 +16,8 @@ from tools.experiments.measures import (
     at_random,
     by_threshold,
     difference,
-    forgetting,
     kept_accuracy,
-    oracle,
-    own_decision,
     rate,
-    routed,
-    side_by_side,
 )
 from tools.experiments.stats import over_seeds, over_seeds_and_items, t_quantile
 
@@ -112,31 +105,10 @@ def test_leaving_one_group_out_ranks_the_others() -> None:
     assert sorted(sums for sums in without if sums != whole) == [[2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 0.0, 1.0], [2.0, 1.0, 1.0, 2.0]]
 
 
-def test_single_item_has_no_interval() -> None:
-    found = estimated([left_out({"asked": "0", "forced": "0", "cloud": "1", "help": [1.0]}, by_threshold(1.0))], accuracy)
-    assert found is not None and (found.mean, found.half) == (1.0, 0.0)
-    assert over_seeds_and_items([[(1.0, 0.0, 0.0, 1.0)]], accuracy) == found
-
-
-def test_mean_is_undefined_when_a_seed_has_no_value() -> None:
-    assert over_seeds_and_items([[(1.0, 1.0, 0.0, 1.0)] * 3], kept_accuracy) is None
-
-
-def test_own_decision_of_the_model_counts_local_and_overall_right_answers() -> None:
-    assert _of(rate, own_decision) == 0.5
-    assert _of(accuracy, own_decision) == 0.75
-    assert _of(kept_accuracy, own_decision) == 0.5
-
-
 def test_random_routing_equals_its_expectation() -> None:
     assert _of(rate, at_random(0.3)) == pytest.approx(0.3)
     assert _of(accuracy, at_random(0.3)) == pytest.approx(0.7 * 0.5 + 0.3 * 0.75)
     assert _of(kept_accuracy, at_random(0.3)) == pytest.approx(0.5)
-
-
-def test_router_sends_items_above_its_threshold_and_keeps_unseen_ones() -> None:
-    assert [share.asked for share in routed(EVALUATION)] == [1.0, 0.0, 0.0, 1.0]
-    assert _of(accuracy, routed) == 1.0
 
 
 def test_a_threshold_sends_the_highest_log_odds_and_ties_share_the_rest() -> None:
@@ -144,28 +116,3 @@ def test_a_threshold_sends_the_highest_log_odds_and_ties_share_the_rest() -> Non
     assert [share.asked for share in by_threshold(0.5)(evaluation)] == [1.0, 0.5, 0.5, 0.0]
     # right: cloud; half forced right, half cloud right; half forced right, half cloud wrong; forced wrong
     assert _of(accuracy, by_threshold(0.5), evaluation) == pytest.approx((1.0 + 1.0 + 0.5 + 0.0) / 4)
-
-
-def test_items_the_model_asks_about_itself_are_sent_first() -> None:
-    evaluation = {**EVALUATION, "asked": "0010", "help": [2.0, 1.0, -1.5, None]}
-    assert [share.asked for share in by_threshold(0.25)(evaluation)] == [0.0, 0.0, 1.0, 0.0]
-    assert [share.asked for share in by_threshold(0.5)(evaluation)] == [1.0, 0.0, 1.0, 0.0]
-
-
-def test_the_oracle_sends_only_what_the_cloud_gets_right() -> None:
-    evaluation = {"forced": "1100", "cloud": "1010"}
-    assert [oracle(evaluation, share) for share in (0.0, 0.25, 0.5, 1.0)] == [0.5, 0.75, 0.75, 0.75]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30), st.floats(0.0, 1.0))
-def test_no_threshold_beats_the_oracle_with_a_perfect_cloud(items: list[tuple[bool, bool, float]], share: float) -> None:
-    bits = ["".join("01"[value] for value in column) for column in ([one[0] for one in items], [True for _ in items])]
-    evaluation = {"forced": bits[0], "cloud": bits[1], "help": [round(one[2], 1) for one in items], "asked": "0" * len(items)}
-    assert _of(rate, by_threshold(share), evaluation) == pytest.approx(share)
-    assert _of(accuracy, by_threshold(share), evaluation) <= oracle(evaluation, share) + 1e-9
-
-
-def test_forgetting_is_the_loss_of_earlier_accuracy() -> None:
-    after = {**EVALUATION, "joint": "1000"}
-    columns = side_by_side(own_decision(EVALUATION), own_decision(after))
-    assert forgetting(accuracy)([sum(column) for column in zip(*columns, strict=True)]) == pytest.approx((0.75 - 0.25) / 0.75)

@@ -29,7 +29,7 @@ from edge.learning.run_folder import other_settings
 from edge.state.folder import StateFolder
 from tools.integrations.trl.checkpoints import checkpoints, newest_whole, set_broken_aside
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import OPENED
+from tools.integrations.trl.steps import OPENED
 
 MODEL = "trl_model"
 """Under this name the state folder keeps which bundled model's folder the run trains."""
