@@ -11,7 +11,7 @@ import pytest
 from coordinator.calls.admission import Gate
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderResult
-from edge.core.errors import BudgetExhausted, CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
+from edge.core.errors import CallCancelled, CoordinatorError, CoordinatorUnavailable, InvalidRequest, NotFound
 from edge.core.types import TokenUsage
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
@@ -72,22 +72,6 @@ async def test_a_batch_answers_every_call_once_and_a_bad_one_ends_nothing(make_c
     assert sorted(outcomes) == sorted(each.call_key for each in calls) and len(replies) == len(calls)
     assert all(outcomes[f"k{number}"].text == f"QUESTION {number}" for number in range(20))
     assert isinstance(outcomes["bad"], InvalidRequest) and (await client.get_budget("math")).calls == 20
-
-
-async def test_batch_without_budget_left_answers_the_rest_with_the_refusal(make_client) -> None:
-    client = await make_client(calls_limit=3)
-    calls = [call(f"k{number}", f"question {number}") for number in range(5)]
-    outcomes = [reply.outcome async for reply in client.complete_batch(of(calls), 5.0)]
-    assert sum(isinstance(outcome, BudgetExhausted) for outcome in outcomes) == 2
-
-
-async def test_a_batch_can_be_left_early(make_client) -> None:
-    client = await make_client()
-    async with aclosing(client.complete_batch(of([call("k1"), call("k2", "two")]), 5.0)) as replies:
-        async for reply in replies:
-            assert reply.outcome.text
-            break
-    assert (await client.complete(call("k1"), 5.0)).text == "WHAT IS 2+2?"
 
 
 async def test_replies_arrive_in_the_order_of_the_answers(tmp_path) -> None:
@@ -335,21 +319,6 @@ async def test_cancelling_a_running_call_releases_the_caller_and_charges_its_cos
         assert (await client.get_call("k1")).charged_uusd == CHARGE_UUSD
         assert (await client.cancel_call("k1")).charged_uusd == CHARGE_UUSD
         await asyncio.gather(in_batch, return_exceptions=True)
-
-
-async def test_watch_heartbeats_stay_inside_the_client(tmp_path) -> None:
-    service = {"watch_heartbeat_s": 0.02}
-    async with running_coordinator(tmp_path, ProgrammedProvider(), service=service), connected(tmp_path) as client:
-        async with raw_channel(tmp_path) as channel:
-            rpc = device_pb2_grpc.DeviceServiceStub(channel).WatchBudget(budget_pb2.WatchBudgetRequest(task="math"))
-            kinds = [(await rpc.read()).WhichOneof("event") for _ in range(3)]
-            rpc.cancel()
-        async with aclosing(client.watch_budget("math")) as budgets:
-            await anext(budgets)
-            await asyncio.sleep(0.1)
-            await client.complete(call(), 5.0)
-            assert (await anext(budgets)).calls == 1
-    assert kinds == ["budget", "heartbeat", "heartbeat"]
 
 
 async def test_old_connections_end_politely_without_effect_on_the_client(tmp_path) -> None:

@@ -26,7 +26,6 @@ from edge.core.errors import (
     UsageError,
 )
 from edge.core.types import TokenUsage
-from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.loopback import proxied
@@ -104,18 +103,6 @@ async def test_concurrent_calls_never_exceed_a_limit(tmp_path) -> None:
     assert committed[1] <= limit and reserved == (0, 0)
     assert len(refused) + committed[0] == 60 and refused and len(provider.requests) == committed[0]
     assert {each.metadata["budget"] for each in refused} == {"fleet"}
-
-
-async def test_step_with_only_refused_calls_is_no_discrepancy_and_the_refusal_names_the_budget(tmp_path) -> None:
-    budgets = {"device": {"calls_limit": 0}}
-    async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets), connected(tmp_path) as client:
-        await client.open_step("math", 0, 16, 8, 0.5)
-        with pytest.raises(BudgetExhausted) as caught:
-            await client.complete(call("k1", step=0), 5.0)
-        assert caught.value.metadata["told"] == "device calls 0 of 0"
-        assert (await client.close_step("math", 0, StepUnits(128, 5))).discrepancies == ()
-        await client.open_step("math", 1, 16, 8, 0.5)
-        assert len((await client.close_step("math", 1, StepUnits(128, 5))).discrepancies) == 1
 
 
 async def test_disconnecting_client_does_not_stop_settlement(tmp_path) -> None:
@@ -322,16 +309,6 @@ async def test_health_is_reported_for_existing_services_only(tmp_path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_tcp_on_loopback_works_and_reports_its_port(tmp_path) -> None:
-    provider = ProgrammedProvider()
-    async with running_coordinator(tmp_path, provider, listen=("127.0.0.1:0", f"unix:{tmp_path}/c.sock")) as coordinator:
-        address = coordinator.serving.addresses[0]
-        assert not address.endswith(":0")
-        client = GrpcCoordinatorClient(address)
-        assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
-        await client.aclose()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:99999", ":1", "unix:", "unix:" + "x" * 200])

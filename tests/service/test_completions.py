@@ -16,7 +16,6 @@ from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.serve.server import serving
-from edge.serve.streaming import MOST_AT_ONCE
 from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
@@ -96,13 +95,6 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (1, 6, 7)
     assert raw.headers["x-edge-source"] == "local"
     assert not precedence.busy
-
-
-async def test_many_prompts_of_one_request_run_a_few_at_a_time(client: openai.AsyncOpenAI, backend: CountingBackend) -> None:
-    prompts = [f"prompt {number}" for number in range(30)]
-    stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)
-    assert {choice.index async for chunk in stream for choice in chunk.choices} == set(range(30))
-    assert backend.most == MOST_AT_ONCE
 
 
 async def test_a_prompt_is_echoed_and_scored_without_a_continuation(client: openai.AsyncOpenAI) -> None:
@@ -234,12 +226,6 @@ async def test_chat_log_probabilities_cover_the_content(client: openai.AsyncOpen
     assert [entry.token for entry in entries] == ["The", " answer", "."]
     assert [bytes(entry.bytes) for entry in entries] == [b"The", b" answer", b"."]
     assert {entry.top_logprobs[0].logprob for entry in entries} == {-0.25}
-
-
-async def test_cloud_text_has_no_log_probabilities(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:
-    answers.note = AnswerNote("", "cloud")
-    done = await client.chat.completions.create(model="edge", messages=[{"role": "user", "content": "?"}], logprobs=True)
-    assert done.choices[0].logprobs is None
 
 
 async def test_failure_of_one_of_several_answers_ends_the_request(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:

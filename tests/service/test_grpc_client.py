@@ -13,12 +13,11 @@ from edge.core.errors import (
     CallInProgress,
     CoordinatorUnavailable,
     NotFound,
-    NotImplementedThere,
     OutcomeUnknown,
     RateLimited,
 )
 from edge.rpc.errors import row_for, to_status, trailing_metadata
-from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2_grpc
+from edge.rpc.v1 import call_pb2, device_pb2_grpc
 from tests.service.in_process import call, connected
 
 ANSWER = call_pb2.CompleteResponse(completion=call_pb2.Completion(call_key="k1", text="four"))
@@ -162,20 +161,6 @@ async def test_call_running_elsewhere_is_looked_up_before_a_retry(tmp_path) -> N
     async with serving(tmp_path, service) as client:
         assert (await client.complete(call(), 5.0)).text == "four"
     assert service.asked == ["Complete", "GetCall"]
-
-
-async def test_unsupported_method_is_reported_as_such(tmp_path) -> None:
-    service = ScriptedService(grpc.StatusCode.UNIMPLEMENTED)
-    async with serving(tmp_path, service) as client:
-        with pytest.raises(NotImplementedThere):
-            await client.get_budget("math")
-    assert service.asked == ["GetBudget"]
-
-
-async def test_a_cut_control_call_is_repeated(tmp_path) -> None:
-    service = ScriptedService(BARE_CUT, budget_pb2.GetBudgetResponse(budget=budget_pb2.BudgetSnapshot(calls=3)))
-    async with serving(tmp_path, service) as client:
-        assert (await client.get_budget("math")).calls == 3
 
 
 async def test_deadline_is_reported_as_such(tmp_path) -> None:

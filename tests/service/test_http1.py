@@ -156,9 +156,3 @@ async def test_each_request_has_its_own_deadline() -> None:
         assert [type(each) for each in ended] == [TimeoutError, TimeoutError]
         assert 0.19 <= pool.now() - began < 1.0
         assert await ask(pool, url) == (200, b"ok")
-
-
-def test_request_head_has_host_and_path() -> None:
-    assert request_head("https://api.example/v1/a b", {"X": "y"}) == b"POST /v1/a%20b HTTP/1.1\r\nHost: api.example\r\nX: y\r\n"
-    assert b"Host: [::1]:8080\r\n" in request_head("http://[::1]:8080/v1", {})
-    assert b"Host: xn--bcher-kva.example\r\n" in request_head("https://bücher.example/v1", {})

@@ -191,12 +191,6 @@ def test_only_addresses_of_this_machine_count_as_loopback() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.0.4", "::", "example.org", "localhost.evil")))
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"version": -1}', b'{"version": true}'])
-async def test_a_rollback_needs_a_version(http: aiohttp.ClientSession, url: str, body: bytes) -> None:
-    async with http.post(f"{url}/api/adapters/rollback", data=body, headers={"content-type": "application/json"}) as reply:
-        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "version")
-
-
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [

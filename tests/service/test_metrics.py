@@ -144,21 +144,6 @@ async def test_items_of_a_batch_and_long_streams_are_counted_once_each(tmp_path)
     assert value(seen, "rpc_seconds_count", method="CompleteBatch") == 0
 
 
-async def test_disconnected_caller_is_counted_as_disconnected(tmp_path) -> None:
-    held = Held()
-    async with running_coordinator(tmp_path, ProgrammedProvider(held), **SIDES) as it, connected(tmp_path) as client:
-        asking = asyncio.create_task(client.complete(call(), 10.0))
-        await held.reached.wait()
-        asking.cancel()
-        async with asyncio.timeout(20):
-            while ("edge_coordinator_rpcs_total", LEFT) not in await scraped(it.serving.metrics_url):
-                await asyncio.sleep(0.02)
-        held.release.set()
-
-
-LEFT = frozenset({("method", "Complete"), ("code", "CANCELLED"), ("reason", "CALLER_LEFT")})
-
-
 async def test_unreadable_ledger_drops_only_the_budget_series(tmp_path) -> None:
     store = MemoryLedgerStore()
     async with (
@@ -250,22 +235,3 @@ async def test_incomplete_and_silent_connections_are_closed_while_others_are_ser
                 writer.close()
     finally:
         await port.aclose()
-
-
-async def test_failing_upstream_is_shown_as_skipped(tmp_path) -> None:
-    async def broken(request):
-        raise ProviderError("no", kind="http_503", executed=False)
-
-    async with (
-        running_coordinator(tmp_path, ProgrammedProvider(broken), **SIDES) as it,
-        connected(tmp_path, max_retries=0) as client,
-    ):
-        before = await scraped(it.serving.metrics_url)
-        for number in range(6):
-            with pytest.raises(CoordinatorUnavailable) as caught:
-                await client.complete(call(f"k{number}", f"q{number}"), 10.0)
-        assert caught.value.reason == "UPSTREAM_OPEN"
-        after = await scraped_after(it.serving.metrics_url, "Complete", 6)
-    states = [value(seen, "upstream_breaker_state", upstream="default", state="open") for seen in (before, after)]
-    assert states == [0, 1]
-    assert value(after, "rpcs_total", method="Complete", code="UNAVAILABLE", reason="UPSTREAM_OPEN") == 1

@@ -148,16 +148,6 @@ async def test_malformed_tool_calls_are_garbage_that_was_executed(calls: Any) ->
     assert (failed.value.kind, failed.value.executed) == ("garbage", True)
 
 
-async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
-    nested = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
-    async with running_upstream(answers(nested)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await provider.complete(provider_request())
-        await provider.aclose()
-    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
-
-
 async def test_model_refusal_is_returned_as_a_refusal() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])

@@ -131,22 +131,6 @@ async def test_cancelled_waiter_makes_room_in_a_full_queue() -> None:
     assert gate.waiting == 0
 
 
-def test_greedy_caller_leaves_half_of_the_places() -> None:
-    turnstile = Turnstile("requests run", 100)
-    with ExitStack() as held:
-        for _ in range(51):
-            held.enter_context(turnstile.passage("greedy"))
-        with pytest.raises(CoordinatorUnavailable, match="51 of this caller"):
-            held.enter_context(turnstile.passage("greedy"))
-        for number in range(49):
-            held.enter_context(turnstile.passage(f"device {number}"))
-        with pytest.raises(CoordinatorUnavailable, match="100 requests run already"):
-            held.enter_context(turnstile.passage("late"))
-    assert turnstile.inside == 0
-    with turnstile.passage("greedy"):
-        assert turnstile.inside == 1
-
-
 @pytest.mark.parametrize("greedy", [2, 3, 9])
 def test_many_greedy_callers_leave_a_place_for_a_new_one(greedy: int) -> None:
     turnstile, refused = Turnstile("requests run", 1000), set[int]()

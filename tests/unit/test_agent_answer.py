@@ -19,7 +19,6 @@ from edge.inference.channels import AnswerReader
 from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
-from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, QUESTION, World, local_answer
 
 GUESS = local_answer(99)
@@ -51,22 +50,6 @@ async def test_a_local_answer_is_streamed_and_recorded(tmp_path: Path) -> None:
     assert record.help_log_odds == -2.0
     assert world.client.calls == []
     assert [event.id for event in world.events(AnswerFinished)] == ["one"]
-
-
-@pytest.mark.parametrize("text", ["<think>\nStep 1: a\n</think>\n<answer></answer>", "<think>\nStep 1: a", "</answer>"])
-async def test_a_response_without_an_answer_says_so_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    world = World(tmp_path / "state", script=[text])
-    record, _ = await world.ask()
-    assert (record.final, record.text, record.local_text) == ("", text, text)
-    assert "ask the cloud" in record.reason
-
-
-async def test_an_empty_answer_of_the_cloud_is_not_answered_with_asking_the_cloud(tmp_path: Path) -> None:
-    world = World(tmp_path / "state")
-    world.client = ScriptedCoordinatorClient(lambda call: "", terms=world.terms)
-    record, _ = await world.ask(mode="cloud-only")
-    assert (record.source, record.final) == ("cloud", "")
-    assert "ask again" in record.reason and "ask the cloud" not in record.reason
 
 
 async def test_what_the_cloud_says_behind_an_unusable_local_answer_is_shown(tmp_path: Path) -> None:
@@ -106,12 +89,6 @@ async def test_broken_stream_still_ends_with_a_local_answer(world: World) -> Non
     record, _ = await world.ask()
     assert (record.source, record.final) == ("local-fallback", "3")
     assert record.cloud_text == ""
-
-
-async def test_what_a_caller_forbids_the_cloud_is_the_recorded_reason(world: World) -> None:
-    record, _ = await world.ask(no_cloud="--never-send forbids it")
-    assert (record.source, record.final, record.reason, record.might_ask) == ("local", "3", "--never-send forbids it", False)
-    assert world.client.calls == []
 
 
 async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path: Path) -> None:

@@ -141,19 +141,6 @@ def test_long_socket_path_is_replaced_by_a_short_private_one(tmp_path: Path, mon
     socket_path(tmp_path / ("y" * 120)).parent.rmdir()
 
 
-async def test_a_stopped_child_leaves_no_short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr("tempfile.tempdir", "/tmp")
-    long = tmp_path / ("x" * 120)
-    child = child_of(long, CHILD, MemorySink())
-    await child.start()
-    folder = socket_path(long).parent
-    assert folder.is_dir() and folder.parent == Path("/tmp")
-    await child.aclose()
-    assert not folder.exists()
-    await child.aclose()
-
-
 def test_the_childs_budget_and_price_rule_are_the_agents() -> None:
     rule = ("dual_lr=0.05", "dual_init=0.25", "dual_scope=global", "dual_proportional=0.5", "dual_window=4", "dual_ceiling=1.5")
     config = resolve_agent_config(sets=["budget.calls_limit=7", *(f"learning.{setting}" for setting in rule)]).config

@@ -12,14 +12,13 @@ import pytest
 from edge.cloud.group_calls import GroupCalls
 from edge.core.errors import BudgetExhausted, ContextOverflow
 from edge.core.types import Message, Sampling, TaskItem
-from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
-from edge.evaluation.judging import Candidate
+from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of
 from edge.evaluation.scores import Scores, score
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict
-from tests.unit.agent_world import HELP, Sums, World, item, local_answer, number_in
+from tests.unit.agent_world import HELP, Sums, World, local_answer, number_in
 
 
 def by_level(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
@@ -89,12 +88,6 @@ async def test_cached_answer_is_a_call_without_cost(tmp_path: Path) -> None:
     assert scores.cloud_cached == scores.cloud_answers - scores.spend_uusd // 100 >= 4
 
 
-async def test_without_a_cloud_the_overall_accuracy_is_unknown(tmp_path: Path) -> None:
-    scores = await nine_sums(tmp_path, with_cloud=False)
-    assert (scores.joint_accuracy, scores.intervals.joint_accuracy, scores.oracle_bound, scores.cloud_calls) == (None,) * 3 + (0,)
-    assert scores.forced_local_accuracy == pytest.approx(2 / 3)
-
-
 async def test_cloud_all_asks_every_item_once_and_keeps_the_bill_of_the_own_decisions(tmp_path: Path) -> None:
     examination = Examination(tmp_path)
     judged = await examination.judged(Sums().test(9), cloud_all=True)
@@ -104,12 +97,6 @@ async def test_cloud_all_asks_every_item_once_and_keeps_the_bill_of_the_own_deci
     assert [one.judged.joint for one in judged if not one.judged.asked] == [
         one.judged.own for one in judged if not one.judged.asked
     ]
-
-
-async def test_failed_answer_that_was_not_requested_changes_no_score(tmp_path: Path) -> None:
-    examination = Examination(tmp_path, lambda *_: local_answer(0), failures=9)
-    wrong = score(await examination.judged(Sums().test(9), cloud_all=True))
-    assert (wrong.cloud_failures, wrong.joint_accuracy, wrong.cloud_accuracy) == (0, 0.0, None)
 
 
 async def test_the_forced_answer_is_sampled_with_the_same_seed(tmp_path: Path) -> None:
@@ -164,36 +151,3 @@ async def test_a_larger_step_limit_replaces_the_items_own(tmp_path: Path) -> Non
     four, eight = [score(await examination.judged(Sums().test(1), max_steps=limit)) for limit in (None, 8)]
     assert (four.format_ok, four.kept_accuracy) == (0.0, 0.0)
     assert (eight.format_ok, eight.kept_accuracy) == (1.0, 1.0)
-
-
-async def test_known_scores_are_not_computed_again(tmp_path: Path) -> None:
-    first = Examination(tmp_path / "a")
-    judged = await first.judged(Sums().test(6))
-    again = Examination(tmp_path / "b", lambda *_: "nonsense")
-    known = {one.candidate.key: one.judged for one in judged}
-    assert await again.judged(Sums().test(6), known=known) == judged
-    assert again.client.calls == []
-
-
-def test_a_repeated_question_is_one_candidate_with_both_weights() -> None:
-    one, other = item(1), item(2)
-    candidates = candidates_of([(one, 0.5), (other, 1.0), (one, 0.25)])
-    assert [(candidate.item, candidate.weight) for candidate in candidates] == [(one, 0.75), (other, 1.0)]
-
-
-def test_item_of_several_sources_counts_once_with_the_first_weight() -> None:
-    first = [Candidate(item(1), 0.5), Candidate(item(2))]
-    second = [Candidate(replace(item(1), task="group")), Candidate(item(3), 2.0)]
-    candidates = counted_once([first, second, first])
-    assert [(one.item, one.weight, one.repeats) for one in candidates] == [
-        (item(1), 0.5, 2),
-        (item(2), 1.0, 1),
-        (item(3), 2.0, 0),
-    ]
-
-
-def test_key_distinguishes_items_by_their_question() -> None:
-    one = candidates_of([(item(1), 1.0)])[0]
-    changes = [{"question": "?"}, {"options": ("a",)}, {"max_steps": 9}, {"answer": "0"}, {"preamble": "x"}]
-    assert len({one.key, *(replace(one, item=replace(one.item, **change)).key for change in changes)}) == 6
-    assert replace(one, weight=3.0).key == one.key

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.learning import figures as gallery_module
-from edge.learning.figures import STEPS_BETWEEN, LiveFigures
+from edge.learning.figures import LiveFigures
 from edge.state.events import HeldOutScored, PhaseStarted, StepFinished
 from tests.unit.test_agent_retention import scored
 from tests.unit.test_console import step
@@ -35,20 +35,6 @@ class Drawn:
     async def once_more(self) -> None:
         await asyncio.wait_for(self._done.wait(), 30)
         self._done.clear()
-
-
-async def test_figures_are_drawn_at_intervals_and_at_the_end_with_earlier_steps(tmp_path: Path) -> None:
-    draw = Drawn()
-    async with LiveFigures(tmp_path / "figures", lambda line: None, draw).open([step(1)]):
-        pass
-    assert draw.numbers == [], "earlier steps are no reason to draw"
-    gallery = LiveFigures(tmp_path / "figures", lambda line: None, draw)
-    async with gallery.open([step(1)], [scored(0, "a", 0.5)]):
-        for number in range(2, STEPS_BETWEEN + 2):
-            gallery.emit(step(number))
-        await draw.once_more()
-        gallery.emit(step(STEPS_BETWEEN + 2))
-    assert draw.numbers == [(STEPS_BETWEEN + 1, 1), (STEPS_BETWEEN + 2, 1)]
 
 
 async def test_phase_switch_and_held_out_results_are_drawn_immediately(tmp_path: Path) -> None:

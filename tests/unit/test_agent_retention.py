@@ -37,13 +37,6 @@ async def test_every_source_is_evaluated_before_the_first_step_and_after_each_ph
     assert keys == [(step, source, step) for step in (0, 3, 5) for source in ("sums", "other")]
 
 
-async def test_periodic_evaluations_complement_phase_ends_and_never_repeat_at_a_step(tmp_path: Path) -> None:
-    keys, _ = await watched_run(World(tmp_path / "state", phases=PHASES), [], every=3)
-    assert [step for step, source, _ in keys if source == "sums"] == [0, 3, 5]
-    keys, _ = await watched_run(World(tmp_path / "state2", phases=PHASES), [], every=2)
-    assert [step for step, source, _ in keys if source == "sums"] == [0, 2, 3, 4, 5]
-
-
 async def test_resumed_run_evaluates_only_what_is_missing(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=PHASES)
     _, first = await watched_run(world, [], max_steps=3)
@@ -120,16 +113,6 @@ def test_forgetting_compares_the_phase_end_with_the_last_evaluation_after_the_sw
     ]
     assert forgetting_of(steps_of(("a", 2), ("b", 2)), scores) == [
         Forgetting(0, "a", "a", 2, 4, 0.8, 0.6, pytest.approx(0.25), 0.9, 0.5)
-    ]
-
-
-def test_source_learned_again_was_forgotten_until_then_and_a_single_one_forgets_nothing() -> None:
-    scores = [scored(2, "a", 0.8), scored(4, "a", 0.4), scored(6, "a", 0.9), scored(4, "b", 0.5), scored(6, "b", 0.3)]
-    assert forgetting_of(steps_of(("a", 2), ("a", 2)), scores) == forgetting_of([], scores) == []
-    found = forgetting_of(steps_of(("a", 2), ("b", 2), ("a", 2)), scores)
-    assert [(entry.source, entry.post_step, entry.forgetting_rate) for entry in found] == [
-        ("a", 4, pytest.approx(0.5)),
-        ("b", 6, pytest.approx(0.4)),
     ]
 
 

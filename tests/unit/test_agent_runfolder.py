@@ -12,7 +12,7 @@ from edge.core.errors import StateError
 from edge.core.events import FanOutSink
 from edge.learning.figures import write_figures
 from edge.learning.run_folder import RunFolder, summary_of
-from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
+from edge.state.events import FamilyScores, HeldOutScored, StepFinished
 from tests.unit.agent_world import World, changed
 from tests.unit.test_console import step
 
@@ -61,20 +61,6 @@ async def test_summary_weights_local_accuracy_by_local_answers_and_reports_each_
     ]
     families = summary["phases"][1]["last"]["families"]
     assert (list(families), families["sums"]["assist_rate"]) == (["sums"], pytest.approx(steps[-1].control.assist_rate))
-
-
-def test_family_means_are_weighted_by_prompts_and_local_answers() -> None:
-    steps = [
-        changed(step(1), families=(FamilyScores("a", 1, 0.5, 1.0, 1.0), FamilyScores("b", 3, 1.0, None, 0.5))),
-        changed(step(2), families=(FamilyScores("a", 3, 0.0, 0.5, 0.5),)),
-        changed(step(3), families=()),
-    ]
-    finished = RunFinished("r", "done", 3, 3, 0, 0, 0, 1.0, 0.0)
-    summary = summary_of([*steps] * 1, finished)
-    assert summary["first"]["families"]["a"] == {"prompts": 1, "kept_accuracy": 1.0, "joint_accuracy": 1.0, "assist_rate": 0.5}
-    assert summary["first"]["families"]["b"]["kept_accuracy"] is None
-    whole = summary_of([step(1), step(2), step(3), *steps[:2], step(6)], finished)["last"]["families"]["a"]
-    assert whole == {"prompts": 3, "kept_accuracy": 0.5, "joint_accuracy": 0.5, "assist_rate": 0.0}
 
 
 def result(at: int, run_id: str = "r", source: str = "sums") -> HeldOutScored:

@@ -104,13 +104,6 @@ def test_each_response_follows_its_own_prompt_through_refills_and_moves() -> Non
     assert [call for call in engine.calls if call.startswith("prefill")] == [f"prefill {prompt}" for prompt in plans]
 
 
-def test_the_batch_stays_full_while_there_is_work() -> None:
-    batcher, engine = planned(4, {1: ids("a") * 10})
-    run(batcher, request(1, 16))
-    assert engine.widths == [4] * 40
-    assert engine.calls.count("prefill 1") == 1
-
-
 def test_a_request_larger_than_the_batch_survives_the_loss_of_its_prompt() -> None:
     plans = {1: ids("a") * 6, 2: ids("b") * 2}
     batcher, _ = planned(2, plans)
@@ -296,20 +289,6 @@ def test_recorded_log_probabilities_are_those_of_the_biased_distribution() -> No
     assert forbidden.logprobs[2] == pytest.approx(5.0 - np.log(np.exp(5.0) + others), abs=1e-5)
 
 
-def test_bias_has_no_effect_without_a_decision_point() -> None:
-    batcher, _ = planned(2, {1: ids("a", "b", "think", "In", "a")})
-    (plain,), (biased,) = run(batcher, request(1), request(1, help_bias=40.0))
-    assert plain == biased
-    assert plain.help_log_odds is None
-
-
-def test_token_that_closes_the_tag_and_starts_the_phrase_is_still_a_decision() -> None:
-    batcher, _ = planned(2, {1: ids("</think", ">I", " need")})
-    ((allowed,), (forbidden,)) = run(batcher, request(1), request(1, suppress_help=True))
-    assert allowed.text == "</think>I need"
-    assert not forbidden.text.startswith("</think>I")
-
-
 def test_forced_tokens_are_scored_and_not_sampled() -> None:
     batcher, _ = planned(2, {1: ids("a") * 5}, favour=2.0)
     forced = Request([1], Sampling(), [0], Priority.ROLLOUT, forced_ids=ids("b", "", "a", "Step", " 3", ":"))
@@ -385,10 +364,3 @@ def test_model_kept_from_its_request_continues_with_an_answer(kept: dict[str, ob
     engine._logits = logits_that_would_go_on_in_the_request  # type: ignore[method-assign]
     ((response,),) = run(Batcher(engine, Tokens(), rollout_rows=1), request(1, temperature=0.0, **kept))
     assert response.text.startswith("</think>\n<")
-
-
-@pytest.mark.parametrize("plan", [ids("</think>\n", "b"), ids("<answer>", "b")], ids=["behind the thinking", "in the answer"])
-def test_suppressed_help_changes_nothing_where_the_model_would_not_ask(plan: list[int]) -> None:
-    batcher, _ = planned(1, {1: plan}, favour=20.0)
-    ((response,),) = run(batcher, request(1, temperature=0.0, suppress_help=True))
-    assert response.text == "".join(TEXTS[token] for token in plan)

@@ -91,15 +91,6 @@ def test_retry_after_is_honoured_immediately_up_to_a_maximum() -> None:
     assert breaker.wait_s(50.0) == 100.0
 
 
-def test_a_shorter_retry_after_does_not_shorten_a_pause() -> None:
-    breaker = Breaker(TERMS)
-    late, later = breaker.enter(0.0), breaker.enter(0.0)
-    assert late is not None and later is not None
-    breaker.leave(late, BAD, 1.0, retry_after_s=60.0)
-    breaker.leave(later, BAD, 2.0, retry_after_s=1.0)
-    assert breaker.wait_s(2.0) == 59.0
-
-
 def test_outcomes_of_calls_started_before_opening_neither_close_nor_extend_it() -> None:
     breaker = Breaker(TERMS)
     early = [breaker.enter(0.0) for _ in range(6)]

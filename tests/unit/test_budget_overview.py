@@ -29,13 +29,6 @@ def overview(*tasks: TaskBudget) -> Overview:
     return Overview("agent", "math", None, False, "", 0, 0, tasks, Held(None, None, "", "the model decides"))
 
 
-def test_device_use_is_reported_once_and_task_use_with_each_task() -> None:
-    both = overview(task("math", 50, 60, used=47), task("code", 50, 60, used=3)).to_json()
-    assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
-    assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
-    assert [line for line in budget_lines(both) if "50 of" in line] == ["calls    50 of 60"]
-
-
 def test_limit_of_a_task_is_shown_with_the_task() -> None:
     own = overview(task("math", 12, 20), task("code", 3, 5)).to_json()
     assert "calls_limit" not in own["device"] and own["device"]["tokens"] == 90

@@ -71,13 +71,6 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ev
     return plan_of
 
 
-def test_plan_uses_the_configured_sources_where_none_are_named(planned: Callable[..., EvalPlan]) -> None:
-    plan = planned()
-    assert (plan.sources, plan.limit, plan.cloud) == (tuple(phase.source for phase in AgentConfig().phases), 200, "coordinator")
-    named = [word for name in ("arith", "facts", "arith") for word in ("--tasks", f"practice:{name}")]
-    assert planned(*named).sources == ("practice:arith", "practice:facts")
-
-
 def test_with_the_cloud_disabled_nobody_is_asked_but_a_replay_works(
     planned: Callable[..., EvalPlan], monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
@@ -162,17 +155,6 @@ def test_group_items_have_the_groups_label_and_equal_family_weights() -> None:
     assert {one.item.task for one in candidates} == {"group1"}
     weights = {name: sum(one.weight for one in candidates if one.item.family == name) for name in ("arith", "science")}
     assert weights == {"arith": pytest.approx(1.0), "science": pytest.approx(1.0)}
-
-
-def test_items_shared_by_two_sources_are_measured_once() -> None:
-    for mix in ({"per_level": 3}, {"limit": 20}):
-        group = eval_candidates(EvalPlan(("practice:group1",), **mix))
-        both = eval_candidates(EvalPlan(("practice:group1", "practice:arith"), **mix))
-        shared = {one.key for one in group} & {one.key for one in eval_candidates(EvalPlan(("practice:arith",), **mix))}
-        assert sum(one.repeats for one in both) == len(shared)
-        assert [replace(one, repeats=0) for one in both[: len(group)]] == group, "weights stay those of the first source"
-        assert len({one.key for one in both}) == len(both)
-    assert shared
 
 
 async def test_a_journal_belongs_to_one_adapter_and_one_policy(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from edge.app import build_registry
-from edge.cli.settings import Settings
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
@@ -91,12 +90,6 @@ def test_privacy_check_shows_what_would_be_sent(edge_agent: EdgeAgent) -> None:
 @pytest.mark.parametrize("rule", ["x", "like:*a*b*c*"])
 def test_a_bad_rule_is_refused_when_it_is_given(edge_agent: EdgeAgent, rule: str) -> None:
     edge_agent("privacy", "check", "text", "--never-send", rule).refused(2, "rule", "--never-send")
-
-
-def test_never_send_adds_to_the_configured_rules(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("privacy: {never_send: [first]}")
-    config = Settings(tmp_path / "c.yaml", never_send=["second"]).config()
-    assert config.privacy.never_send == ("first", "second")
 
 
 def test_terms_are_read_from_a_file_and_a_bad_line_is_named(tmp_path: Path) -> None:

@@ -22,14 +22,6 @@ def test_tasks_become_phases_with_rate_and_steps() -> None:
     ]
 
 
-def test_a_rate_without_tasks_applies_to_every_phase_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("phases:\n  - {source: 'practice:arith', steps: 3}\n  - {source: mine.jsonl}\n", encoding="utf-8")
-    resolved = Settings(file, target_rate=0.6).resolve()
-    assert [phase.target_rate for phase in resolved.config.phases] == [0.6, 0.6]
-    assert resolved.origins["phases.1.target_rate"] == "--target-rate"
-
-
 def test_invalid_option_is_wrong_usage_and_an_invalid_file_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mode"):
         Settings(mode="sideways").config()

@@ -77,22 +77,6 @@ def test_sample_can_be_used_as_a_task_file(name: str, split: str, tmp_path: Path
     assert (open_source(str(path)).test(9) != ()) is (split == "test")
 
 
-def test_sample_is_reproducible_by_seed(edge_agent: EdgeAgent) -> None:
-    first, again, other = (
-        edge_agent("tasks", "sample", "practice:arith", "--seed", seed, "--json").out for seed in ("1", "1", "2")
-    )
-    assert first == again != other
-
-
-def test_a_sample_of_a_data_set_comes_from_the_wanted_split(tmp_path: Path, edge_agent: EdgeAgent) -> None:
-    source = f"gsm8k:{hub_folder(tmp_path, 'gsm8k')}"
-    test_ids = {item.id for item in open_source(source).test(1000)}
-    for split, inside in (("train", False), ("test", True)):
-        _, out, _ = edge_agent("tasks", "sample", source, "--split", split, "--n", "8", "--json")
-        ids = {json.loads(line)["id"] for line in out.splitlines()}
-        assert len(ids) == 8 and (ids <= test_ids) is inside
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

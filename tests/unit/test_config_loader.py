@@ -112,18 +112,6 @@ def test_later_layers_win_and_every_value_has_its_origin(tmp_path: Path) -> None
     assert rows["learning.group_size"][1] == "default"
 
 
-def test_a_list_in_a_file_replaces_the_default_list_and_keeps_line_origins(tmp_path: Path) -> None:
-    file = config_file(tmp_path, "phases:\n  - source: a.jsonl\n    steps: 3\n  - source: b.jsonl\n")
-    resolved = resolve_agent_config(file, sets=["phases.1.target_rate=0.5"])
-    assert [(phase.source, phase.steps, phase.target_rate) for phase in resolved.config.phases] == [
-        ("a.jsonl", 3, 0.3),
-        ("b.jsonl", None, 0.5),
-    ]
-    origins = {key: origin for key, _, origin in resolved.rows()}
-    assert origins["phases.0.steps"] == f"{file}:3"
-    assert origins["phases.1.target_rate"] == "--set phases.1.target_rate"
-
-
 def test_resolved_configuration_round_trips_through_yaml(tmp_path: Path) -> None:
     first = resolve_agent_config(None, sets=["learning.seed=4", "adapter.targets=[q_proj]", "mode=local-only"])
     again = resolve_agent_config(config_file(tmp_path, first.to_yaml()))

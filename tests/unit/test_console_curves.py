@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from coordinator.console import curves as module
-from coordinator.console.curves import POINTS, TASKS_KEPT, Curves
+from coordinator.console.curves import TASKS_KEPT, Curves
 from coordinator.ledger.journal import JournalEntry
 
 
@@ -37,17 +35,6 @@ def closing(seq: int, device: str, step: int, helped: int, dual: float) -> Journ
     return entry(seq, "close_step", 1000 * seq, **body, dual_after=dual.hex())
 
 
-async def test_price_is_the_mean_of_the_last_price_of_each_device() -> None:
-    opened = [
-        entry(seq, "open_step", device=device, task="math", target_rate=(0.3).hex()) for seq, device in ((1, "a"), (2, "b"))
-    ]
-    curves = curves_of([*opened, closing(3, "a", 0, 2, 0.5), closing(4, "b", 0, 4, 0.7), closing(5, "a", 1, 0, 0.1)])
-    assert await curves.catch_up()
-    points = curves.tasks()["math"]
-    assert [(point["assist_rate"], point["dual"]) for point in points] == [(0.2, 0.5), (0.4, 0.6), (0.0, pytest.approx(0.4))]
-    assert {point["target_rate"] for point in points} == {0.3}
-
-
 async def test_of_too_many_tasks_the_most_recently_closed_are_shown() -> None:
     def of(task: str, seq: int) -> list[JournalEntry]:
         closed = {"step": 0, "total_units": 10, "help_units": 1, "dual_after": (0.5).hex()}
@@ -59,15 +46,6 @@ async def test_of_too_many_tasks_the_most_recently_closed_are_shown() -> None:
     assert await curves.catch_up()
     assert set(curves.tasks()) == set(names) - {"t0"}
     assert [point["target_rate"] for point in curves.tasks()["t-last"]] == [0.3]
-
-
-async def test_many_steps_are_binned_into_few_points_without_loss() -> None:
-    steps = 3 * POINTS + 7
-    curves = curves_of([closing(seq, "a", seq, 3, 0.5) for seq in range(1, steps + 1)])
-    await curves.catch_up()
-    points = curves.tasks()["math"]
-    assert len(points) <= POINTS and sum(point["steps"] for point in points) == steps
-    assert all(point["assist_rate"] == pytest.approx(0.3) for point in points)
 
 
 async def test_spend_adds_up_for_every_outcome_and_refunds_add_nothing() -> None:

@@ -18,7 +18,7 @@ from edge.config.schema import PhaseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
-from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
+from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question
 from edge.dagrpo.format import check_format
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
@@ -77,19 +77,6 @@ def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_call
     text = demonstration(item)
     assert check_format(text, item.max_steps).ok and final_answer(text) == final
     assert VerifierByKind().is_correct(item, text)
-
-
-def test_program_tests_and_unjudged_questions_demonstrate_nothing() -> None:
-    assert demonstration(replace(ITEM, kind=AnswerKind.PROGRAM, answer="assert f(1) == 2")) == ""
-    assert demonstration(replace(ITEM, kind=AnswerKind.FEEDBACK, answer="")) == ""
-
-
-@given(st.text(min_size=1), st.integers(0, 1000))
-def test_dropping_words_keeps_at_least_one_and_changes_no_other_line(question: str, seed: int) -> None:
-    first, newline, rest = question.partition("\n")
-    left, same_newline, same_rest = with_words_left_out(question, random.Random(seed)).partition("\n")
-    assert (same_newline, same_rest) == (newline, rest)
-    assert set(left.split()) <= set(first.split()) and bool(left.split()) == bool(first.split())
 
 
 @given(st.text(max_size=40), st.integers(0, 99), st.lists(st.sampled_from(["boat", "mill"]), max_size=2))
@@ -174,24 +161,6 @@ async def test_option_of_a_rule_is_not_demonstrated(tmp_path: Path) -> None:
         given = GivenAnswers(ScriptedBackend(lambda *_: local_answer(3)), settings, state, VerifierByKind())
         assert len((await given.batch(plan, groups)).demonstrations) == 1
         assert (await given.batch(replace(plan, generalises=True), groups)).demonstrations == ()
-
-
-async def test_nothing_is_kept_around_answers_that_teach_a_rule(tmp_path: Path) -> None:
-    """Of 150 questions some are held out: the others are to change the answers to these."""
-    world = ignorant(world_with_corrections(tmp_path / "state", *range(1, 151)))
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
-    (learner,) = world.learners
-    assert (len(learner.demonstrations), learner.kept) == (1, [()]), "and nothing is rehearsed beside other steps"
-    assert not kept_questions(world)
-
-
-def test_answers_given_by_another_item_are_not_kept(tmp_path: Path) -> None:
-    rows = [("a", "one?", ""), ("a", "two?", "2"), ("a", "three?", "3"), ("b", "two?", "")]
-    with StateFolder(tmp_path) as state:
-        state.database.executemany("INSERT INTO kept_answers VALUES (?, ?, ?)", rows)
-        given = GivenAnswers(ScriptedBackend(lambda *_: ""), World(tmp_path).rollout_settings("run"), state, VerifierByKind())
-        assert [one.question for one in given.stored("a")] == ["one?", "three?"]
 
 
 async def test_question_answered_in_the_same_step_is_not_kept(tmp_path: Path) -> None:

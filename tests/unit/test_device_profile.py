@@ -41,18 +41,6 @@ MACHINES = {
     "laptop-nvidia-8gb": replace(LAPTOP, gpu_memory_mib=8188),
     "laptop-avx2": LAPTOP,
 }
-DOUBTFUL = {
-    "server": SERVER,
-    "nothing": MachineFacts(),
-    "orin nano of 4 GB": replace(MACHINES["jetson-orin-nano"], memory_mib=3500),
-    "agx orin of 32 GB": replace(MACHINES["jetson-agx-orin"], memory_mib=30700),
-    "pi 5 of 16 GB": replace(MACHINES["raspberry-pi-5"], memory_mib=16215),
-    "pi 500": replace(MACHINES["raspberry-pi-5"], board="Raspberry Pi 500 Rev 1.0"),
-    "macbook pro m3": replace(MACHINES["macbook-air-m3"], model="Mac15,3"),
-    "macbook air m3 of 8 GB": replace(MACHINES["macbook-air-m3"], memory_mib=8192),
-    "laptop without avx2": replace(LAPTOP, flags=frozenset({"sse2"})),
-    "laptop with a larger gpu": replace(LAPTOP, gpu_memory_mib=16376),
-}
 
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
@@ -60,11 +48,6 @@ def test_identified_machine_gets_its_profile(name: str) -> None:
     assert known_device(MACHINES[name]) == name
     assert pick_profile([], known_profiles(), lambda: MACHINES[name]) == Pick(known_profiles() / f"{name}.yaml", KNOWN)
     assert (known_profiles() / f"{name}.yaml").is_file()
-
-
-@pytest.mark.parametrize("kind", sorted(DOUBTFUL))
-def test_ambiguous_machine_gets_no_profile(kind: str) -> None:
-    assert pick_profile([], known_profiles(), lambda: DOUBTFUL[kind]) == Pick()
 
 
 # -- what was kept ------------------------------------------------------------------------------------------------------------------
@@ -182,12 +165,6 @@ def test_a_written_profile_is_read_back_as_the_same_device_and_settings(tmp_path
     assert "bf16" not in file.read_text()  # what was not measured is not there
 
 
-def test_phases_of_a_profile_are_counted_when_options_set_them(tmp_path: Path) -> None:
-    file = tmp_path / "device.yaml"
-    file.write_text("phases: [{source: practice:arith}]\n")
-    assert [phase.target_rate for phase in Settings(target_rate=0.1, device_profile=file).config().phases] == [0.1]
-
-
 @pytest.mark.parametrize("name", ["", "no/such/folder.yaml"])
 def test_unwritable_place_is_refused_before_measuring(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
@@ -223,9 +200,3 @@ def test_battery_reports_watt_hours_and_power(tmp_path: Path) -> None:
     assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (True, 57.0, 12.5)
     battery(tmp_path, status="Charging\n")
     assert drawn_w(tmp_path) is None
-
-
-def test_mouse_battery_is_not_the_machines(tmp_path: Path) -> None:
-    battery(tmp_path, "hid-mouse", scope="Device\n", energy_full="1000000")
-    put(tmp_path, sys__class__power_supply__AC__type="Mains\n")
-    assert (has_battery(tmp_path), battery_wh(tmp_path), drawn_w(tmp_path)) == (False, None, None)

@@ -98,8 +98,3 @@ def test_hints_pay_when_equally_good_answers_cost_less_or_gains_exceed_the_cost(
 def test_hints_stay_off_in_every_other_case(found: list[Pair], verdict: str) -> None:
     report = report_of(found)
     assert report.verdict == verdict and report.setting == "coordinator.hint_chars=0"
-
-
-def test_cached_answers_are_compared_by_tokens() -> None:
-    found = pairs(160, reply(True, 100, 0, cached=True), reply(True, 80, 40))
-    assert (report_of(found).cost_unit, report_of(found).verdict) == ("tokens", "pays")

@@ -88,13 +88,6 @@ def test_violated_limit_is_named_with_the_reading(readings: Readings, figure: st
     assert figure in reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9)
 
 
-def test_met_missing_or_unknown_limits_do_not_block() -> None:
-    free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
-    assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
-    for readings in (Readings(), MAINS, replace(MAINS, temperature_c=90.0)):
-        assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == ""
-
-
 def test_hours_may_span_midnight() -> None:
     assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
     assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
@@ -148,29 +141,6 @@ def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFold
     assert waiting.notices() == ["waiting: on battery", "goes on"]
     assert waiting.waits() == [(pytest.approx(50.0), "on battery")]
     assert waiting.readiness.waiting == ""
-
-
-def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder) -> None:
-    waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
-
-    async def use() -> None:
-        ready = asyncio.create_task(waiting.readiness.ready())
-        await asyncio.sleep(18.0)
-        assert waiting.waits() == [(pytest.approx(15.0), "on battery")], "kept as far as it was checked, should this be killed"
-        ready.cancel()
-        await asyncio.gather(ready, return_exceptions=True)
-
-    in_virtual_time(lambda _: use())
-    assert waiting.notices() == ["waiting: on battery"]
-    assert (waiting.readiness.waiting, waiting.waits()) == ("", [(pytest.approx(18.0), "on battery")])
-
-
-def test_reason_with_changed_numbers_is_the_same_wait(state: StateFolder) -> None:
-    hot = [Readings(temperature_c=degrees) for degrees in (95.0, 94.0, 93.0)]
-    waiting = Waiting(state, (*hot, BATTERY, MAINS))
-    in_virtual_time(lambda _: waiting.readiness.ready())
-    assert waiting.notices() == ["waiting: hot: 95 °C, above 90 °C", "waiting: on battery", "goes on"]
-    assert waiting.waits() == [(pytest.approx(15.0), "hot"), (pytest.approx(5.0), "on battery")]
 
 
 def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFolder) -> None:

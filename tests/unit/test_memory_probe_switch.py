@@ -13,7 +13,7 @@ from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import TrainingGroup
-from edge.sizing import device_speed, model_cost, model_shape, most_rows, probe_plan, step_measure
+from edge.sizing import device_speed, model_shape, most_rows, probe_plan, step_measure
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING
 from edge.training.memory import OutOfMemory, ProbePlan, TrainingSetting, does_not_fit, make_fit, memory_need, worst_micro_batch
 
@@ -90,28 +90,6 @@ def _missing(setting: TrainingSetting, plan: ProbePlan) -> int:
     return memory_need(plan.shape, worst, setting).total - plan.held_bytes
 
 
-async def test_without_an_estimate_one_mode_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = Recorder(short=True)
-    with pytest.raises(OutOfMemory):
-        await make_fit(learner, probe_plan(config(), MODEL, estimated=False), lambda: 1)
-    assert (learner.ways, len(learner.tried)) == ([False], 1)
-    roomy = Recorder(short=True)
-    await make_fit(roomy, probe_plan(config(), MODEL, estimated=False), lambda: 1 << 50)
-    assert (roomy.ways, roomy.tried) == ([False], [])
-
-
-def test_bare_on_or_off_is_read_as_text(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("learning: {gradient_checkpointing: on, memory_probe: off}")
-    learning = resolve(AgentConfig, files=[tmp_path / "config.yaml"]).config.learning
-    assert (learning.gradient_checkpointing, learning.memory_probe) == ("on", "off")
-
-
-async def test_probe_fills_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    (groups,) = await tried(monkeypatch, 100_000, "learning.memory_probe=on", "learning.micro_batch_tokens=200")
-    lengths = {len(group.prompt_ids) + len(sample.token_ids) for group in groups for sample in group.samples}
-    assert lengths == {128}
-
-
 async def test_too_little_memory_is_refused_before_probing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EdgeError, match="does not fit in memory"):
         await tried(monkeypatch, 1)
@@ -139,14 +117,6 @@ def test_the_floor_needs_bandwidth_and_both_speeds() -> None:
     assert both and both.train_flop_per_s == 300e9, "of the type that training computes in"
     for missing in range(3):
         assert step_measure(config(*full[:missing], *full[missing + 1 :]), MODEL) is None
-
-
-def test_model_costs_are_read_from_its_file() -> None:
-    shape, cost = model_shape(MODEL), model_cost(MODEL)
-    assert 0.99 * shape.parameters < cost.weights < shape.parameters, "norms and biases do not count, the tied output once"
-    assert cost.weights - cost.block_weights == shape.vocab_size * shape.width
-    assert 1.0 < cost.bytes_per_weight < 1.2  # Q8_0: 34 bytes for 32 weights
-    assert cost.kv_bytes_per_token == 4 * shape.layers * shape.kv_heads * shape.head_dim
 
 
 def test_a_folder_is_sized_by_its_configuration_and_a_broken_one_is_refused(tmp_path: Path) -> None:

@@ -103,17 +103,6 @@ def test_newest_correction_is_the_key_before_a_like_even_with_the_clock_set_back
     assert (own.item.kind, own.item.task, own.item.question) == (AnswerKind.FEEDBACK, "math", "2+2?")
 
 
-def test_question_rated_many_times_does_not_displace_others(state: StateFolder) -> None:
-    for number in range(3):
-        answered(state, f"one{number}", f"{number}+1?", str(number + 1))
-        rated(state, f"one{number}", "good")
-    for number in range(60):
-        answered(state, f"again{number}", "2+2?", "5")
-        rated(state, f"again{number}", "good")
-    kept = [answer.feedback.id for answer in FeedbackBook(state).rated(30)]
-    assert kept == ["one0", "one1", "one2", *(f"again{number}" for number in range(40, 60))]
-
-
 def test_unknown_answers_and_ratings_are_refused_and_change_nothing(state: StateFolder) -> None:
     answered(state, "a", "2+2?", "4")
     book = FeedbackBook(state)
@@ -161,18 +150,6 @@ def test_dislike_withdrawn_by_a_later_like_of_the_same_text_is_not_known_wrong(s
     rated(state, "a", "good", at=5.0)
     [own] = items(state)
     assert key_of(own) == OwnKey("text", ("Paris",), ())
-
-
-def test_question_that_was_never_sent_is_marked(state: StateFolder) -> None:
-    answered(state, "a", "2+2?", "4")
-    answered(state, "b", "3+3?", "6", source="cloud", call_key="run-b", call_state="completed")
-    answered(state, "c", "4+4?", "8", call_key="run-c", call_state="failed")
-    answered(state, "d", "5+5?", "10", call_key="run-d", call_state="unsettled")
-    answered(state, "e", "6+6?", "12", call_key="run-e", call_state="in_doubt")
-    for id in "abcde":
-        rated(state, id, "good")
-    sent = {own.item.question: own.sent for own in items(state)}
-    assert sent == {"2+2?": False, "3+3?": True, "4+4?": False, "5+5?": False, "6+6?": True}
 
 
 def test_agreement_is_opt_in_and_feedback_takes_precedence(state: StateFolder) -> None:

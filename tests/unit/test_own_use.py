@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from edge.core.errors import PermissionDenied
 from edge.learning import watched_folder
 from edge.learning.own_items import LEARNED_LATER
 from edge.learning.own_use import OwnUseRules
-from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
+from edge.state.events import GateJudged, Notice, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
 from edge.training.promotion_rules import GateRules
@@ -107,17 +106,6 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
         assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "promoted"], "the last one, so that it serves"
         assert agent.status().adapter_version == 3
         assert not await agent.learning.more_to_learn()
-
-
-async def test_labels_have_separate_steps_and_prices(tmp_path: Path) -> None:
-    corrected(tmp_path / "state", 1)
-    corrected(tmp_path / "state", 2, task="code")
-    world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
-    async with world.agent() as agent:
-        await agent.learn()
-        own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
-        assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
-        assert agent.components.state.terms("code") is not None
 
 
 @pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
@@ -297,24 +285,6 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
         assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
             "after the phases own steps are judged"
         )
-
-
-async def test_completion_of_all_own_questions_is_reported_once(tmp_path: Path) -> None:
-    corrected(tmp_path / "state", 1, 2)
-    world = world_in(tmp_path / "state", steps=3)
-
-    def completions() -> list[int]:
-        return [event.questions for event in world.events(OwnUseThrough) if not event.source]
-
-    async with world.agent() as agent:
-        await agent.learn()
-        assert completions() == [2] and not await agent.learning.more_to_learn()
-        give(agent.components.state, 5)
-        await agent.learn()
-        assert completions() == [2, 3], "a new question restarts the count"
-    async with world.agent() as agent:
-        await agent.learn()
-        assert completions() == [2, 3, 3], "and a restart explains the lack of own steps"
 
 
 async def test_watched_folder_accepts_every_form_and_reports_unjudgeable_records(tmp_path: Path) -> None:

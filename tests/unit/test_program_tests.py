@@ -71,16 +71,6 @@ def test_python_tests_pass_or_fail_with_a_reason(sandbox: Sandbox, code: str, te
     assert (verdict.passed, verdict.reason) == (not reason, reason)
 
 
-def test_passed_checks_are_counted(sandbox: Sandbox) -> None:
-    assert judged(sandbox, SQUARE, "assert square(1) == 1\nfor n in range(4):\n    assert square(n) == n * n\n").checks == 5
-    assert judged(sandbox, SQUARE, "assert square(1) == 1\nassert square(1) == 2\n").checks == 1
-
-
-def test_arguments_are_copies(sandbox: Sandbox) -> None:
-    code = "def f(xs):\n    xs.append(1)\n    return xs\n"
-    assert judged(sandbox, code, "xs = [0]\nassert f(xs) == [0, 1]\nassert xs == [0]\n").passed
-
-
 def test_preamble_precedes_the_program_and_tests_use_their_own_helpers(sandbox: Sandbox) -> None:
     preamble = "import math\ndef helper(x):\n    return x + 1\ndef stub(x):\n    '''To be written.'''\n"
     code = "def stub(x):\n    return math.floor(helper(x))\ndef helper(x):\n    return 0 * x\n"

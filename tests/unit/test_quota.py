@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.agent import Agent
 from edge.budget.dial import HelpDial
@@ -52,15 +50,6 @@ def test_quota_state_and_its_line(known: KnownBudget | None, now: Circumstances,
     quota = quota_of("math", known, HelpDial(0.15, "math").snapshot(), now)
     assert (quota.state, quota.target_rate, quota.as_of) == (state, 0.15, 7.0 if known else None)
     assert words in quota.line and "\n" not in quota.line
-
-
-@given(st.integers(0, 50), st.one_of(st.none(), st.integers(0, 50)), st.booleans(), st.booleans())
-def test_remaining_quota_is_never_negative_and_zero_is_never_ok(used: int, limit: int | None, away: bool, off: bool) -> None:
-    now = Circumstances(OFF if off else "", away="gone" if away else "")
-    quota = quota_of("math", budget(used, limit), None, now)
-    assert quota.calls_left == (None if limit is None else max(0, limit - used))
-    assert quota.state not in ("ok", "low") or quota.calls_left != 0
-    assert (quota.state == "switched_off") == off
 
 
 async def answer(agent: Agent, mode: Any = None) -> AnswerRecord:

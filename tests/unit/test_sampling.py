@@ -96,17 +96,6 @@ def test_a_row_without_a_finite_maximum_is_refused(bad: float) -> None:
         draw(np.full((1, 20), bad, dtype=np.float32), [1.0], [0.5])
 
 
-def test_scratch_memory_does_not_carry_over_between_calls() -> None:
-    sampler = RowSampler(50, 4)
-    first, second = made_up_logits(4, 50, 1), made_up_logits(2, 50, 2)
-    ones, halves = np.ones(4), np.full(4, 0.5)
-    sampler.sample(first, ones, halves)
-    ids, logprobs = sampler.sample(second, ones[:2], halves[:2])
-    alone_ids, alone_logprobs = RowSampler(50, 4).sample(second, ones[:2], halves[:2])
-    assert ids.tolist() == alone_ids.tolist()
-    assert logprobs.tolist() == alone_logprobs.tolist()
-
-
 @given(st.floats(-20, 20), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_a_bias_shifts_the_log_odds_of_a_token_set_by_exactly_that_much(bias: float, seed: int) -> None:

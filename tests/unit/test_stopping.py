@@ -71,22 +71,6 @@ def test_help_request_is_never_cut(stop: str, size: int) -> None:
     assert heard == spoken.text == text
 
 
-def test_text_that_only_starts_like_a_help_request_is_an_answer() -> None:
-    text = "<think>\nhard\n</think>\nI need a pen. And paper."
-    heard, _ = stopped(list(text), Sampling(stops=("I need",), stops_in_answer=True))
-    assert heard == "<think>\nhard\n</think>\n"
-    heard, _ = stopped(list(text.partition(" a pen")[0]), Sampling(stops=("need",), stops_in_answer=True))
-    assert heard == "<think>\nhard\n</think>\nI "
-
-
-def test_continued_turn_resumes_where_the_answer_was() -> None:
-    heard, _ = stopped(["It ", "is 5", ". So."], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n</think>\n")
-    assert heard == "It is 5"
-    assert stopped(list("Hello. There"), Sampling(stops=(".",), stops_in_answer=True))[0] == "Hello", "without tags all is answer"
-    heard, _ = stopped(["b.\n", "</think>", "It is. No"], Sampling(stops=(".",), stops_in_answer=True), "<think>\nStep 1: a.\n")
-    assert heard == "b.\n</think>It is"
-
-
 def test_tokens_are_sent_with_the_text_they_end_in_and_cut_ones_are_not() -> None:
     heard: list[tuple[str, list[int]]] = []
     spoken = Detokenizer(Sampling(stops=("cd",)), "", lambda text, tokens: heard.append((text, [one.token_id for one in tokens])))

@@ -38,12 +38,6 @@ def names(chosen) -> list[str]:
     return [each.alias for each in chosen]
 
 
-def test_an_upstream_is_an_alias_by_its_own_name() -> None:
-    upstreams = table(leg("a"), leg("b"))
-    assert names(upstreams.choose(call(model_alias="b"), "q", NOW)) == ["b"]
-    assert upstreams.aliases == ("a", "b", "smart")
-
-
 def test_order_of_a_route_takes_precedence_over_weights() -> None:
     upstreams = table(
         leg("last", weight=1000.0, order=2),

@@ -42,15 +42,6 @@ def test_the_highest_log_odds_ask_and_cost_what_cloud_answers_did() -> None:
     assert (all_of_them.calls, all_of_them.threshold, all_of_them.latency_p50_s) == (40, None, 2.5)
 
 
-def test_differing_charges_widen_the_interval_around_the_same_mean() -> None:
-    answers = [past(float(number), cloud=True, charged=50 + 100 * (number % 2)) for number in range(40)]
-    outlook = replayed(answers, 0.25)
-    assert outlook.spend_uusd == 1000.0
-    assert outlook.spend_interval_uusd is not None
-    low, high = outlook.spend_interval_uusd
-    assert 0.0 < low < 1000.0 < high < 2000.0
-
-
 def test_accuracy_is_estimated_only_where_enough_of_both_kinds_were_rated() -> None:
     few = replayed([past(1.0, judged="good") for _ in range(9)] + [past(-1.0)] * 20, 0.0)
     assert few.good_share is None
@@ -66,28 +57,10 @@ def test_accuracy_is_estimated_only_where_enough_of_both_kinds_were_rated() -> N
     assert replayed(sent, 0.5).good_share is None, "of those that stay local too few were judged"
 
 
-def test_cloud_only_answers_give_cost_and_latency() -> None:
-    answers = [past(float(number)) for number in range(20)]
-    demanded = [past(None, cloud=True, judged="good", charged=70)] * 10
-    unknown, known = replayed(answers, 0.5), replayed(answers, 0.5, demanded)
-    assert (unknown.spend_uusd, unknown.latency_p90_s) == (None, 0.5)
-    assert any("how long the cloud takes" in note for note in unknown.notes)
-    assert (known.spend_uusd, known.latency_p90_s, known.judged_cloud) == (700.0, 2.5, 10)
-    assert not any("cost" in note or "how long" in note or "cloud answer" in note for note in known.notes)
-    assert what_if(answers, [0.5], demanded=demanded).present.calls == 0
-    assert not any("how long" in note for note in replayed(answers, 0.0).notes)
-
-
 def test_too_few_answers_are_refused_with_advice() -> None:
     with pytest.raises(TooFewAnswers, match="19 recorded answers are too few") as caught:
         what_if([past(0.0)] * 19, [0.1])
     assert "edge-agent eval" in caught.value.hint
-
-
-def test_answers_without_a_decision_cannot_ask_at_any_rate() -> None:
-    outlook = replayed([past(None)] * 15 + [past(1.0)] * 5, 1.0)
-    assert (outlook.calls, outlook.rate) == (5, 0.25)
-    assert any("only 5 answers came to a place" in note for note in outlook.notes)
 
 
 @given(st.lists(ODDS, min_size=20, max_size=60), st.floats(0, 1), st.floats(0, 1))
