@@ -71,12 +71,6 @@ async def test_usage_counts_input_and_output_tokens(provider: BundledProvider) -
     assert (result.usage.output_tokens, result.finish) == (5, "length")
 
 
-async def test_prompt_longer_than_the_context_is_reported_as_not_executed(provider: BundledProvider) -> None:
-    with pytest.raises(ProviderError) as failed:
-        await provider.complete(asks("word " * 2_000))
-    assert (failed.value.kind, failed.value.executed) == ("too_long", False)
-
-
 async def test_oversized_prompt_is_refused_without_being_tokenised(
     provider: BundledProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,15 +95,6 @@ async def test_number_of_threads_does_not_change_results(tiny: TinyModel) -> Non
     assert results[0] == results[1]
 
 
-async def test_scoring_gives_the_log_probabilities_of_sampling(tiny: TinyModel) -> None:
-    async with opened(tiny) as backend:
-        group = await backend.sample_group(question(2), ROLLOUT, range(6))
-        noise = asyncio.create_task(backend.sample_group(question(5), ROLLOUT, range(6)))
-        for response in group.responses:
-            assert await backend.score(group.prompt_ids, response.token_ids) == response.logprobs
-        await noise
-
-
 async def test_sampled_frequencies_follow_the_scored_probabilities(tiny: TinyModel) -> None:
     async with opened(tiny) as backend:
         group = await backend.sample_group(question(1), Sampling(max_tokens=1), range(3000))

@@ -51,15 +51,6 @@ async def test_loading_restores_an_earlier_learner_state(worker, tmp_path) -> No
     assert await saved(learner, tmp_path / "c") == before
 
 
-async def test_older_checkpoint_is_replaced_without_temporary_files(worker, tmp_path) -> None:
-    learner = tiny_learner(worker)
-    await learner.save(tmp_path)
-    await learner.update(random_groups(0))
-    await learner.save(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == [FILE]
-    assert read_state(tmp_path / FILE)[1]["step"] == 1
-
-
 def _rewritten(change: Callable[[dict, dict], object]) -> Callable[[Path], None]:
     def damage(file: Path) -> None:
         tensors, scalars = read_state(file)
