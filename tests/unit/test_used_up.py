@@ -76,6 +76,12 @@ async def test_no_ledger_key_reaches_the_caller(tmp_path: Path, mode: Any) -> No
         assert agent.access.quotas.now("chat").state != "used_up"
 
 
+def test_limit_lowered_below_its_use_is_reported_as_configured() -> None:
+    rows = [BudgetRow("device[device:d]", Limits(calls=60), Limits(calls=62), Amount(62, 9, 9), Amount())]
+    shown = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
+    assert (shown.calls, shown.calls_limit) == (62, 60)
+
+
 def test_of_several_budgets_the_one_with_the_least_left_is_reported_for_each_unit() -> None:
     roomy, tight = Limits(calls=60, tokens=40), Limits(calls=20, tokens=900)
     rows = [BudgetRow("device[device:d]", roomy, roomy, Amount(3, 9, 9)), BudgetRow("fleet", tight, tight, Amount(18, 9, 9))]
