@@ -33,14 +33,6 @@ def test_rows_that_are_decoded_together_share_the_rate_of_so_many() -> None:
     assert worked(work)[0] == pytest.approx(80 / 20.0)
 
 
-def test_what_ends_first_leaves_its_share_to_the_others() -> None:
-    async def work(machine: Machine) -> None:
-        await asyncio.gather(machine.decode(10, 2), machine.decode(40, 2))
-
-    rate_of_two = 10.0 + 10.0 / 3
-    assert worked(work)[0] == pytest.approx(1.0 + 30 / rate_of_two)
-
-
 def test_learning_stands_still_while_somebody_is_served() -> None:
     async def work(machine: Machine) -> None:
         async def ask() -> None:
@@ -51,17 +43,6 @@ def test_learning_stands_still_while_somebody_is_served() -> None:
         await asyncio.gather(machine.decode(40, 4), machine.compute(1.0), ask())
 
     assert worked(work)[0] == pytest.approx(5.0 + 1.0 + 2.0)
-
-
-def test_work_that_is_given_up_takes_no_more_time() -> None:
-    async def work(machine: Machine) -> None:
-        given_up = asyncio.ensure_future(machine.compute(100.0))
-        await asyncio.sleep(1.0)
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        await machine.compute(2.0)
-
-    assert worked(work)[0] == pytest.approx(3.0)
 
 
 def test_unbroken_work_slows_down_after_a_while_and_a_minute_of_rest_makes_up_for_it() -> None:
@@ -79,15 +60,6 @@ def test_unbroken_work_slows_down_after_a_while_and_a_minute_of_rest_makes_up_fo
 
     worked(work, hot)
     assert marks == pytest.approx([14.0, 14.0 + 61.0 + 12.0])
-
-
-def test_energy_is_that_of_busy_and_of_idle_seconds() -> None:
-    async def work(machine: Machine) -> None:
-        await machine.compute(1800.0)
-        await asyncio.sleep(1800.0)
-
-    _, machine = worked(work)
-    assert machine.energy_wh == pytest.approx(0.5 * 11.0 + 0.5 * 1.0)
 
 
 def test_a_battery_empties_at_its_time_and_is_full_when_it_was_charged() -> None:

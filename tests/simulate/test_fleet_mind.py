@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge.core.errors import AdapterError, StateError
-from edge.core.types import AdapterRef, Demonstration, LocalResponse, Message, Sampling, TrainingGroup, TrainingSample
-from edge.dagrpo.format import check_format
-from edge.training.learner import ENOUGH_NATS
-from tools.simulate.fleet.backend import ASKING, THINKING, SimulatedBackend, prompt_ids, question_of, read_mind
+from edge.core.types import LocalResponse, Message, Sampling, TrainingGroup, TrainingSample
+from tools.simulate.fleet.backend import ASKING, SimulatedBackend, prompt_ids, read_mind
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
 from tools.simulate.fleet.machine import Machine
@@ -63,14 +60,6 @@ def test_greedy_answers_follow_the_log_odds_and_the_bias_moves_them() -> None:
         assert biased.help_log_odds == plain.help_log_odds
 
 
-def test_suppressed_help_gives_an_answer_that_goes_on_from_the_prefix() -> None:
-    bench = Bench(Mind(ask=9.0))
-    for question in QUESTIONS[:20]:
-        response = bench.answer(question, Sampling(temperature=0.0, suppress_help=True), THINKING)
-        assert check_format(THINKING + response.text, 4).ok
-        assert not check_format(THINKING + response.text, 4).asks_help
-
-
 def test_at_temperature_one_the_seed_decides_and_the_rate_is_the_minds() -> None:
     bench = Bench(Mind(ask=0.5))
     question = QUESTIONS[1]
@@ -79,11 +68,6 @@ def test_at_temperature_one_the_seed_decides_and_the_rate_is_the_minds() -> None
     assert again.responses == group.responses[200:300]
     asked = sum(response.text == ASKING for response in group.responses) / 400
     assert asked == pytest.approx(float(sigmoid(help_log_odds(Mind(ask=0.5), Nature(), 0.5, question.ask_noise))), abs=0.08)
-
-
-def test_a_question_is_read_from_its_prompt_ids_as_it_was() -> None:
-    for question in QUESTIONS:
-        assert question_of(prompt_ids(question)) == question
 
 
 def test_learning_moves_the_mind_along_the_advantages_that_the_groups_carry(tmp_path: Path) -> None:
@@ -100,41 +84,3 @@ def test_learning_moves_the_mind_along_the_advantages_that_the_groups_carry(tmp_
     assert bench.backend.adapter_version == 1
     bench.run(bench.backend.swap_adapter(None))
     assert bench.backend.mind == Mind()
-
-
-def test_imitation_ends_when_the_right_answer_is_likely_enough_and_takes_the_time_of_its_tokens(tmp_path: Path) -> None:
-    bench = Bench(Mind(skill=0.0))
-    shown = Demonstration(prompt_ids(QUESTIONS[0]), (2,) * 50)
-    once = bench.run(bench.learner.imitate([shown], most=1))
-    assert (once.updates, once.nats) == (1, once.nats_before)
-    assert bench.loop.time() == pytest.approx(once.seconds)
-    more = bench.run(bench.learner.imitate([shown], most=16))
-    assert more.nats < more.nats_before < once.nats
-    assert more.updates == 16 or more.nats <= ENOUGH_NATS
-    bench.run(bench.learner.export(tmp_path / "a", 1))
-    learned = read_mind(tmp_path / "a")
-    assert learned.skill > 0.0
-    assert learned.ask < Mind().ask
-
-
-def test_an_update_takes_as_long_as_its_tokens_and_equal_advantages_change_nothing(tmp_path: Path) -> None:
-    bench = Bench()
-    sample = TrainingSample((2,) * 50, (-0.5,) * 50, 0.0)
-    report = bench.run(bench.learner.update([TrainingGroup(prompt_ids(QUESTIONS[0]), (sample, sample), 1.0)]))
-    assert report.skipped
-    assert bench.loop.time() == 0.0
-    live = TrainingSample((2,) * 50, (-0.5,) * 50, 0.5)
-    bench.run(bench.learner.update([TrainingGroup(prompt_ids(QUESTIONS[0]), (live, live), 1.0)]))
-    assert bench.loop.time() == pytest.approx(1.0)
-
-
-def test_a_learner_goes_on_where_it_was_saved_and_refuses_what_is_none(tmp_path: Path) -> None:
-    bench, other = Bench(Mind(skill=1.5)), Bench()
-    bench.run(bench.learner.save(tmp_path))
-    other.run(other.learner.load(tmp_path))
-    other.run(other.learner.export(tmp_path / "b", 2))
-    assert read_mind(tmp_path / "b") == Mind(skill=1.5)
-    with pytest.raises(StateError):
-        other.run(other.learner.load(tmp_path / "nothing"))
-    with pytest.raises(AdapterError):
-        other.run(other.backend.swap_adapter(AdapterRef(1, str(tmp_path / "nothing"))))

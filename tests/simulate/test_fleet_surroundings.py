@@ -7,21 +7,19 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.simulate.fleet_worlds import group, in_virtual_time, scenario
+from tests.simulate.fleet_worlds import in_virtual_time
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud
 from tools.simulate.fleet.device import Timetable
 from tools.simulate.fleet.hardware import LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.link import PATIENCE_S, FleetNetwork, Link
 from tools.simulate.fleet.mind import Nature, Question
-from tools.simulate.fleet.people import arrivals, draw_difficulty
-from tools.simulate.fleet.scenario import CloudPart, DifficultyPart, LearningPart, TokensPart
+from tools.simulate.fleet.scenario import CloudPart, LearningPart, TokensPart
 from tools.simulate.virtual.loop import SeededLoop
 
 STEADY = LinkModel("steady", 0.1, 0.0, 1000.0, 2000.0)
@@ -42,14 +40,6 @@ def test_a_message_takes_half_a_round_trip_its_bytes_and_those_before_it() -> No
     assert one.delay_s(0.5, 880, up=False) == pytest.approx(0.05 + 0.5)
 
 
-def test_lost_messages_are_sent_again() -> None:
-    lossy = link(replace(STEADY, loss=0.5, retransmit_s=7.0))
-    delays = [lossy.delay_s(100.0 * place, 0, up=True) for place in range(400)]
-    again = [round((delay - 0.05 - 0.12) / 7.0, 6) for delay in delays]
-    assert all(times == int(times) for times in again)
-    assert sum(again) / 400 == pytest.approx(1.0, abs=0.25)
-
-
 def test_offline_hours_are_those_of_the_local_clock_every_day() -> None:
     nightly = link(replace(STEADY, offline_hours=(22.0, 6.0)), starts_at_h=20.0)
     assert nightly.up_again(HOUR) == HOUR
@@ -66,16 +56,6 @@ def test_a_link_that_breaks_by_chance_is_up_for_its_share_of_the_time(seed: int)
     assert up == pytest.approx(0.9, abs=0.03)
 
 
-def test_looking_for_an_outage_that_lasts_leaves_the_short_ones_before_it() -> None:
-    model = replace(STEADY, mean_up_s=90.0, mean_down_s=20.0)
-    looking, plain = link(model), link(model)
-    for at in range(0, 20_000, 10):
-        outage = looking.next_outage(at)
-        assert outage.ends > at
-        assert outage.ends - outage.began > PATIENCE_S
-        assert looking.up_again(at) == plain.up_again(at)
-
-
 def test_a_message_in_a_short_outage_comes_after_it_and_in_a_long_one_breaks_its_connection() -> None:
     async def carried(loop: SeededLoop) -> list[tuple[str, float]]:
         network, seen = FleetNetwork(loop, random.Random(0)), list[tuple[str, float]]()
@@ -90,18 +70,6 @@ def test_a_message_in_a_short_outage_comes_after_it_and_in_a_long_one_breaks_its
     assert (first, second) == ("delivered", "lost")
     assert at == pytest.approx(10.0, abs=0.5)
     assert later == pytest.approx(2000.0 + PATIENCE_S)
-
-
-def test_who_waits_for_a_connection_is_woken_when_the_link_comes_back() -> None:
-    async def connected(loop: SeededLoop) -> float:
-        one, network = link(), FleetNetwork(loop, random.Random(0))
-        channel = FleetChannel(network, lambda: object(), one)  # type: ignore[arg-type, return-value]
-        one.force_down(0.0, 77.0)
-        assert channel.get_state() is grpc.ChannelConnectivity.CONNECTING
-        await channel.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
-        return loop.time()
-
-    assert in_virtual_time(connected) == pytest.approx(77.0)
 
 
 # the cloud ---------------------------------------------------------------------------------------------------------------------
@@ -163,24 +131,6 @@ def test_a_failure_reports_whether_the_call_was_executed(
 # people and hours --------------------------------------------------------------------------------------------------------------
 
 
-def test_questions_come_as_often_as_the_hours_say() -> None:
-    part = scenario(group(questions_per_day=24_000, by_hour="office")).groups[0]
-    hours = [0] * 24
-    for at in arrivals(part, 6.0, random.Random(3)):
-        if at >= DAY:
-            break
-        hours[int(6.0 + at / HOUR) % 24] += 1
-    assert sum(hours) == pytest.approx(24_000, rel=0.03)
-    assert hours[2] == 0
-    assert hours[10] == pytest.approx(24_000 * part.hour_weights[10] / 24, rel=0.1)
-
-
-@given(st.floats(0, 1), st.floats(0, 2), st.floats(-1, 1), st.integers(0, 10**6))
-def test_difficulties_stay_between_nothing_and_all(mean: float, spread: float, drift: float, seed: int) -> None:
-    part = DifficultyPart(mean=mean, spread=spread, drift_per_day=drift)
-    assert 0.0 <= draw_difficulty(part, 3 * DAY, random.Random(seed)) <= 1.0
-
-
 def turns(part: LearningPart, starts_at_h: float, days: int, shift: float = 0.0) -> list[float]:
     """Hours of the scenario at which a step begins, each done in no time."""
     now, found = [0.0], list[float]()
@@ -191,13 +141,6 @@ def turns(part: LearningPart, starts_at_h: float, days: int, shift: float = 0.0)
         else:
             now[0] += table.check_s
     return found
-
-
-def test_learning_takes_its_turns_within_its_hours_and_no_turn_twice() -> None:
-    part = LearningPart(steps_per_day=9, from_hour=22, until_hour=7)
-    assert turns(part, 0.0, 1) == pytest.approx([0, 1, 2, 3, 4, 5, 6, 22, 23])
-    assert turns(part, 21.0, 1) == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    assert turns(part, 21.0, 1, shift=0.5) == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5])
 
 
 @settings(max_examples=40)

@@ -90,12 +90,6 @@ def test_a_schedule_of_target_rates_is_followed_stretch_by_stretch_each_after_it
     assert not judged(mean, "rate off target", "<=", 0.03, after_warm_up=True).holds
 
 
-def test_learning_is_held_to_its_own_target_rate_where_a_dial_sets_another_one_for_people() -> None:
-    dialled = run(group(target_rate=0.5, training_target_rate=0.2, settled_assist_rate=0.5, settled_training_assist_rate=0.2))
-    assert judged(dialled, "training rate off target", "<=", 0.01, after_warm_up=True).holds
-    assert judged(dialled, "rate off target", "<=", 0.01, after_warm_up=True).holds
-
-
 def budgeted(used: list[int], limits: list[int | None]) -> SimulationResult:
     cloud = sample_cloud([group()])
     at = [900.0 * (number + 1) for number in range(len(used))]
@@ -126,15 +120,6 @@ def test_a_budget_is_kept_at_every_moment_and_a_cut_takes_nothing_back(
     assert judged(scaled, "spend over budget", "<=", 0).holds is kept
 
 
-def test_a_budget_that_is_not_in_force_holds_nothing() -> None:
-    assert (
-        judged(budgeted([100_000, 3_000_000], [2_000_000] * 2), "spend over budget", "<=", 0).found
-        == "spend over budget 1.00 USD"
-    )
-    assert judged(budgeted([1], [None]), "spend over budget", "<=", 0).found == "spend over budget: no budget is in force"
-    assert not judged(run(), "calls over budget", "<=", 0).holds
-
-
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=12), st.integers(0, 100))
 def test_under_an_unchanging_limit_within_one_window_a_budget_is_kept_exactly_if_no_total_passes_it(
     steps: list[int], limit: int
@@ -162,8 +147,3 @@ def test_what_is_no_assertion_is_refused_with_the_reason(written: object, says: 
     with pytest.raises(ValidationError) as refusal:
         Assertion.model_validate(written)
     assert says in str(refusal.value)
-
-
-def test_what_lies_on_the_limit_keeps_it() -> None:
-    assert judged(run(group(assist_rate=0.1 + 0.2)), "rate", "<=", 0.3).holds
-    assert not judged(run(group(assist_rate=0.3001)), "rate", "<=", 0.3).holds

@@ -55,16 +55,3 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
         assert main([str(each) for each in arguments]) == 2, arguments
         told = capsys.readouterr()
         assert (told.err.count("\n"), told.out) == (1, ""), arguments
-
-
-def test_figures_are_printed_even_when_the_file_cannot_be_written(
-    tmp_path: Path, day: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(content: bytes, path: Path) -> None:
-        raise EdgeError(f"{path} cannot be written: No space left on device")
-
-    monkeypatch.setattr(fleet_run, "put", full)
-    assert main(["run", str(day), "--json", str(tmp_path / "x.json")]) == 1
-    told = capsys.readouterr()
-    assert "Half answered within" in told.out
-    assert "No space left" in told.err

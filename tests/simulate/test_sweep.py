@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import UsageError
 from tests.simulate import fake_fleet
-from tests.simulate import fleet_worlds as worlds
-from tests.simulate.fleet_worlds import device_file, group, link_file
-from tools.simulate.__main__ import main
+from tests.simulate.fleet_worlds import group
 from tools.simulate.reports.result import SimulationResult
-from tools.simulate.sweeps import engines, plan
+from tools.simulate.sweeps import engines
 from tools.simulate.sweeps.command import sweep
 from tools.simulate.sweeps.engines import Failed, Finished, kept, play_all
-from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of, program
+from tools.simulate.sweeps.plan import Job, Variation, jobs_of
 
 RUN = "tests.simulate.fake_fleet:run_scenario"
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,12 +75,6 @@ def test_every_combination_is_run_with_every_seed_from_the_scenarios_own_on() ->
     assert "coordinator" not in SCENARIO
 
 
-def test_a_star_changes_all_groups_and_a_number_one_of_them() -> None:
-    assert [group["dial"] for group in varied("groups.*.dial=0.2")[0].scenario["groups"]] == [0.2, 0.2]
-    assert [group.get("dial") for group in varied("groups.1.dial=0.2")[0].scenario["groups"]] == [None, 0.2]
-    assert varied("groups.phones.learning=null,{steps_per_day: 3}")[1].scenario["groups"][1]["learning"] == {"steps_per_day": 3}
-
-
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
@@ -102,36 +93,6 @@ def test_a_variation_that_cannot_be_is_refused(texts: list[str], says: str) -> N
         varied(*texts)
 
 
-def test_a_result_belongs_to_the_scenario_the_seed_and_the_ingredients_it_was_made_of() -> None:
-    here, elsewhere = varied("groups.*.dial=0.1")[0], varied("groups.*.dial=0.1", other=1)[0]
-    assert here.label == elsewhere.label
-    assert here.file_name != elsewhere.file_name
-    assert here.file_name == varied("groups.*.dial=0.1")[0].file_name
-    assert here.file_name != replace(here, ingredients="another device").file_name
-    labels = [job.label for job in varied("groups.laptops.dial=0.1", "groups.phones.dial=0.2")]
-    assert labels == ["laptops.dial=0.1 phones.dial=0.2 seed=5"], "as short as they can be told apart"
-
-
-def test_ingredients_are_device_link_and_program_and_no_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, device = link_file(tmp_path), device_file(tmp_path)
-    scenario = worlds.scenario(group(link=str(link), device=str(device)))
-    seen = [ingredients_of(scenario)]
-    link.write_text(f"# a remark\n{link.read_text()}")
-    assert ingredients_of(scenario) == seen[0]
-    link_file(tmp_path, rtt_ms=5000)
-    seen.append(ingredients_of(scenario))
-    device.write_text(device.read_text().replace("prefill_tokens_per_s: 100", "prefill_tokens_per_s: 50"))
-    seen.append(ingredients_of(scenario))
-    assert len(set(seen)) == 3 and all(program() in each for each in seen)
-    (tmp_path / "edge").mkdir()
-    monkeypatch.setattr(plan, "_ROOT", tmp_path)
-    digests = set()
-    for text in ("a = 1\n", "a = 2\n", "a = 1\n"):
-        (tmp_path / "edge" / "one.py").write_text(text)
-        digests.add(program.__wrapped__())
-    assert len(digests) == 2
-
-
 # playing them -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -144,15 +105,6 @@ async def test_so_many_runs_at_once_are_kept_and_what_cannot_be_read_is_made_aga
     assert [job.settings for job in again.played] == [jobs[1].settings, jobs[2].settings]
     assert all(isinstance(end, Finished) for end in ends)
     assert [end.job for end in ends] == jobs
-
-
-async def test_one_run_that_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
-    jobs = varied("groups.*.questions_per_day=1", seeds=3, fail=6)
-    ends = await play_all(jobs, tmp_path, InThisProcess(), 1, ignored)
-    assert [type(end) for end in ends] == [Finished, Failed, Finished]
-    again = InThisProcess()
-    await play_all(jobs, tmp_path, again, 1, ignored)
-    assert [job.seed for job in again.played] == [6]
 
 
 async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path) -> None:
@@ -205,45 +157,11 @@ def test_a_sweep_reports_its_results_and_resumes_without_playing_a_run_twice(
     assert len(found["rows"][1]["figures"]["p95"]) == 2
 
 
-def test_what_other_ingredients_gave_is_played_again_and_seeds_alone_may_differ(
-    tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = scenario(count=str(tmp_path / "count"))
-    for ingredient in ("old", "old", "new"):
-        monkeypatch.setattr("tools.simulate.sweeps.command.ingredients_of", lambda _, what=ingredient: what)
-        assert sweep(chosen(path, tmp_path / "out", seeds=2), run=RUN) == 0
-    assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
-    assert "Charts" not in (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
-
-
-def test_failed_runs_are_on_the_page_or_one_line_if_all_failed(tmp_path: Path, scenario: Callable[..., Path]) -> None:
-    assert sweep(chosen(scenario(fail=6), tmp_path / "out", "groups.*.dial=0.1", seeds=2), run=RUN) == 1
-    page = (tmp_path / "out" / "sweep.html").read_text(encoding="utf-8")
-    assert "dial=0.1 seed=6</b>" in page and "seed 6 was told to fail; try another one" in page
-    with pytest.raises(EdgeError, match="no run gave a result; the first: seed 5 was told to fail"):
-        sweep(chosen(scenario(fail=5), tmp_path / "none", "groups.*.dial=0.1"), run=RUN)
-
-
 def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match=r"groups.0.dial"):
         sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN)
     assert not (tmp_path / "count").exists()
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [(None, "day.yaml"), ("a: [", "day.yaml"), ("- 1", "day.yaml"), ("about: x", "day.yaml: groups is required")],
-)
-def test_what_is_no_scenario_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
-) -> None:
-    path = tmp_path / "day.yaml"
-    if text is not None:
-        path.write_text(text)
-    assert main(["sweep", str(path), "--vary", "a=1", "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert says in said and said.count("\n") == 1
 
 
 async def test_ctrl_c_stops_what_runs_and_keeps_what_is_finished(tmp_path: Path, scenario: Callable[..., Path]) -> None:
@@ -318,26 +236,3 @@ def test_with_ray_the_same_results_come_and_ray_is_let_go(
     job = varied("groups.*.dial=0.1")[0]
     (file,) = (tmp_path / "ray").glob("dial*.json")
     assert SimulationResult.from_json(file.read_bytes()) == fake_fleet.run_scenario(job.scenario, job.seed)
-
-
-async def test_a_failed_task_of_ray_is_one_line_and_a_stopped_one_is_cancelled(tmp_path: Path) -> None:
-    job = varied("groups.*.dial=0.1", fail=5)[0]
-    with pytest.raises(engines.RunFailed, match="seed 5 was told to fail"):
-        await engines.Ray(RUN, FakeRay()).play(job, tmp_path / "x.json")
-    ray = FakeRay(hangs=True)
-    task = asyncio.create_task(engines.Ray(RUN, ray).play(job, tmp_path / "x.json"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ray.said == ["cancel force=True"]
-
-
-def test_without_ray_the_error_has_the_install_command(
-    tmp_path: Path, scenario: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EdgeError, match="--engine ray needs Ray") as refusal:
-        sweep(chosen(scenario(), tmp_path / "out", "groups.*.dial=0.1", engine="ray"), run=RUN)
-    assert "'.[ray]'" in refusal.value.hint

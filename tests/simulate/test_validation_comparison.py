@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tools.simulate.validation.comparison import Row, compare, draw, goal_is_met
+from tools.simulate.validation.comparison import Row, compare, goal_is_met
 from tools.simulate.validation.seen import Answered, Run, Taken
 
 LOCAL = Answered(0, 1.0, 1.0, 0.01, 0.05, "local", False, 60, 40, 0, -2.0)
@@ -35,21 +34,7 @@ def test_the_goal_is_met_within_fifteen_percent_on_either_side(by: float, met: b
     assert not goal_is_met([]), "nothing was judged"
 
 
-def test_a_source_of_only_one_run_has_no_row_and_shows_in_the_rate() -> None:
-    rows = compare(run(LOCAL, CLOUD), run(LOCAL, LOCAL))
-    assert not [row for row in rows if row.name.startswith("cloud")]
-    assert (named(rows, "realised rate").real, named(rows, "realised rate").simulated) == (0.5, 0.0)
-
-
 def test_what_a_person_waits_before_being_asked_counts_from_the_arrival_on() -> None:
     rows = compare(run(replace(LOCAL, began_s=3.0)), run(LOCAL))
     assert named(rows, "arrival on, p50").real == pytest.approx(2.05)
     assert named(rows, "arrival on, p50").met is None
-
-
-@pytest.mark.parametrize("steps", [(), (Taken(0.3, 0.5, 1.0), Taken(0.2, 0.49, 1.0))])
-def test_the_picture_is_drawn_with_and_without_learning(tmp_path: Path, steps: tuple[Taken, ...]) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "validation.png"
-    draw(file, run(LOCAL, CLOUD, steps=steps), run(LOCAL, steps=steps), 0.3)
-    assert file.read_bytes().startswith(b"\x89PNG")

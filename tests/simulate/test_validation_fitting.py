@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 
 import pytest
 
 from tools.simulate.fleet.hardware import DeviceSpeed
 from tools.simulate.fleet.mind import sigmoid
-from tools.simulate.validation.fitting import NothingToFit, cloud_pace, fit_mind, local_pace
+from tools.simulate.validation.fitting import fit_mind, local_pace
 from tools.simulate.validation.seen import Sampled, Timed
 
 SPEED = DeviceSpeed("test", "m", 1000.0, ((1, 100.0), (8, 400.0)), 500.0, 1.0, 2.0)
@@ -41,24 +40,6 @@ def test_growth_and_constant_time_of_tokens_are_fitted_separately() -> None:
     assert pace.token_growth_s == pytest.approx(2e-5)
     assert pace.token_overhead_s == pytest.approx(5e-4)
     assert max(each.rest for each in pace.paces) == pytest.approx(1.0)
-
-
-def test_a_slow_answer_among_many_moves_no_overhead_and_stays_among_the_paces() -> None:
-    pace = local_pace(SPEED, [local(50, 40, 0.004, 0.0005) for _ in range(20)] + [local(50, 40, 0.004, 0.0005, slower=9.0)])
-    assert pace.overhead_s == pytest.approx(0.004)
-    assert max(each.rest for each in pace.paces) == pytest.approx(9.0)
-    assert median(each.first for each in pace.paces) == pytest.approx(1.0)
-
-
-def test_the_clouds_pace_is_its_usual_first_token_and_its_usual_rate() -> None:
-    pace = cloud_pace([Timed(60, tokens, 0.05, 0.05 + (tokens - 1) / 400.0) for tokens in (20, 50, 90)])
-    assert (pace.first_token_s, pace.tokens_per_s) == (pytest.approx(0.05), pytest.approx(400.0))
-
-
-@pytest.mark.parametrize("fit", [cloud_pace, lambda timed: local_pace(SPEED, timed), fit_mind])
-def test_without_a_calibration_there_is_nothing_to_fit(fit: object) -> None:
-    with pytest.raises(NothingToFit):
-        fit([])  # type: ignore[operator]
 
 
 def test_a_fitted_mind_is_right_and_asks_at_each_prompt_as_often_as_the_model_did() -> None:

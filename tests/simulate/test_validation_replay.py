@@ -57,12 +57,6 @@ def test_an_answer_takes_the_time_of_its_own_tokens_at_the_speed_of_the_profile(
     assert [short.first_s, long.first_s] == [pytest.approx(local_s(SHY, 1))] * 2
 
 
-def test_tokens_of_long_answers_slow_down_by_the_profiles_growth(files: tuple[Path, Path], tmp_path: Path) -> None:
-    files[0].write_text(PROFILE.replace("0.001}", "0.001, token_growth_s: 0.0002}"), encoding="utf-8")
-    (seen,) = played(replay(SHY), files, tmp_path)
-    assert seen.total_s == pytest.approx(local_s(SHY, 40) + 0.0001 * 39**2)
-
-
 def test_a_question_that_asks_takes_its_reasoning_and_then_the_cloud_at_its_calibrated_pace(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -81,12 +75,6 @@ def test_the_real_dial_steers_the_replayed_model(files: tuple[Path, Path], tmp_p
     assert shares[0] == shares[1] == 0.0
     assert 0.2 <= shares[2] <= 0.4
     assert shares[3] == 1.0
-
-
-def test_who_comes_while_another_answer_is_made_waits_for_it(files: tuple[Path, Path], tmp_path: Path) -> None:
-    first, second = played(replay(SHY, SHY, every_s=0.1), files, tmp_path)
-    assert second.began_s == pytest.approx(first.began_s + first.total_s)
-    assert second.from_arrival_s == pytest.approx(second.began_s - 0.2 + second.total_s)
 
 
 def test_the_same_seed_gives_the_same_answers_and_paces_spread_them(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -111,11 +99,3 @@ def test_learning_steps_move_the_price_by_the_controllers_own_rule(files: tuple[
         assert step.seconds > 0.0
         before = step.dual
     assert len(steps) == 6
-
-
-def test_learning_meets_the_sampled_prompts_in_their_order_and_again(files: tuple[Path, Path], tmp_path: Path) -> None:
-    shy, eager = (Sampled("arith", 1, 0, 4, 4, 0, asks, 60, 50.0) for asks in (0.01, 0.99))
-    steps = replayed_steps(
-        Lessons(4, 1, 8, TERMS, 1), fit_mind([shy, eager]), CloudPace(0.2, 100.0, EVEN), *files, tmp_path / "world"
-    )
-    assert [step.assist_rate > 0.5 for step in steps] == [False, True, False, True]

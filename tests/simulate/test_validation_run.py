@@ -69,15 +69,6 @@ async def test_every_question_is_answered_in_order_and_never_before_it_arrives(t
     assert (len(found.local), len(found.cloud)) == (len(plan.local_calibration), len(plan.cloud_calibration))
 
 
-async def test_learning_steps_are_told_with_the_price_that_the_coordinator_gave(tmp_path: Path) -> None:
-    found = await measured(tmp_path, make_plan(8, MINUTES, None, 3, 1))
-    assert len(found.run.steps) == 3
-    before = found.run.dual_init
-    for step in found.run.steps:
-        assert step.dual == pytest.approx(before + 0.1 * (step.assist_rate - 0.3))
-        before = step.dual
-
-
 async def scripted(folder: Path, plan: Plan) -> tuple[Known, Measured]:
     """What a scripted model's run was, and what is known of its questions; whether it asks is in its script alone."""
     found = await measured(folder, plan)
@@ -97,20 +88,6 @@ async def test_what_was_run_is_simulated_with_the_same_decisions_and_the_profile
     assert load_device(str(tmp_path / "profile.yaml")).overhead_s == pytest.approx(replayed.local.overhead_s, rel=1e-3)
     assert "while the machine was busy" in (tmp_path / "profile.yaml").read_text(encoding="utf-8")
     assert {row.name.split(",")[0] for row in compare(found.run, replayed.run)} >= {"realised rate", "λ after the last step"}
-
-
-async def test_the_simulated_times_do_not_change_with_those_of_the_run(tmp_path: Path) -> None:
-    plan = make_plan(24, MINUTES, None, 0, 1)
-    known, found = await scripted(tmp_path / "real", plan)
-    late = tuple(replace(each, first_s=9.0, total_s=99.0) for each in found.run.answers)
-    config = config_for(tmp_path / "state")
-    once, again = [
-        await asyncio.to_thread(
-            simulate, archive_of(faster_than_any(), known, each, plan, config, (0.0, 0.0)), tmp_path, lambda line: None
-        )
-        for each in (found, replace(found, run=replace(found.run, answers=late)))
-    ]
-    assert once.run == again.run
 
 
 async def test_an_archived_validation_is_simulated_again_with_the_same_result(tmp_path: Path) -> None:

@@ -121,14 +121,6 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
     assert report["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
-def test_wait_across_a_clock_set_back_is_never_negative(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        with state.database as database:
-            rows = [(9000.0, 1800.0, "on battery"), (9000.0, 9060.0, "on battery")]
-            database.executemany("INSERT INTO waits (began_at, ended_at, reason) VALUES (?, ?, ?)", rows)
-        assert activity_report(state.database, 0.0, 10_000.0)["waits"] == [{"reason": "on battery", "times": 2, "seconds": 60.0}]
-
-
 def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
     with StateFolder(tmp_path) as state:
@@ -141,19 +133,6 @@ def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> N
         spend = activity_report(state.database, 95.0, 2e5)["spend"]
     assert (spend["stretch_s"], spend["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
     assert sum(one["serving_uusd"] for one in spend["stretches"]) == 12
-
-
-async def test_rollback_is_reported_with_its_author_and_the_active_version_follows(tmp_path: Path) -> None:
-    world = changing(tmp_path)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        world.clock.advance(100)
-        await agent.adapter.rollback(2)
-        world.clock.advance(100)
-        later = agent.records.report(world.clock.now())
-        report = agent.records.report(0.0)
-    assert later["serving_version_then"] == later["serving_version"] == 2
-    assert [(one["from_version"], one["to_version"], one["by"]) for one in report["went_back"]] == [(4, 2, "person")]
 
 
 async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> None:
@@ -245,16 +224,6 @@ def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypat
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_new_source_is_compared_with_its_first_evaluation(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        state.put_exams([exam(0, "a", ""), exam(2, "ab", ""), exam(2, "a", "", source="later"), exam(4, "abc", "", "abcde")], 1.0)
-        state.put_exams([exam(4, "abcd", "", source="later")], 1.0)
-        state.set_lineage(Lineage(4, 4))
-        later, sums = activity_report(state.database, 0.0, 9.0)["tasks"]
-    assert (later["source"], later["right_then"], later["right_now"], later["new"]) == ("later", 1, 4, 0)
-    assert (sums["right_then"], sums["right_now"], sums["new"], sums["new_right"]) == (1, 3, 1, 0)
 
 
 def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(tmp_path: Path) -> None:

@@ -32,13 +32,6 @@ def test_the_fewest_rows_that_are_about_as_fast_as_the_fastest() -> None:
         rows_worth({})
 
 
-@pytest.mark.parametrize(("rows", "prompts"), [(1, 1), (8, 1), (9, 2), (128, 16)])
-def test_prompts_fill_the_rows_with_their_responses(rows: int, prompts: int) -> None:
-    advice = batch_advice(SHAPE, LIMITS, SETTING, rows, 1 << 40)
-    assert (advice.prompts, advice.group_size, advice.rows) == (prompts, 8, rows)
-    assert (advice.micro_batch_tokens, advice.gradient_checkpointing, advice.fits) == (MICRO_BATCH_TOKENS[0], False, True)
-
-
 def test_with_less_memory_the_micro_batch_shrinks_before_activations_are_computed_again() -> None:
     needs = {
         (tokens, again): memory_need(SHAPE, _worst(tokens, again), replace(SETTING, rows=16, checkpointing=again)).total

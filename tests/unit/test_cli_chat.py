@@ -53,11 +53,6 @@ def test_a_long_history_keeps_its_newest_entries_in_order(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == [HISTORY_FILE]
 
 
-def test_unusual_characters_do_not_end_a_conversation(tmp_path: Path) -> None:
-    open_history(tmp_path, stored=True).append_string("half \udce9 character")
-    assert list(open_history(tmp_path, stored=True).load_history_strings()) == ["half ? character"]
-
-
 def test_unwritable_history_is_reported_and_kept_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(open_history(tmp_path / "none", stored=True), InMemoryHistory)
     assert capsys.readouterr().err.count("\n") == 1

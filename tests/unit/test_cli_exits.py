@@ -13,7 +13,6 @@ import pytest
 from edge.cli import main
 from edge.cli.allocator import SETTINGS, wants_tuning
 from edge.cli.exits import ending
-from edge.core.errors import EdgeError
 from edge.core.install import install_extra
 from tests.unit.conftest import EdgeAgent, Ended
 
@@ -40,13 +39,6 @@ def test_a_failure_is_one_line_with_exit_code_1_and_wrong_usage_one_with_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     edge_agent(*words).refused(code, part)
-
-
-def test_multi_line_message_becomes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> int:
-        raise EdgeError("first\nsecond", hint="do\nthis")
-
-    Ended(ending(fails), *capsys.readouterr()).refused(1, "first second; do this")
 
 
 def test_ctrl_c_exits_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,10 +92,3 @@ def test_invalid_id_is_reported_and_nothing_is_looked_up(state: Path, edge_agent
     for words in (("feedback", "a b", "good"), ("why", "../a1"), ("why", "caf\udce9"), ("feedback", "", "bad")):
         edge_agent(*words, "--state", str(state)).refused(2, "no id of an answer")
     assert edge_agent("why", "chatcmpl-a1", "--json", "--state", str(state)).json["id"] == "a1"
-
-
-def test_folder_in_use_or_damaged_is_one_line(state: Path, edge_agent: EdgeAgent) -> None:
-    with StateFolder(state):
-        edge_agent("feedback", "a1", "good", "--state", str(state)).refused(1, "another agent is using this state folder")
-    (state / "agent.sqlite").write_bytes(b"not a database" * 100)
-    edge_agent("feedback", "a1", "good", "--state", str(state)).refused(1)

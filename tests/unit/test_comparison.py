@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from edge.learning.comparison import Asking, changed_examples, compare
-from edge.state.rows import Exam, ExamAnswer, exam_answers
+from edge.state.rows import ExamAnswer
 
 QUESTIONS = {key: f"question {key}" for key in "abcd"}
 
@@ -35,22 +33,3 @@ def test_same_rate_applies_before_and_after_regardless_of_the_tendency_to_ask() 
     assert Asking(0.5, 0.0).right_in_the_end(eager, eager) == 0.5
     assert Asking(0.0, 1.0).right_in_the_end(eager, eager) == 0.5
     assert Asking(1.0).right_in_the_end(eager, eager) == 0.5, "a cloud of which no answer was judged counts for nothing"
-
-
-def test_gained_examples_come_first_and_a_lost_one_is_included() -> None:
-    before, after = answers(right="d", wants_help=""), answers(right="abc", wants_help="")
-    found = changed_examples(before, after, None, QUESTIONS)
-    assert [(one["question"], one["change"]) for one in found] == [
-        ("question a", "gained"), ("question b", "gained"), ("question d", "lost"),
-    ]  # fmt: skip
-    assert (found[0]["before"], found[0]["right_before"], found[0]["right_after"]) == ("answer a", False, True)
-    assert changed_examples(before, before, None, QUESTIONS) == []
-    assert changed_examples(before, after, None, {}) == [], "a question that is no longer stored is not shown"
-
-
-def test_evaluations_of_older_folders_report_correctness_without_requests() -> None:
-    old = exam_answers(json.dumps({"a": True, "b": False}))
-    found = compare(old, answers("ab", "", known="ab"), Asking(0.5))
-    assert (found["right_then"], found["right_now"], found["gained"], found["in_the_end"]) == (1, 2, 1, None)
-    new = answers("a", "b", known="ab")
-    assert exam_answers(Exam(1, "s", "t", new).answers_json()) == new

@@ -15,7 +15,7 @@ from coordinator.cli import main
 from coordinator.config import CoordinatorConfig, resolve_coordinator_config
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Resolved
-from edge.config.reference import Key, keys_of, keys_under
+from edge.config.reference import Key, keys_of
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 from tests.unit.conftest import EdgeAgent
@@ -174,21 +174,6 @@ def test_printed_maximum_is_accepted_and_more_is_not(kind: Kind, key: Key, tmp_p
     kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most}"])
     with pytest.raises(ConfigError, match=r"must be at most|must lie in \[0, 1\]"):
         kind.resolved(tmp_path, [*instead_of(key), f"{concrete(key.path)}={most + 1}"])
-
-
-@pytest.mark.parametrize(
-    ("prefix", "first", "count"),
-    [
-        ("storage", "storage", 5),
-        ("upstreams.gpt-4.prices.0", "upstreams.NAME.prices[].from_day", 4),
-        ("aliases.NAME[].weight", "aliases.NAME[].weight", 1),
-        ("tasks.*.dual", "tasks.NAME.dual_scope", 6),
-        ("", "listen", len(KEYS)),
-    ],
-)
-def test_prefix_narrows_to_a_section_a_key_or_names_with_that_beginning(prefix: str, first: str, count: int) -> None:
-    found = keys_under(KEYS, prefix)
-    assert (found[0].path, len(found)) == (first, count)
 
 
 @pytest.mark.parametrize(

@@ -88,29 +88,8 @@ def test_local_accuracy_is_weighted_by_local_answers() -> None:
     assert view is not None and view.local_accuracy == 0.25, "a new phase starts new means"
 
 
-def test_time_left_counts_from_where_the_run_resumed() -> None:
-    progress = Progress(max_steps=10)
-    progress.feed(RunStarted("r", "m", steps_done=100, steps_planned=500, adapter_version=1, at=0.0))
-    progress.feed(step(104, seconds=3.0))
-    view = progress.view()
-    assert view is not None
-    assert (view.planned, view.left_s) == (110, pytest.approx(18.0))
-    progress.feed(RunStarted("r", "m", steps_done=100, steps_planned=105, adapter_version=1, at=0.0))
-    progress.feed(step(104))
-    assert progress.view().planned == 105, "the plan ends a run that may do more steps"  # type: ignore[union-attr]
-
-
 NUMBERS = ("1/4", "local accuracy 50.0 %", "20.0 %", "30.0 %", "λ 0.480", "7 calls, 0.00123 USD", "6 s left")
 """Of the first step: accuracy, rate and target, price, spend and time left, each of which a person is shown."""
-
-
-def test_plain_line_prints_every_number_with_its_companion() -> None:
-    console, stream, clock = plain(max_steps=4)
-    console.emit(RunStarted("r", "m", 0, None, 0, 0.0))
-    clock.advance(5)
-    console.emit(step(1))
-    (line,) = stream.getvalue().splitlines()
-    assert [part for part in (*NUMBERS, "answered locally 80.0 %", "right in the end 75.0 %") if part not in line] == []
 
 
 def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:
@@ -199,14 +178,3 @@ def test_first_and_last_step_on_own_questions_always_have_a_line(source: str, en
     console.emit(end)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
     assert [int(line.split()[1]) for line in lines] == [1, 4, 16]
-
-
-def test_line_never_mixes_practice_with_own_questions() -> None:
-    console, stream, clock = plain()
-    for number in range(1, 13):
-        clock.advance(5)
-        console.emit(own(number, kept=1.0, coverage=1.0) if number % 4 == 0 else step(number, kept=0.25, coverage=0.5))
-    lines = stream.getvalue().splitlines()
-    assert all("local accuracy 100.0 %, answered locally 100.0 %" in line for line in lines if "mine:chat" in line)
-    assert all("local accuracy 25.0 %, answered locally 50.0 %" in line for line in lines if "practice:arith" in line)
-    assert sum("mine:chat" in line for line in lines) == 3

@@ -15,7 +15,7 @@ from edge.app.agents import thread_fitting
 from edge.cli.doctor import busy_cores, check_other_load
 from edge.config.schema import AgentConfig, EngineConfig, LearningConfig
 from edge.core.events import MemorySink
-from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, SpareCores, thread_settings
+from edge.learning.conditions import MachineLoadNotice, MachineProbe, Readings, SpareCores
 from edge.state.events import LearningResumed, Notice, RunStarted, StepProgress
 from edge.testing.clock import ManualClock
 from edge.testing.probe import ScriptedProbe
@@ -64,14 +64,6 @@ def test_no_notice_is_given_where_it_would_not_help(
     clock.advance(step_s)
     watch.emit(inside(1))
     assert notices(sink) == []
-
-
-@pytest.mark.parametrize(
-    ("engine", "torch", "cores", "wanted"),
-    [(0, 0, 2, BOTH), (1, 0, 2, ("learning.torch_threads=1",)), (1, 1, 8, ()), (0, 0, 1, ()), (4, 1, 8, ("engine.threads=1",))],
-)
-def test_only_settings_with_an_effect_are_named(engine: int, torch: int, cores: int, wanted: tuple[str, ...]) -> None:
-    assert thread_settings(engine, torch, cores) == wanted
 
 
 def test_the_doctor_warns_of_busy_cores_and_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

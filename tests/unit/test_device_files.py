@@ -6,14 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.config.agent import resolve_agent_config
 from edge.config.device import DeviceConfig, SourceConfig, numbers
 from edge.config.loader import resolve
 from edge.core.errors import ConfigError, UsageError
-from tools.simulate.fleet.formula import EFFICIENCIES, ROWS, SIZES, estimated_speed, fitting_models, speeds_text
+from tools.simulate.fleet.formula import ROWS, estimated_speed, fitting_models
 from tools.simulate.fleet.profiles import DEVICES, LINKS, LinkFile, load_device, load_link
 
 MEASURED = "x86-2core"
@@ -21,7 +19,6 @@ KNOWN = sorted(path.stem for path in DEVICES.glob("*.yaml") if path.stem != MEAS
 KNOWN_LINKS = sorted(path.stem for path in LINKS.glob("*.yaml"))
 ESTIMATED = "estimated by formula"
 PUBLISHED = re.compile(r"\S.*, https?://[a-z0-9.-]+/\S+$")
-MACHINE = DeviceConfig(processor="cpu", memory_mib=16384, bandwidth_gb_per_s=50.0, peak_gflop_per_s=500.0)
 
 
 def device(name: str) -> DeviceConfig:
@@ -75,44 +72,6 @@ def test_known_device_has_models_that_fit_its_memory_and_sets_only_learning_hour
 # -- the formula ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_decode_reads_all_weights_and_a_prompt_computes_with_them() -> None:
-    row = estimated_speed(MACHINE, "1.5B-Q8_0")
-    size = SIZES["1.5B"]
-    shares = EFFICIENCIES["cpu"]
-    assert row.decode[0].tokens_per_s == pytest.approx(shares.decode * 50e9 / size.weight_bytes["Q8_0"], rel=5e-3)
-    assert row.prefill_tokens_per_s == pytest.approx(shares.prefill * 500e9 / (2 * size.parameters), rel=5e-3)
-    assert row.training_tokens_per_s == pytest.approx(shares.training * 500e9 / (4 * size.parameters), rel=5e-3)
-
-
-@given(st.floats(1, 1000), st.floats(10, 1e5), st.sampled_from(sorted(EFFICIENCIES)), st.sampled_from(sorted(SIZES)))
-def test_more_rows_are_never_slower_together_and_never_faster_than_a_prompt(
-    bandwidth: float, peak: float, processor: str, size: str
-) -> None:
-    machine = DeviceConfig.model_validate(
-        {"processor": processor, "bandwidth_gb_per_s": bandwidth, "peak_gflop_per_s": peak, "memory_mib": 1}
-    )
-    row = estimated_speed(machine, f"{size}-Q4_K_M")
-    assert row.prefill_tokens_per_s is not None
-    one, *more = [rate.tokens_per_s for rate in row.decode]
-    bound = max(one, row.prefill_tokens_per_s) * 1.01
-    assert all(rate <= bound for rate in more)
-    if row.prefill_tokens_per_s > one * 1.02:
-        assert one <= more[0] * 1.01
-        assert more[0] <= more[1] * 1.01
-
-
-def test_published_single_row_speed_extends_to_more_rows() -> None:
-    slow, usual = estimated_speed(MACHINE, "3B-Q4_K_M", one=1.0), estimated_speed(MACHINE, "3B-Q4_K_M")
-    assert slow.decode[0].tokens_per_s == 1.0
-    assert slow.decode[2].tokens_per_s < usual.decode[2].tokens_per_s
-
-
-def test_the_printed_rows_can_be_put_into_a_profile(tmp_path: Path) -> None:
-    file = tmp_path / "device.yaml"
-    file.write_text(f"device:\n{speeds_text(MACHINE)}")
-    assert load_device(str(file), "7B-Q4_K_M").decode_rate(1) == estimated_speed(MACHINE, "7B-Q4_K_M").decode[0].tokens_per_s
-
-
 # -- loading ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -124,14 +83,6 @@ def test_every_device_can_be_simulated_with_each_of_its_models(name: str) -> Non
         assert speed.model == model and speed.training_tokens_per_s > 0
         assert 0 < speed.decode_rate(1) <= speed.decode_rate(4) <= speed.decode_rate(8)
     assert load_device(name).model == models[0]
-
-
-@pytest.mark.parametrize("name", KNOWN_LINKS)
-def test_every_link_can_be_simulated(name: str) -> None:
-    link = load_link(name)
-    assert 0.001 < link.rtt_s < 2.0
-    assert link.down_bytes_per_s >= link.up_bytes_per_s > 0
-    assert (link.mean_up_s is None) == (link.mean_down_s == 0)
 
 
 def test_own_device_file_is_loaded_by_its_path(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge.core.errors import ConfigError, EdgeError
+from edge.core.errors import EdgeError
 from tests.unit.experiment_world import made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
 from tools.experiments.cells import expand, shared
@@ -49,13 +49,6 @@ def test_a_damaged_result_names_its_file_and_the_place(
     assert "remove the file" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"form": 1', "[" * 100_000])
-def test_file_that_is_no_result_is_refused_in_the_same_way(tmp_path: Path, text: str) -> None:
-    result_file(CELL, tmp_path).write_text(text, encoding="utf-8")
-    with pytest.raises(EdgeError, match="not the result of nano-edge"):
-        read_result(CELL, tmp_path)
-
-
 def test_complete_results_are_accepted_including_all_published_ones(tmp_path: Path) -> None:
     make_results([CELL], tmp_path)
     assert read_result(CELL, tmp_path) is not None
@@ -71,18 +64,3 @@ def test_results_round_trip_and_no_device_or_pipe_is_replaced(tmp_path: Path) ->
     assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "real").read_text(encoding="utf-8")) == body
     with pytest.raises(OSError, match="no regular file"):
         write_whole(Path("/dev/null"), "text")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        '{"chosen": {"nano-edge": {"grpo": {"group1": -1}}}}',
-        "{",
-    ],
-)
-def test_choices_of_another_form_are_refused_with_their_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "chosen.json").write_text(text, encoding="utf-8")
-    for place in (tmp_path / "chosen.json", tmp_path):
-        with pytest.raises(ConfigError, match="no chosen assistance rewards"):
-            read_chosen(place)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from edge.core.errors import ConfigError
-from tools.experiments.cells import Cell, ChosenRewards, expand, shared
+from tools.experiments.cells import Cell, ChosenRewards, expand
 from tools.experiments.result import RESULTS
 from tools.experiments.spec import Spec, load_spec, spec_names
 
@@ -84,16 +84,6 @@ def test_own_task_file_must_exist_and_gives_its_labels(tmp_path: Path) -> None:
         _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"math": 0.1}})
 
 
-def test_evaluated_file_must_hold_out_questions(tmp_path: Path) -> None:
-    tasks, line = tmp_path / "own.jsonl", '{"question": "2+3?", "answer": 5, "split": "train"}\n'
-    tasks.write_text(line, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"evaluate\.sources\.0: .*own\.jsonl: no item is held out; add lines with"):
-        _spec(tmp_path, evaluate={"sources": [str(tasks)]})
-    assert _spec(tmp_path, evaluate={"sources": [str(tasks)], "items": 0}).evaluate.sources == (str(tasks),)
-    tasks.write_text(line + line.replace("train", "test").replace("2+3", "3+2"), encoding="utf-8")
-    assert _spec(tmp_path, evaluate={"sources": [str(tasks)]}).evaluate.sources == (str(tasks),)
-
-
 def test_missing_model_is_reported_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
     assert _spec(tmp_path, models=["nano-edge", "nano-egde"]).models
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: models\.1: nano-egde: no such model file") as caught:
@@ -110,27 +100,6 @@ def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_fir
     keys = [cell.key for cell in grid.cells]
     assert keys[0].startswith("nano-edge.bare.s0-")
     assert [key.split(".")[-1].split("-")[0] for key in keys[1:]] == ["s0"] * 4 + ["s1"] * 4
-
-
-def test_default_settings_make_no_other_cell(tmp_path: Path) -> None:
-    plain = expand(_spec(tmp_path), {})
-    settings = {"learning.dual_init": 0.5, "learning.group_size": 8, "engine.threads": 1, "gate.enabled": False}
-    explicit = expand(_spec(tmp_path, settings=settings), {})
-    assert [cell.key for cell in plain.cells] == [cell.key for cell in explicit.cells]
-    assert len(shared([plain, explicit])) == len(plain.cells)
-
-
-def test_cells_that_differ_in_anything_have_other_keys(tmp_path: Path) -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"settings": {"learning.dual_init": 0.4}},
-        {"evaluate": {"items": 10}},
-        {"phases": {"g1-g2": [{"source": "group1", "steps": 2}, {"source": "group2", "steps": 4}]}},
-        {"phases": {"g1-g2": [{"source": "group1", "steps": 2, "target_rate": 0.4}, {"source": "group2", "steps": 3}]}},
-        {"routers": ["da-grpo"]},
-    ]
-    keys = {expand(_spec(tmp_path, **change), {}).cells[-1].key for change in changes}
-    assert len(keys) == len(changes)
 
 
 def test_cell_keys_are_stable() -> None:

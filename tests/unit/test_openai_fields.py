@@ -15,7 +15,7 @@ from coordinator.providers.provider import ProviderRequest, bound_of_request
 from edge.core.errors import InvalidRequest
 from edge.core.types import Message
 from edge.rpc.client import fingerprint
-from edge.rpc.openai_fields import MAX_OPENAI_BYTES, completion_json, openai_fields
+from edge.rpc.openai_fields import MAX_OPENAI_BYTES, openai_fields
 from tests.service.in_process import TOOLS, call
 
 FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -77,12 +77,6 @@ def test_unbounded_or_meaningless_fields_are_refused_in_one_line(text: str, why:
     with pytest.raises(InvalidRequest, match=why) as refused:
         openai_fields(text)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 200
-
-
-@given(st.text(), st.none() | st.dictionaries(st.sampled_from(["tool_calls", "refusal"]), JSON_VALUES, min_size=1))
-def test_completion_returns_its_finish_reason_and_all_stored_fields(finish: str, beyond: dict[str, Any] | None) -> None:
-    stored = completion_json(finish, "" if beyond is None else json.dumps(beyond))
-    assert json.loads(stored) == {"finish_reason": finish, **(beyond or {})}
 
 
 @given(st.dictionaries(st.sampled_from(["tool_choice", "response_format", "parallel_tool_calls"]), JSON_VALUES, min_size=1))

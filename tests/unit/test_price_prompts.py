@@ -17,7 +17,7 @@ from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.events import MemorySink
 from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
-from edge.dagrpo.prompts import SYSTEM_PROMPT, price_line, prompt_messages
+from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.evaluation.evaluate import EvalRoles, Evaluation, candidates_of
 from edge.evaluation.judging import RolloutSettings
 from edge.evaluation.plan import EvalPlan, EvalRun
@@ -37,14 +37,6 @@ LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTIONS = range(7000, 7100)
 """Numbers of the world's seed."""
 CHOICE = TaskItem("c", "qa", "facts", 1, "train", "Which?", "A", AnswerKind.CHOICE, 4, options=("this", "that"))
-
-
-@pytest.mark.parametrize(
-    ("price", "words", "cents"),
-    [(0.0, "Help costs 0.00.", "0"), (0.29, "Help costs 0.29.", "29"), (1.0, "Help costs 1.00.", "100")],
-)
-def test_price_is_stated_in_words_and_to_compact_models_in_bare_cents(price: float, words: str, cents: str) -> None:
-    assert (price_line(price, "full"), price_line(price, "compact")) == (words, cents)
 
 
 def test_price_line_precedes_the_question_and_nothing_changes_without_a_price() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from edge.cli import main, service
-from edge.cli.service import ServiceSpec, launchd_plist, systemd_unit
+from edge.cli.service import ServiceSpec, systemd_unit
 
 ODD = '/home/a b/50% "off"/c$d\\e'
 COMMAND = [sys.executable, "-m", "edge.cli", "run", "--state", ODD, "--set", "serve.temperature=0.5"]
@@ -60,13 +60,6 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert str(unit) not in output
     unit.write_text(unit.read_text().replace("LockPersonality", "LockPersonalty"))
     assert f"{unit}:" in verdict()  # it would be in the output
-
-
-def test_property_list_configures_launchd_in_the_same_way() -> None:
-    job = plistlib.loads(launchd_plist(spec(EDGE_AGENT_NO_CLOUD="1")).encode())
-    assert job["ProgramArguments"] == COMMAND
-    assert (job["KeepAlive"], job["Umask"]) == ({"SuccessfulExit": False}, 0o077)
-    assert job["EnvironmentVariables"] == {"EDGE_AGENT_NO_CLOUD": "1"}
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edge.app import model_file
 from edge.core.errors import UsageError
-from edge.core.types import TaskItem
+from edge.core.types import FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.prompts import prompt_messages
 from edge.inference.gguf_model import GgufModel
 from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.models.decoder import load_decoder
 from edge.tasks.practice import FAMILIES
 from tools.integrations.trl.bundled import folder_name, write_hf_folder
-from tools.integrations.trl.desk import reader_of
 from tools.integrations.trl.plans import messages
+from tools.integrations.trl.steps import reader_of
 
 MODELS = ("nano-edge", "nano-edge-llama")
 
@@ -70,9 +70,9 @@ def test_response_is_decoded_as_by_the_engine_with_tags_and_without_control_toke
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "<think>\nStep 1: 2 + 3 = 5\n</think>\n<answer>\\boxed{5}</answer>"
     ended = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    read = reader_of(tokenizer, [tokenizer.eos_token_id]).read(4, ended)
-    assert (read.text, read.ended, read.position, read.token_ids) == (text, True, 4, tuple(ended))
-    assert not reader_of(tokenizer, [tokenizer.eos_token_id]).read(0, ended[:-1]).ended
+    reader = reader_of(tokenizer, [tokenizer.eos_token_id])
+    assert reader.read(ended) == LocalResponse(text, tuple(ended), (0.0,) * len(ended), FinishReason.EOS)
+    assert reader.read(ended[:-1]).finish is FinishReason.LENGTH
 
 
 def test_existing_folder_is_kept_with_everything_beside_it(tmp_path: Path) -> None:

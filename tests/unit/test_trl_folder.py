@@ -16,8 +16,8 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from tests.unit.trl_world import write_checkpoint
 from tools.integrations.trl.config import TrlConfig, resolve_run
-from tools.integrations.trl.desk import OPENED
 from tools.integrations.trl.folder import HeldFolder, Start
+from tools.integrations.trl.steps import OPENED
 
 
 def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
@@ -54,23 +54,10 @@ def listed(out: Path) -> dict[str, str]:
 OTHER = "agent.learning.group_size=4"
 
 
-def test_folder_with_steps_refuses_other_settings_by_name(tmp_path):
-    out = begun(tmp_path / "run", steps=1)
-    with pytest.raises(UsageError, match=r"holds a run with other settings \(agent\.learning\.group_size 8 -> 4\)"):
-        take(resolved(out, OTHER))
-    assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
-
-
-def test_folder_with_steps_resumes_with_equal_or_equivalent_settings(tmp_path):
-    out = begun(tmp_path / "run", steps=1)
-    for sets in ((), ("trainer.rows_per_pass=4", "trainer.checkpoint_every=1")):
-        assert take(resolved(out, *sets)).notices == ()
-    assert (out / "state" / "agent.sqlite").is_file()
-
-
 @pytest.mark.parametrize(
     "changed",
     [
+        "trainer.rows_per_pass=4",
         "agent.budget.calls_limit=100",
         "agent.coordinator.address=10.0.0.9:7443",
         "agent.privacy.terms=[me]",
@@ -86,6 +73,7 @@ def test_operational_settings_and_more_steps_at_the_end_let_a_run_resume(changed
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
+        (OTHER, "agent.learning.group_size 8 -> 4"),
         ("agent.phases.0.steps=1", "agent.phases.0.steps 2 -> 1"),
         ("trainer.tuning=full", "trainer.tuning lora -> full"),
         ("model=bundled:nano-edge-llama", "model bundled:nano-edge -> bundled:nano-edge-llama"),
@@ -96,6 +84,7 @@ def test_setting_that_makes_another_run_is_refused(changed: str, expected: str, 
     with pytest.raises(UsageError) as refusal:
         take(resolved(out, changed))
     assert f"holds a run with other settings ({expected})" in str(refusal.value)
+    assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
 
 
 def test_start_without_any_call_does_not_bind_the_folder(tmp_path):

@@ -14,15 +14,16 @@ import torch
 pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from edge.app import model_file
-from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.config.schema import LearningConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
 from edge.training.loss import policy_loss
+from tests.unit.trl_world import trl_config
 from tools.integrations.trl.bundled import write_hf_folder
-from tools.integrations.trl.config import TrainerConfig, TrlConfig
-from tools.integrations.trl.desk import Verdict
+from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.rewards import SharedSteps
+from tools.integrations.trl.rewards import DualCallback, SharedSteps
+from tools.integrations.trl.steps import Verdict
 from tools.integrations.trl.trainer import build_trainer, config_fields, paper_scale
 
 pytestmark = [
@@ -35,7 +36,7 @@ REWARDS = (1.0, 0.0, -0.1, 1.0, 0.0, 1.0, 1.0, 0.0)
 COSTS = (1, 0, 0, 1, 0, 0, 1, 0)
 
 
-class FixedDesk:
+class FixedSteps:
     """Returns fixed scores."""
 
     def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
@@ -44,12 +45,10 @@ class FixedDesk:
     async def open(self, step: int) -> float:
         return self.dual
 
-    async def verdicts(self, step: int, completions: Any) -> list[Verdict | None]:
+    async def score(self, sampled: Any) -> list[Verdict | None]:
         return self.given
 
-    async def close(self, step: int) -> None: ...
-
-    async def write_down(self, step: int, numbers: Any) -> None: ...
+    async def close(self, update: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +64,15 @@ def tokenizer(folder: Path) -> Any:
 
 
 def config_of(out: Path, **trainer: Any) -> TrlConfig:
-    agent = AgentConfig(
-        learning=LearningConfig(group_size=G, prompts_per_step=PROMPTS, max_tokens=MOST),
-        phases=(PhaseConfig(source="practice:arith", steps=2),),
-    )
-    return TrlConfig(out=str(out), agent=agent, trainer=TrainerConfig(rows_per_pass=G * PROMPTS, tuning="full", **trainer))
+    learning = LearningConfig(group_size=G, prompts_per_step=PROMPTS, max_tokens=MOST)
+    return trl_config(learning, out=str(out), rows_per_pass=G * PROMPTS, tuning="full", **trainer)
 
 
-def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, desk: FixedDesk) -> Any:
+def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, given: FixedSteps) -> Any:
     from datasets import Dataset
 
     steps = SharedSteps(Processes(wait_s=60))
-    steps.give(desk, SimpleNamespace(run=asyncio.run))
+    steps.give(given, SimpleNamespace(run=asyncio.run))
     rows = {"prompt": [[{"role": "user", "content": f"What is {n} + 1?"}] for n in range(4)], "position": list(range(4))}
     trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), 1, steps)
     trainer.current_gradient_accumulation_steps = 1
@@ -124,7 +120,7 @@ def per_group(values: Sequence[Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo"])
 def test_trl_gradient_is_the_papers_up_to_the_recorded_constant(loss_type, folder, tokenizer, tmp_path):
-    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedDesk([], 0.4))
+    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedSteps([], 0.4))
     groups = zip(per_group(REWARDS), per_group(COSTS), strict=True)
     advantages = [value for rewards, costs in groups for value in dual_advantages(rewards, costs, 0.4)]
     inputs = batch(advantages)
@@ -139,7 +135,7 @@ def test_trl_gradient_is_the_papers_up_to_the_recorded_constant(loss_type, folde
 @pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo"])
 def test_with_vllm_every_token_has_its_own_weight_as_in_the_projects_own_objective(loss_type, folder, tokenizer, tmp_path):
     config = config_of(tmp_path, loss_type=loss_type, options={"use_vllm": True})
-    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedDesk([], 0.4))
+    trainer = trainer_of(config_of(tmp_path, loss_type=loss_type), folder, tokenizer, FixedSteps([], 0.4))
     trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
     trainer.importance_sampling_level = config_fields(config, 1)["importance_sampling_level"]
     inputs = batch([value for rewards in per_group(REWARDS) for value in dual_advantages(rewards, [0] * G, 0.0)])
@@ -159,14 +155,14 @@ def scored(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Ten
     monkeypatch.setattr(trainer, "_generate", lambda prompts: given)
     inputs = [{**trainer.train_dataset[row // G]} for row in range(G * PROMPTS)]
     for callback in trainer.callback_handler.callbacks:
-        if hasattr(callback, "move"):
+        if isinstance(callback, DualCallback):
             callback.on_step_begin(trainer.args, trainer.state, None)
     return trainer._generate_and_score_completions(inputs)
 
 
 def test_trls_advantages_are_the_dual_advantages_at_the_callbacks_lambda(folder, tokenizer, tmp_path, monkeypatch):
     verdicts = [Verdict(reward, cost, 1.0) for reward, cost in zip(REWARDS, COSTS, strict=True)]
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
     advantages = scored(trainer, monkeypatch)["advantages"]
     assert trainer.reward_weights.tolist() == pytest.approx([1.0, -0.37])
     groups = zip(per_group(REWARDS), per_group(COSTS), strict=True)
@@ -182,7 +178,7 @@ def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agen
         Verdict(reward, cost, weight if row < G else 1.0) for row, (reward, cost) in enumerate(zip(REWARDS, COSTS, strict=True))
     ]
     verdicts[1] = None
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
     advantages = scored(trainer, monkeypatch)["advantages"].tolist()
     left = dual_advantages([REWARDS[0], *REWARDS[2:G]], [COSTS[0], *COSTS[2:G]], 0.37)
     whole = dual_advantages(REWARDS[G:], COSTS[G:], 0.37)
@@ -196,7 +192,7 @@ def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agen
 def test_dropped_group_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
     verdicts: list[Verdict | None] = [None] * G
     verdicts += [Verdict(reward, cost, 2.0) for reward, cost in zip(REWARDS[G:], COSTS[G:], strict=True)]
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.37))
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
     output = scored(trainer, monkeypatch)
     assert output["advantages"][:G].tolist() == [0.0] * G
     assert torch.isfinite(trainer._compute_loss(trainer.model, output))
@@ -204,7 +200,7 @@ def test_dropped_group_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
 
 def test_advantages_of_the_grpo_baseline_are_trls_with_group_scaling(folder, tokenizer, tmp_path, monkeypatch):
     verdicts = [Verdict(reward, 0, 1.0) for reward in REWARDS]
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk(verdicts, 0.0))
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.0))
     trainer.scale_rewards = "group"
     advantages = scored(trainer, monkeypatch)["advantages"]
     expected = [value for rewards in per_group(REWARDS) for value in grpo_advantages(rewards)]
@@ -212,7 +208,7 @@ def test_advantages_of_the_grpo_baseline_are_trls_with_group_scaling(folder, tok
 
 
 def test_objective_of_the_grpo_baseline_is_trls_loss_inside_and_outside_the_clip(folder, tokenizer, tmp_path):
-    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedDesk([], 0.0))
+    trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps([], 0.0))
     trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
     advantages = [value for rewards in per_group(REWARDS) for value in grpo_advantages(rewards)]
     inputs = batch(advantages)

@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
-from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
+from edge.config.schema import LearningConfig
 from edge.core.errors import UsageError
-from tools.integrations.trl.config import TrainerConfig, TrlConfig
+from tests.unit.trl_world import trl_config
+from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.options import FREE
 from tools.integrations.trl.trainer import config_fields, own_fields
 
 
 def config_of(options: dict[str, Any], **trainer: Any) -> TrlConfig:
-    agent = AgentConfig(
-        learning=LearningConfig(group_size=8, prompts_per_step=8, max_tokens=512),
-        phases=(PhaseConfig(source="practice:arith", steps=3),),
-    )
-    return TrlConfig(agent=agent, trainer=TrainerConfig(options=options, prompt_tokens=512, **trainer))
+    learning = LearningConfig(group_size=8, prompts_per_step=8, max_tokens=512)
+    return trl_config(learning, options=options, prompt_tokens=512, **trainer)
 
 
 def fields_of(options: dict[str, Any], **trainer: Any) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from edge.core.errors import EdgeError
+from edge.core.types import FinishReason, LocalResponse
+from edge.training.learner import LearnerReport
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.desk import Completion, Reader, TrainerNumbers, Verdict
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, SharedSteps
+from tools.integrations.trl.steps import Reader, Verdict, report_of
 
 READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
 
@@ -31,8 +33,8 @@ class Alone:
         return make()
 
 
-class NotedDesk:
-    """A desk that records its requests and scores by a response's first id: 0 leaves its group, others are reward and cost."""
+class NotedSteps:
+    """Records its requests and scores by a response's first id: 0 leaves its group, others are reward and cost."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -41,15 +43,12 @@ class NotedDesk:
         self.asked.append(("open", step))
         return 0.5 + step / 100
 
-    async def verdicts(self, step: int, completions: Sequence[Completion]) -> list[Verdict | None]:
-        self.asked.append(("verdicts", step, [(one.position, one.text, one.ended) for one in completions]))
-        return [None if one.token_ids[0] == 0 else Verdict(float(one.token_ids[0]), 1, 2.0) for one in completions]
+    async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[Verdict | None]:
+        self.asked.append(("score", [(place, one.text, one.finish is FinishReason.EOS) for place, one in sampled]))
+        return [None if one.token_ids[0] == 0 else Verdict(float(one.token_ids[0]), 1, 2.0) for _, one in sampled]
 
-    async def close(self, step: int) -> None:
-        self.asked.append(("close", step))
-
-    async def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        self.asked.append(("write_down", step, numbers))
+    async def close(self, update: LearnerReport) -> None:
+        self.asked.append(("close", update.loss, update.grad_norm, update.entropy, update.learning_rate))
 
 
 @pytest.fixture
@@ -58,9 +57,9 @@ def loop() -> Iterator[LoopThread]:
         yield opened
 
 
-def steps_of(desk: NotedDesk, loop: LoopThread) -> SharedSteps:
+def steps_of(noted: NotedSteps, loop: LoopThread) -> SharedSteps:
     steps = SharedSteps(Alone())
-    steps.give(desk, loop)
+    steps.give(noted, loop)
     return steps
 
 
@@ -69,49 +68,44 @@ def at(step: int) -> SimpleNamespace:
 
 
 def test_both_reward_functions_share_one_scoring(loop: LoopThread):
-    desk = NotedDesk()
-    steps = steps_of(desk, loop)
+    noted = NotedSteps()
+    steps = steps_of(noted, loop)
     rewards = GroupRewards(steps, READER)
     steps.open(1)
     given = {"position": [0, 0], "completion_ids": [[3, 2], [0, 7]], "prompts": [], "completions": [], "trainer_state": None}
     assert rewards.task_reward(**given) == [6.0, None]
     assert rewards.help_cost(**given) == [2.0, None]
-    assert desk.asked == [("open", 1), ("verdicts", 1, [(0, "3 2", True), (0, "0 7", False)])]
+    assert noted.asked == [("open", 1), ("score", [(0, "3 2", True), (0, "0 7", False)])]
 
 
 def test_the_callback_moves_the_weight_of_the_cost_and_nothing_else(loop: LoopThread):
-    desk, weights = NotedDesk(), [1.0, 0.0]
-    callback = DualCallback(steps_of(desk, loop), 1.0)
-    callback.move(weights)
+    noted, weights = NotedSteps(), [1.0, 0.0]
+    callback = DualCallback(steps_of(noted, loop), 1.0, weights)
     callback.on_step_begin(None, at(0), None)
     assert weights == [1.0, -0.51]
     callback.on_step_begin(None, at(1), None)
     assert weights == [1.0, -0.52]
 
 
-def test_a_step_is_reported_after_its_update_and_written_down_with_its_log(loop: LoopThread):
-    desk = NotedDesk()
-    callback = DualCallback(steps_of(desk, loop), 8 / 7)
-    callback.move([1.0, 0.0])
+def test_a_step_is_closed_with_the_log_of_its_update(loop: LoopThread):
+    noted = NotedSteps()
+    callback = DualCallback(steps_of(noted, loop), 8 / 7, [1.0, 0.0])
     callback.on_step_begin(None, at(0), None)
     callback.on_step_end(None, at(1), None)
     callback.on_log(None, at(1), None, logs={"loss": 0.7, "grad_norm": 7.0, "entropy": 0.3, "learning_rate": 1e-4})
     callback.on_log(None, at(1), None, logs={"train_runtime": 3.0})
-    assert desk.asked[1] == ("close", 1)
-    assert desk.asked[2:] == [
-        ("write_down", 1, TrainerNumbers(pytest.approx(0.8), pytest.approx(8.0), 0.3, 0.0, 1e-4)),
-    ]
+    assert noted.asked == [("open", 1), ("close", pytest.approx(0.8), pytest.approx(8.0), 0.3, 1e-4)]
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_update_without_numbers_ends_before_its_checkpoint(norm: float, loop: LoopThread):
-    callback = DualCallback(steps_of(NotedDesk(), loop), 1.0)
+    noted = NotedSteps()
+    callback = DualCallback(steps_of(noted, loop), 1.0, [1.0, 0.0])
     callback.on_step_end(None, at(1), None)
     with pytest.raises(EdgeError, match="step 1: the gradient's norm is") as error:
         callback.on_log(None, at(1), None, logs={"loss": 0.0, "grad_norm": norm})
     assert "goes on from the last checkpoint" in str(error.value.hint)
-    callback.on_step_end(None, at(2), None)
-    callback.on_log(SimpleNamespace(fp16=True), at(2), None, logs={"loss": 0.0, "grad_norm": norm})
+    assert noted.asked == []
 
 
 class Pair:
@@ -146,25 +140,25 @@ class PairMember:
         return self._pair.exchange(self.index, make() if self.is_main else None)[0]
 
 
-def test_of_two_processes_only_the_main_one_has_a_desk_and_each_gets_its_own_share(loop: LoopThread):
-    pair, desk, results = Pair(), NotedDesk(), {}
+def test_of_two_processes_only_the_main_one_asks_and_each_gets_its_own_share(loop: LoopThread):
+    pair, noted, results = Pair(), NotedSteps(), {}
 
     def process(index: int) -> None:
         steps = SharedSteps(pair.of(index))
         if index == 0:
-            steps.give(desk, loop)
+            steps.give(noted, loop)
         rewards = GroupRewards(steps, READER)
         dual = steps.open(1)
         ids = [[[1], [2], [3]], [[4], [0], [6]]][index]
         position = [[0, 0, 0], [0, 1, 1]][index]  # the first group is split across both processes
         task = rewards.task_reward(position=position, completion_ids=ids)
         results[index] = (dual, task, rewards.help_cost(position=position, completion_ids=ids))
-        steps.close(1)
+        steps.close(report_of({}, 1.0))
 
     threads = [threading.Thread(target=process, args=(index,)) for index in range(2)]
     [thread.start() for thread in threads]
     [thread.join(20) for thread in threads]
     assert results[0] == (0.51, [2.0, 4.0, 6.0], [2.0, 2.0, 2.0])
     assert results[1] == (0.51, [8.0, None, 12.0], [2.0, None, 2.0])
-    assert [asked[0] for asked in desk.asked] == ["open", "verdicts", "close"]
-    assert [place for place, _, _ in desk.asked[1][2]] == [0, 0, 0, 0, 1, 1]
+    assert [asked[0] for asked in noted.asked] == ["open", "score", "close"]
+    assert [place for place, _, _ in noted.asked[1][1]] == [0, 0, 0, 0, 1, 1]

@@ -7,12 +7,15 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from edge.cloud.group_calls import GroupCalls
+from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.core.events import MemorySink
+from edge.core.types import FinishReason, LocalResponse
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import StepReporter
@@ -23,7 +26,8 @@ from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item
 from tools.integrations.scoring import Scorer
-from tools.integrations.trl.desk import Completion, Desk
+from tools.integrations.trl.config import TrainerConfig, TrlConfig
+from tools.integrations.trl.steps import Steps
 
 
 def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepPlan]:
@@ -45,14 +49,26 @@ def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepP
     ]
 
 
-def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str] = ()) -> list[Completion]:
-    """The responses of a step; those in `cut` have no end."""
+def completions(step: int, groups: Sequence[Sequence[str]], *, cut: Sequence[str] = ()) -> list[tuple[int, LocalResponse]]:
+    """The responses of a step with the places of their prompts; those in `cut` have no end."""
     first = (step - 1) * len(groups)
     return [
-        Completion(first + index, tuple(range(5, 5 + len(text.split()))), text, ended=text not in cut)
+        (first + index, response(text, FinishReason.LENGTH if text in cut else FinishReason.EOS))
         for index, group in enumerate(groups)
         for text in group
     ]
+
+
+def response(text: str, finish: FinishReason) -> LocalResponse:
+    """A response of as many tokens as words."""
+    count = len(text.split())
+    return LocalResponse(text, tuple(range(5, 5 + count)), (0.0,) * count, finish)
+
+
+def trl_config(learning: LearningConfig, *, out: str = "runs/trl", **trainer: Any) -> TrlConfig:
+    """A run of three steps of sums."""
+    agent = AgentConfig(learning=learning, phases=(PhaseConfig(source="practice:arith", steps=3),))
+    return TrlConfig(out=out, agent=agent, trainer=TrainerConfig(**trainer))
 
 
 def write_checkpoint(folder: Path, step: int) -> Path:
@@ -70,7 +86,7 @@ def write_checkpoint(folder: Path, step: int) -> Path:
 
 @dataclass
 class TrlWorld:
-    """The parts that survive a kill: the state folder and the coordinator. `desk` makes the rest, as a new process would."""
+    """The parts that survive a kill: the state folder and the coordinator. `process` makes the rest, as a new process would."""
 
     folder: Path
     steps: list[StepPlan] = field(default_factory=lambda: plans(4))
@@ -93,15 +109,15 @@ class TrlWorld:
         self.states.append(StateFolder(self.folder))
         return self.states[-1]
 
-    def desk(self) -> Desk:
-        """A desk as a process that just started has it."""
+    def process(self) -> Steps:
+        """Steps as a process that just started has them."""
         state = self.state()
         settings = RolloutSettings(
             state.run_id, 7, self.group_size, 1.0, 64, "compact", "compact", 64, skip_unanimous_calls=self.skip_unanimous_calls
         )
         book = StepReporter(self.client, state, self.sink, self.clock, self.terms.dual_init)
         scorer = Scorer(GroupCalls(self.client, 5.0), ExactMathAnswer(), SelfOffload(), self.clock, settings)
-        return Desk(state, book, scorer, self.sink, self.clock, self.steps)
+        return Steps(state, book, scorer, self.sink, self.clock, self.steps)
 
     def close(self) -> None:
         """Release the folder."""

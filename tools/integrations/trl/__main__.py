@@ -49,40 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.integrations.trl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_run(commands)
-    _add_compare(commands)
-    _add_model(commands)
-    return parser
-
-
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser("run", help="train with DA-GRPO on TRL, or go on where a run in the same folder stopped")
+    run.set_defaults(play=_run)
     run.add_argument("config", type=Path, help="YAML file, see tools/integrations/trl/configs")
     run.add_argument("--out", help="folder of the run (out)")
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in the folder")
     run.add_argument(
         "--set", action="append", default=[], metavar="K=V", help="a setting, as agent.learning.seed=1; may be repeated"
     )
-    run.set_defaults(play=_run)
-
-
-def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare = commands.add_parser("compare", help="do two runs have the same λ and rates? exit code 1 where they do not")
-    compare.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN_A", help="folder of a run, of this program or of edge-agent learn"
-    )
+    compare.set_defaults(play=_compare)
+    folder_help = "folder of a run, of this program or of edge-agent learn"
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_A", help=folder_help)
     compare.add_argument(
         "--with", dest="others", type=Path, nargs="+", required=True, metavar="RUN_B", help="what it is held against"
     )
     compare.add_argument("--json", action="store_true", help="as JSON")
-    compare.set_defaults(play=_compare)
-
-
-def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     model = commands.add_parser("model", help="write a bundled model as a Hugging Face folder")
+    model.set_defaults(play=_model)
     model.add_argument("name", help="nano-edge, or another GGUF with the same tokenizer")
     model.add_argument("folder", type=Path)
-    model.set_defaults(play=_model)
+    return parser
 
 
 def _run(chosen: argparse.Namespace) -> int:

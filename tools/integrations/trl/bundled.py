@@ -19,7 +19,8 @@ from edge.models.spec import DecoderSpec
 _BUNDLED = "bundled:"
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 _PRE_TOKENIZER = "qwen2"
-_TOKENIZER_KEYS = ("tokens", "merges")
+_ENDS = {"eos": "eos", "pad": "padding"}
+"""Tokens by the names that transformers and GGUF have for them."""
 _SOURCE = "source.json"
 """Beside config.json: which file the folder was written from, by the SHA-256 of its content."""
 _NAMED = 12
@@ -71,30 +72,28 @@ def _is_written(folder: Path, sha256: str) -> bool:
         raise UsageError(f"{shown(str(folder))} is a file", hint=_ANOTHER)
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    found = _source_of(folder)
+    try:
+        found = json.loads((folder / _SOURCE).read_bytes())["sha256"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        found = ""
     if found != sha256:
         what = "another model" if found or (folder / "config.json").exists() else "other files"
         raise UsageError(f"{shown(str(folder))} holds {what}", hint=_ANOTHER)
     return True
 
 
-def _source_of(folder: Path) -> str:
-    """The SHA-256 of the file that the folder was written from; "" where it is not recorded."""
-    try:
-        found = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return ""
-    return str(found.get("sha256", "")) if isinstance(found, dict) else ""
-
-
 def _write(model: GGUFModel, spec: DecoderSpec, source: dict[str, str], folder: Path, dtype: str) -> None:
+    ends = {f"{key}_token_id": int(model.metadata(f"tokenizer.ggml.{name}_token_id")) for key, name in _ENDS.items()}
+    files = {
+        "config.json": {**hf_config(spec, dtype), **ends, "bos_token_id": None},
+        "generation_config.json": ends,
+        _SOURCE: source,
+    }
     with replacing_folder(folder.absolute()) as partial:
         _write_weights(model, spec, partial, dtype)
-        _write_tokenizer(model, partial)
-        ends = {"eos_token_id": _eos(model), "pad_token_id": _pad(model)}
-        _write_json(partial / "config.json", {**hf_config(spec, dtype), **ends, "bos_token_id": None})
-        _write_json(partial / "generation_config.json", ends)
-        _write_json(partial / _SOURCE, source)
+        _write_tokenizer(model, ends, partial)
+        for name, content in files.items():
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_weights(model: GGUFModel, spec: DecoderSpec, folder: Path, dtype: str) -> None:
@@ -128,31 +127,19 @@ def hf_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(model: GGUFModel, folder: Path) -> None:
+def _write_tokenizer(model: GGUFModel, ends: Mapping[str, int], folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     from tools.nano.tokenizer import tokenizer_from
 
     if model.metadata("tokenizer.ggml.pre") != _PRE_TOKENIZER:
         raise UsageError(f"{model.path}: not the tokenizer of a bundled model", hint="use the model's own folder")
-    tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in _TOKENIZER_KEYS)
+    tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in ("tokens", "merges"))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer_from(tokens, merges),
-        eos_token=tokens[_eos(model)],
-        pad_token=tokens[_pad(model)],
+        eos_token=tokens[ends["eos_token_id"]],
+        pad_token=tokens[ends["pad_token_id"]],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = model.metadata("tokenizer.chat_template")
     fast.save_pretrained(folder)
-
-
-def _eos(model: GGUFModel) -> int:
-    return int(model.metadata("tokenizer.ggml.eos_token_id"))
-
-
-def _pad(model: GGUFModel) -> int:
-    return int(model.metadata("tokenizer.ggml.padding_token_id"))
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -105,57 +104,58 @@ def compare(runs_a: Sequence[Path], runs_b: Sequence[Path]) -> Comparison:
 
 def read_steps(folder: Path) -> dict[int, StepFinished]:
     """A run's steps by number, from its events. Raises UsageError where there are none, or one cannot be read."""
-    path = folder / "events.jsonl"
+    path, steps = folder / "events.jsonl", dict[int, StepFinished]()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         message = f"{shown(str(folder))}: no run ({error.strerror}: events.jsonl)"
         raise UsageError(message, hint="give the folder of --out") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{shown(str(path))} is no text", hint="give the folder of a run that wrote it") from error
-    events = [(number, event) for number, event in enumerate(map(_parsed, lines), 1) if event.get("kind") == StepFinished.kind]
-    if not events:
-        raise UsageError(f"{shown(str(folder))}: no step was finished there")
-    return {step.step: step for step in (_step(path, number, event) for number, event in events)}
+    for number, line in enumerate(lines, 1):
+        try:
+            event = json.loads(line)
+            if event.get("kind") == StepFinished.kind:
+                step = _with_numbers(StepFinished.from_json(event))
+                steps[step.step] = step
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) and number == len(lines):
+                continue  # a kill cut it off
+            raise UsageError(
+                f"{shown(str(path))}, line {number}: not a step as this version writes it",
+                hint="compare runs that this version made",
+            ) from error
+    if not steps:
+        raise UsageError(f"{shown(str(folder))}: no step was finished there", hint="give the folder of --out")
+    return steps
 
 
-def _step(path: Path, number: int, event: dict[str, Any]) -> StepFinished:
-    """A line's step. Raises UsageError for one that lacks a compared field, or has no number there."""
-    try:
-        step = StepFinished.from_json(event)
-        known = (
-            step.step,
-            step.control.target_rate,
-            step.control.dual_before,
-            step.control.dual_after,
-            *(value(step) for value in MEASURES.values()),
-        )
-        if all(isinstance(value, int | float | None) for value in known):
-            return step
-    except (AttributeError, KeyError, TypeError, ValueError):
-        pass
-    raise UsageError(
-        f"{shown(str(path))}, line {number}: not a step as this version writes it", hint="compare runs that this version made"
+def _with_numbers(step: StepFinished) -> StepFinished:
+    """The step. Raises TypeError where something that is compared is no number."""
+    control = step.control
+    compared = (
+        step.step,
+        control.target_rate,
+        control.dual_before,
+        control.dual_after,
+        *(value(step) for value in MEASURES.values()),
     )
+    if not all(isinstance(value, int | float | None) for value in compared):
+        raise TypeError
+    return step
 
 
 def _notes(
     runs_a: Sequence[Path], runs_b: Sequence[Path], a: list[list[StepFinished]], b: list[list[StepFinished]]
 ) -> tuple[str, ...]:
     """Reasons why the steps of both sides may not have the same prompts, as far as events and settings show."""
-    seeds = [[seed for seed in map(_seed, side) if seed is not None] for side in (runs_a, runs_b)]
-    whole = (len(seeds[0]), len(seeds[1])) == (len(runs_a), len(runs_b))
-    notes = (
-        [f"learning.seed is {_listed(seeds[0])} and {_listed(seeds[1])}"]
-        if whole and Counter(seeds[0]) != Counter(seeds[1])
-        else []
-    )
+    seeds_a, seeds_b = (sorted(seed for folder in side if (seed := _seed(folder)) is not None) for side in (runs_a, runs_b))
+    notes = []
+    if seeds_a != seeds_b and (len(seeds_a), len(seeds_b)) == (len(runs_a), len(runs_b)):
+        notes.append(f"learning.seed is {', '.join(map(str, seeds_a))} and {', '.join(map(str, seeds_b))}")
     for name, fields in ABOUT.items():
-        steps = zip(*a, *b, strict=True)
-        other = next((step for step in steps if len({fields(one) for one in step}) > 1), None)
-        if other is not None:
-            values = list(dict.fromkeys(str(fields(one)) for one in other))
-            notes.append(f"in step {other[0].step} {name} is {' and '.join(map(shown, values))}")
+        for steps in zip(*a, *b, strict=True):
+            if len(values := dict.fromkeys(str(fields(step)) for step in steps)) > 1:
+                notes.append(f"in step {steps[0].step} {name} is {' and '.join(map(shown, values))}")
+                break
     return tuple(notes)
 
 
@@ -163,23 +163,9 @@ def _seed(folder: Path) -> int | None:
     """The seed of a run's prompts from its settings; None where they do not contain it."""
     try:
         settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        seed = settings.get("agent", settings)["learning"]["seed"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return int(settings.get("agent", settings)["learning"]["seed"])
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
         return None
-    return seed if isinstance(seed, int) else None
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """A line as an object; a last one that a kill cut off is none."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _measured(name: str, value: Value, a: list[list[StepFinished]], b: list[list[StepFinished]]) -> Difference | None:

@@ -29,7 +29,7 @@ from edge.learning.run_folder import other_settings
 from edge.state.folder import StateFolder
 from tools.integrations.trl.checkpoints import checkpoints, newest_whole, set_broken_aside
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import OPENED
+from tools.integrations.trl.steps import OPENED
 
 MODEL = "trl_model"
 """Under this name the state folder keeps which bundled model's folder the run trains."""
@@ -157,13 +157,9 @@ def _require_own(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(f"{_named(out)}: it cannot be written", hint=_ANOTHER)
-    if not (_is_new(out) or _is_marked(out) or _is_of_an_earlier_version(out)):
+    new = all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())  # or a killed start
+    if not (new or _is_marked(out) or _is_of_an_earlier_version(out)):
         raise UsageError(f"{_named(out)}: it holds other files, and no run", hint=_ANOTHER)
-
-
-def _is_new(out: Path) -> bool:
-    """Empty, or with nothing but the mark of a killed start."""
-    return all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())
 
 
 def _is_marked(out: Path) -> bool:
@@ -226,11 +222,10 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
         {key: value for key, value, _ in one.rows() if not key.startswith("agent.") and key not in _MAY_CHANGE and value != {}}
         for one in (before, resolved)
     )
-    difference = other_settings(before.config.agent, resolved.config.agent, under="agent.")
-    for key in {**then, **now}:
-        if then.get(key) != now.get(key):
-            difference = f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}"
-            break
+    others = (
+        f"{key} {then.get(key, 'none')} -> {now.get(key, 'none')}" for key in {**then, **now} if then.get(key) != now.get(key)
+    )
+    difference = next(others, "") or other_settings(before.config.agent, resolved.config.agent, under="agent.")
     return f"other settings ({difference})" if difference else ""
 
 
@@ -273,8 +268,12 @@ def _put_back(out: Path) -> None:
     if not aside.is_dir():
         return
     for path in list(aside.iterdir()):
-        _remove(out / path.name)
-        path.rename(out / path.name)
+        new = out / path.name
+        if new.is_dir() and not new.is_symlink():
+            shutil.rmtree(new)
+        else:
+            new.unlink(missing_ok=True)
+        path.rename(new)
     aside.rmdir()
 
 
@@ -283,13 +282,6 @@ def _discard(out: Path) -> None:
     if (out / _EARLIER).is_dir():
         gone = (out / _EARLIER).rename(tempfile.mkdtemp(prefix=_REMOVED, dir=out))
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _named(out: Path) -> str:

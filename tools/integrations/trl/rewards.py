@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from transformers import TrainerCallback
 
 from edge.core.errors import EdgeError
+from edge.training.learner import LearnerReport
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.desk import Desk, Reader, TrainerNumbers, Verdict
 from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.steps import Reader, Steps, Verdict, report_of
 
 T = TypeVar("T")
 COST_WEIGHT = 1
@@ -22,44 +23,38 @@ COST_WEIGHT = 1
 
 
 class SharedSteps:
-    """The desk of the main process, for all processes, which wait for it. A trainer is built with it before the desk is open."""
+    """The main process's steps, for all processes, which wait for them. A trainer is built with it before the coordinator is open."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._desk: tuple[Desk, LoopThread] | None = None
-        self.step = 0
+        self._main: tuple[Steps, LoopThread] | None = None
 
-    def give(self, desk: Desk, loop: LoopThread) -> None:
-        """In the main process: from now on this desk is asked, on its loop."""
-        self._desk = desk, loop
+    def give(self, steps: Steps, loop: LoopThread) -> None:
+        """In the main process: from now on these are asked, on their loop."""
+        self._main = steps, loop
 
     def open(self, step: int) -> float:
         """λ of the step, in every process."""
-        self.step = step
-        return self._of_main(lambda desk: desk.open(step))
+        return self._of_main(lambda steps: steps.open(step))
 
-    def verdicts(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
+    def score(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
         """The scores of this process's own responses; those of all processes are judged together."""
-        own = [reader.read(position, token_ids) for position, token_ids in zip(positions, ids, strict=True)]
+        own = [(position, reader.read(token_ids)) for position, token_ids in zip(positions, ids, strict=True)]
         everybodys = self._processes.gather(own)
-        verdicts = self._of_main(lambda desk: desk.verdicts(self.step, everybodys))
+        verdicts = self._of_main(lambda steps: steps.score(everybodys))
         first = self._processes.index * len(own)
         return verdicts[first : first + len(own)]
 
-    def close(self, step: int) -> None:
-        """Report the step."""
-        self._of_main(lambda desk: desk.close(step))
+    def close(self, update: LearnerReport) -> None:
+        """Report the step and store its result."""
+        self._of_main(lambda steps: steps.close(update))
 
-    def write_down(self, step: int, numbers: TrainerNumbers) -> None:
-        """Store the step's result."""
-        self._of_main(lambda desk: desk.write_down(step, numbers))
-
-    def _of_main(self, ask: Callable[[Desk], Coroutine[Any, Any, T]]) -> T:
+    def _of_main(self, ask: Callable[[Steps], Coroutine[Any, Any, T]]) -> T:
         def asked() -> T:
-            if self._desk is None:
+            if self._main is None:
                 raise EdgeError("no coordinator is open in this process")
-            desk, loop = self._desk
-            return loop.run(ask(desk))
+            steps, loop = self._main
+            return loop.run(ask(steps))
 
         return self._processes.from_main(asked)
 
@@ -74,85 +69,52 @@ class GroupRewards:
     def __init__(self, steps: SharedSteps, reader: Reader) -> None:
         self._steps = steps
         self.reader = reader
-        self._scored: tuple[int, tuple[int, ...]] | None = None
+        self._scored: tuple[int, ...] = ()
         self._verdicts: list[Verdict | None] = []
 
     def task_reward(self, *, completion_ids: Sequence[Sequence[int]], position: Sequence[int], **_: Any) -> list[float | None]:
         """r of the composed responses."""
-        verdicts = self._of(position, completion_ids)
-        return [None if one is None else one.reward * one.weight for one in verdicts]
+        return [None if one is None else one.reward * one.weight for one in self._of(position, completion_ids)]
 
     def help_cost(self, *, completion_ids: Sequence[Sequence[int]], position: Sequence[int], **_: Any) -> list[float | None]:
         """c: 1 for a response that validly asks for help."""
-        verdicts = self._of(position, completion_ids)
-        return [None if one is None else one.cost * one.weight for one in verdicts]
+        return [None if one is None else one.cost * one.weight for one in self._of(position, completion_ids)]
 
     def _of(self, position: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
-        """A step generates once, so its number and places name its responses."""
-        key = (self._steps.step, tuple(position))
-        if key != self._scored:
-            self._verdicts, self._scored = self._steps.verdicts(self.reader, position, ids), key
+        """A prompt's place in the run belongs to one step, which generates once, so the places name its responses."""
+        if tuple(position) != self._scored:
+            self._verdicts, self._scored = self._steps.score(self.reader, position, ids), tuple(position)
         return self._verdicts
 
 
 class DualCallback(TrainerCallback):
-    """Opens each step and sets the weight of the cost to -λ, reports it after the update, and records TRL's log of it."""
+    """Opens each step and sets the weight of the cost to -λ; closes it when TRL logs it, after the update and before a checkpoint."""
 
-    def __init__(self, steps: SharedSteps, factor: float) -> None:
-        """`factor`: from TRL's loss and gradient to the paper's, see `trainer.paper_scale`."""
+    def __init__(self, steps: SharedSteps, factor: float, weights: Any) -> None:
+        """`factor`: from TRL's loss and gradient to the paper's, see `trainer.paper_scale`. `weights`: the trainer's `reward_weights`, a
+        tensor, whose second entry is moved."""
         self._steps = steps
         self._factor = factor
-        self._weights: Any = None
-        self._closed = 0
-
-    def move(self, weights: Any) -> None:
-        """Whose second entry is moved: the trainer's `reward_weights`, a tensor."""
         self._weights = weights
+        self._updated = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """λ for the whole step."""
-        if self._weights is None:
-            raise EdgeError("the callback moves no weights; call move(trainer.reward_weights)")
         self._weights[COST_WEIGHT] = -self._steps.open(state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The update is done; `global_step` counts it."""
-        self._steps.close(state.global_step)
-        self._closed = state.global_step
+        self._updated = state.global_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """TRL logs once a step, before it writes a checkpoint; the summary at the end belongs to no step."""
-        if self._closed:
-            step, self._closed = self._closed, 0
-            if not getattr(args, "fp16", False):  # there the scaler leaves such an update out
-                _require_finite(step, logs or {})
-            self._steps.write_down(step, numbers_of(logs or {}, self._factor))
-
-
-def numbers_of(logs: Mapping[str, Any], factor: float) -> TrainerNumbers:
-    """TRL's logged numbers of an update, in the paper's scale."""
-    return TrainerNumbers(
-        loss=_number(logs, "loss") * factor,
-        grad_norm=_number(logs, "grad_norm") * factor,
-        entropy=_number(logs, "entropy"),
-        clipped_share=_number(logs, "clip_ratio/region_mean"),
-        learning_rate=_number(logs, "learning_rate"),
-        sampler_gap=_number(logs, "sampling/sampling_logp_difference/mean"),
-    )
-
-
-def _require_finite(step: int, logs: Mapping[str, Any]) -> None:
-    """Raises EdgeError before the checkpoint is written: this step's weights are no numbers any more, those of the last checkpoint are."""
-    norm = float(logs.get("grad_norm") or 0.0)
-    if not math.isfinite(norm):
-        raise EdgeError(
-            f"step {step}: the gradient's norm is {norm}, and so no weight is a number any more",
-            hint="the same command goes on from the last checkpoint; if it comes again, begin another folder with a lower learning rate",
-        )
-
-
-def _number(logs: Mapping[str, Any], key: str) -> float:
-    """0 where TRL reported nothing, or nothing finite."""
-    value = logs.get(key)
-    number = float(value) if value is not None else 0.0
-    return number if abs(number) < float("inf") else 0.0
+        """TRL logs once a step; the summary at the end belongs to no step."""
+        step, self._updated = self._updated, 0
+        if not step:
+            return
+        norm = float((logs or {}).get("grad_norm") or 0.0)
+        if not math.isfinite(norm):  # this step's weights are no numbers any more, those of the last checkpoint are
+            raise EdgeError(
+                f"step {step}: the gradient's norm is {norm}, and so no weight is a number any more",
+                hint="the same command goes on from the last checkpoint; if it comes again, lower the learning rate in another folder",
+            )
+        self._steps.close(report_of(logs or {}, self._factor))

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import UsageError
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.desk import reader_of
 from tools.integrations.trl.options import VLLM_DEFAULTS, require_free, require_switches
+from tools.integrations.trl.steps import reader_of
 
 if TYPE_CHECKING:
     from tools.integrations.trl.rewards import SharedSteps
@@ -150,7 +150,6 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
 
     learning = config.agent.learning
     rewards = GroupRewards(steps, reader_of(tokenizer, [tokenizer.eos_token_id]))
-    callback = DualCallback(steps, paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens))
     keep_quiet()
     try:
         trainer = GRPOTrainer(
@@ -159,7 +158,6 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
             args=grpo_config(config, processes),
             train_dataset=data_set,
             processing_class=tokenizer,
-            callbacks=[callback],
             peft_config=adapter_of(config),
         )
     except (ImportError, OSError, ValueError) as error:
@@ -172,7 +170,8 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
             hint="set trainer.options.router_aux_loss_coef to 0",
         )
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
-    callback.move(trainer.reward_weights)
+    scale = paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens)
+    trainer.add_callback(DualCallback(steps, scale, trainer.reward_weights))
     trainer.remove_callback(PrinterCallback)  # steps are reported by the run's own events
     return trainer
 

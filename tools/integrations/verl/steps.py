@@ -7,12 +7,13 @@ repetition is a new step. λ never goes back: it is the price of what was really
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Literal, cast
+
+from pydantic import TypeAdapter
 
 from edge import __version__
 from edge.core.clock import Clock
@@ -28,7 +29,24 @@ from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.settings import DagrpoSettings
 
 log = logging.getLogger(__name__)
-_FORMAT = 1
+
+
+@dataclass(slots=True)
+class _Waiting:
+    id: int
+    report: Report
+
+
+@dataclass(slots=True)
+class _File:
+    """What `dagrpo.json` holds."""
+
+    format: Literal[1] = 1
+    terms: list[Terms] = field(default_factory=list)
+    outbox: list[_Waiting] = field(default_factory=list)
+
+
+_FILE = TypeAdapter(_File)
 
 
 class RunState:
@@ -41,66 +59,48 @@ class RunState:
 
     def __init__(self, path: Path) -> None:
         """Raises StateError for a file that cannot be read."""
-        self._path = path
-        self._terms: dict[str, Terms] = {}
-        self._unreported: dict[int, Report] = {}
+        self._path, self._file = path, _File()
         if path.exists():
-            self._load()
+            try:
+                self._file = _FILE.validate_json(path.read_bytes())
+            except (OSError, ValueError) as error:
+                hint = "restore it from a backup; without it the coordinator's λ and step numbers are taken, and a report may be lost"
+                raise StateError(f"{path}: cannot be read ({getattr(error, 'strerror', '') or 'damaged'})", hint=hint) from error
 
     def terms(self, task: str) -> Terms | None:
         """The last terms of the task, or None where this run has none."""
-        return self._terms.get(task)
+        return next((terms for terms in self._file.terms if terms.task == task), None)
 
     def unreported(self) -> list[tuple[int, Report]]:
         """Reports that wait, oldest first."""
-        return sorted(self._unreported.items())
+        return [(waiting.id, waiting.report) for waiting in self._file.outbox]
 
     def put(self, report: Report) -> int:
         """Keep a report until it is delivered; its number. The same step again replaces its report."""
-        same = [number for number, waiting in self._unreported.items() if _step_of(waiting) == _step_of(report)]
-        number = same[0] if same else max(self._unreported, default=0) + 1
-        self._unreported[number] = report
+        for waiting in self._file.outbox:
+            if (waiting.report.task, waiting.report.task_step) == (report.task, report.task_step):
+                waiting.report = report
+                break
+        else:
+            waiting = _Waiting(max((number for number, _ in self.unreported()), default=0) + 1, report)
+            self._file.outbox.append(waiting)
         self._save()
-        return number
+        return waiting.id
 
     def delivered(self, report_id: int, terms: Terms | None) -> None:
         """Remove a delivered report; `terms` from the coordinator's reply (None: it is already past that step)."""
-        self._unreported.pop(report_id, None)
+        self._file.outbox = [waiting for waiting in self._file.outbox if waiting.id != report_id]
         self.note(terms)
 
     def note(self, terms: Terms | None) -> None:
         """Take over terms, where there are any."""
         if terms is not None:
-            self._terms[terms.task] = terms
+            self._file.terms = [*(known for known in self._file.terms if known.task != terms.task), terms]
         self._save()
 
-    def _load(self) -> None:
-        try:
-            data = json.loads(self._path.read_text(encoding="utf-8"))
-            if data["format"] != _FORMAT:
-                raise ValueError(f"format {data['format']}")
-            self._terms = {row["task"]: Terms(**row) for row in data["terms"]}
-            self._unreported = {row["id"]: _report(row["report"]) for row in data["outbox"]}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            hint = "restore it from a backup; without it the coordinator's λ and step numbers are taken, and a report may be lost"
-            raise StateError(f"{self._path}: cannot be read ({error})", hint=hint) from error
-
     def _save(self) -> None:
-        data = {
-            "format": _FORMAT,
-            "terms": [asdict(terms) for terms in self._terms.values()],
-            "outbox": [{"id": number, "report": asdict(report)} for number, report in self.unreported()],
-        }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, json.dumps(data, allow_nan=False))
-
-
-def _step_of(report: Report) -> tuple[str, int]:
-    return report.task, report.task_step
-
-
-def _report(row: dict[str, Any]) -> Report:
-    return Report(**{**row, "units": StepUnits(**row["units"])})
+        write_atomically(self._path, _FILE.dump_json(self._file))
 
 
 class LogSink:
