@@ -278,16 +278,18 @@ class Agent:
         components, closing = self.components, self._closing
         closing.callback(components.state.close)
         closing.callback(components.release)
+        engine = await closing.enter_async_context(AsyncExitStack())
         closing.push_async_callback(self.link.client.aclose)
         closing.push_async_callback(self.link.watch.aclose)
         closing.push_async_callback(self.link.serving_watch.aclose)
         self._checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
+        coordinator = await closing.enter_async_context(AsyncExitStack())
         beginning = None  # the coordinator starts beside the engine
         if not self._may_wait_for_learning():
-            beginning = asyncio.create_task(self.link.begin(closing), name="coordinator")
+            beginning = asyncio.create_task(self.link.begin(coordinator), name="coordinator")
             closing.push_async_callback(_cancelled, beginning)
         backend = await components.open_backend()
-        closing.push_async_callback(backend.aclose)
+        engine.push_async_callback(backend.aclose)
         settings = with_prompt_form(self._settings, backend.model)
         versions = Versions(components.state, self._checkpoints, components.sound)
         self.adapter = ServingAdapter(backend, components.state, self._checkpoints, versions, components.sink, components.clock)

@@ -108,7 +108,8 @@ class Breaker:
 
     def _open(self, now_s: float, pause_s: float) -> None:
         """Open it, or keep it open longer; never shorter. What was let pass before says nothing about the time after."""
+        if self.state(now_s) is not BreakerState.OPEN:
+            log.warning("upstream %s is not asked for %.1f s (breaker open)", self._alias, pause_s)
         self._period += 1
         self._failures = 0
         self._open_until_s = max(self._open_until_s or 0.0, now_s + pause_s)
-        log.warning("upstream %s is not asked for %.1f s (breaker open)", self._alias, self._open_until_s - now_s)

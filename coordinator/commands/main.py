@@ -493,7 +493,7 @@ def config_check(
     from coordinator.redact import redacted, redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
-    from edge.config.loader import Problem, problems
+    from edge.config.loader import problem_of, problems
 
     if file and settings.config_file:
         raise UsageError("two files to check", hint="give FILE or --config FILE")
@@ -516,7 +516,7 @@ def config_check(
             raise
         wrong = [
             {"key": problem.key, "line": problem.line, "message": redacted(" ".join(problem.text.split()))}
-            for problem in found or [Problem("", "", error.with_hint)]
+            for problem in found or [replace(problem_of(error, str(files[0]) if files else ""), text=error.with_hint)]
         ]
         if json_lines:
             print_json({"ok": False, "file": str(files[0]) if files else None, "problems": wrong})

@@ -154,7 +154,7 @@ def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Seque
         try:
             layer = load_yaml(path)
         except ConfigError as error:
-            found.append(_named_by(error, str(path)))
+            found.append(problem_of(error, str(path)))
             continue
         found += [Problem(unknown.place, unknown.key, str(unknown)) for unknown in _unknown_keys(schema, layer)]
         merged.merge(layer.data, layer)
@@ -162,7 +162,7 @@ def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Seque
         try:
             merged.put(*_parse_set(text, text))
         except ConfigError as error:
-            found.append(_named_by(error, ""))
+            found.append(problem_of(error, ""))
     # Files before options, each by its lines.
     return sorted(
         dict.fromkeys([*found, *merged.problems()]),
@@ -170,7 +170,7 @@ def problems(schema: type[BaseModel], *, files: Sequence[Path] = (), sets: Seque
     )
 
 
-def _named_by(error: ConfigError, name: str) -> Problem:
+def problem_of(error: ConfigError, name: str) -> Problem:
     """A problem that has its place in its words alone."""
     line = str(error).removeprefix(f"{name}:").partition(":")[0]
     return Problem(f"{name}:{line}" if line.isdigit() else name, "", str(error))

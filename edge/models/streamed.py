@@ -81,10 +81,10 @@ class StoredMatrix:
             return
         size = max(1, ROWS_BYTES // (4 * self.width))
         floats = torch.empty(min(size, len(target)), self.width)
-        for piece in torch.split(target, size):
-            self._fill(floats[: len(piece)], row)
+        for begin in range(0, len(target), size):
+            piece = target[begin : begin + size]
+            self._fill(floats[: len(piece)], row + begin)
             piece.copy_(floats[: len(piece)])
-            row += len(piece)
 
     def _fill(self, target: Tensor, row: int) -> None:
         self._kind.dequantise(self._address + row * self._row_bytes, target.data_ptr(), target.numel())

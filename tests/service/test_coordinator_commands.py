@@ -86,6 +86,9 @@ def test_all_that_is_wrong_with_a_configuration_is_reported_by_line_and_without_
     code, out, err = outcome(capsys, "config", "check", file, "--json")
     assert (code, err, json.loads(out)["ok"]) == (1, "", False) and "secret" not in out
     assert [problem["line"] for problem in json.loads(out)["problems"]] == [1, 2, 3]
+    file.write_text("upstreams: {}\nlisten: ['0.0.0.0:1']\n")
+    code, out, err = outcome(capsys, "config", "check", file, "--json")
+    assert (code, err) == (1, "") and [problem["line"] for problem in json.loads(out)["problems"]] == [2]
 
 
 def test_valid_configuration_passes_with_a_note_on_missing_prices(capsys, tmp_path) -> None:

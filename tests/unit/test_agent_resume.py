@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge.config.schema import PhaseConfig
-from edge.core.errors import CoordinatorUnavailable, NotFound, PermissionDenied, StateError, Unauthenticated
+from edge.core.errors import CoordinatorUnavailable, ModelFileError, NotFound, PermissionDenied, StateError, Unauthenticated
 from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
 from edge.learning.checkpoints import Checkpoints
@@ -25,6 +26,8 @@ from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.state.rows import Position, Report, Terms
+from edge.testing.backend import ScriptedBackend
+from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
@@ -292,6 +295,43 @@ async def test_with_the_cloud_disabled_only_learning_starts_the_embedded_coordin
         assert coordinator.starts == 1
         assert agent.status().online
     assert coordinator.ends == 1
+
+
+class Starting(Started):
+    """Serves once the engine was tried; what is asked of it when it has ended fails."""
+
+    def __init__(self, client: ScriptedCoordinatorClient) -> None:
+        super().__init__()
+        self.serves = asyncio.Event()
+        self._client = client
+
+    async def start(self) -> None:
+        await super().start()
+        await self.serves.wait()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self._client.fail_next("register", CoordinatorUnavailable("it has ended", reason="UNREACHABLE"))
+        self.serves.set()
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+
+async def test_an_engine_that_cannot_be_opened_ends_the_coordinator_that_starts_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path / "state")
+    world.coordinator = coordinator = Starting(world.client)
+
+    async def broken(_: World) -> ScriptedBackend:
+        await asyncio.sleep(0)
+        raise ModelFileError("not a model")
+
+    monkeypatch.setattr(World, "_open_backend", broken)
+    with pytest.raises(ModelFileError):
+        async with world.agent():
+            pass
+    assert (coordinator.starts, coordinator.ends, world.events(Offline)) == (1, 1, [])
 
 
 async def test_changed_phases_start_anew_with_the_current_adapter(tmp_path: Path) -> None:

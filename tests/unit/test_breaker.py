@@ -34,6 +34,11 @@ def test_breaker_opens_after_consecutive_failures_says_so_and_refuses_during_the
         assert not caplog.messages
         play(breaker, BAD, 0.0)
     assert [("big" in line, "5.0 s" in line) for line in caplog.messages] == [(True, True)]
+    late = Breaker(TERMS, "small")
+    for passed in [late.enter(0.0) for _ in range(9)]:
+        assert passed is not None
+        late.leave(passed, BAD, 1.0, 30.0)
+    assert len(caplog.messages) == 2
     assert (breaker.state(0.0), breaker.wait_s(0.0), breaker.enter(4.9)) == (BreakerState.OPEN, 5.0, None)
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
     assert breaker.enter(5.0) is not None

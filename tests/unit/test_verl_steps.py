@@ -168,7 +168,7 @@ def test_unusable_coordinator_is_reported_before_the_first_step(drivers, error):
         drivers.start()
 
 
-@pytest.mark.parametrize("text", ["", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "outbox": []}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "outbox": []}'])
 def test_damaged_state_file_is_named_with_the_consequence(tmp_path, text):
     path = tmp_path / STATE_FILE
     path.write_text(text)

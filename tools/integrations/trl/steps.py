@@ -108,7 +108,9 @@ class Steps:
         self._sink.emit(RunStarted(state.run_id, model, done, len(self._plans), done, self._clock.now()))
 
     async def open(self, step: int) -> float:
-        """Open it; returns λ for the whole of it. Raises EdgeError."""
+        """Open it; returns λ for the whole of it. Raises EdgeError, also while another one was not closed."""
+        if self._now is not None:
+            raise EdgeError(f"step {self._now.plan.step} was not closed", hint="leave TRL's logging_steps as it is: one step")
         plan = self._plans[step - 1]
         began_s, again = self._clock.monotonic(), step <= self._state.position().steps_done
         opened = self._as_committed(plan) if again else await self._opened(plan)

@@ -7,9 +7,10 @@ repetition is a new step. λ never goes back: it is the price of what was really
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -41,9 +42,9 @@ class _Waiting:
 class _File:
     """What `dagrpo.json` holds."""
 
-    format: Literal[1] = 1
-    terms: list[Terms] = field(default_factory=list)
-    outbox: list[_Waiting] = field(default_factory=list)
+    format: Literal[1]
+    terms: list[Terms]
+    outbox: list[_Waiting]
 
 
 _FILE = TypeAdapter(_File)
@@ -59,13 +60,14 @@ class RunState:
 
     def __init__(self, path: Path) -> None:
         """Raises StateError for a file that cannot be read."""
-        self._path, self._file = path, _File()
+        self._path, self._file = path, _File(1, [], [])
         if path.exists():
             try:
                 self._file = _FILE.validate_json(path.read_bytes())
             except (OSError, ValueError) as error:
                 hint = "restore it from a backup; without it the coordinator's λ and step numbers are taken, and a report may be lost"
-                raise StateError(f"{path}: cannot be read ({getattr(error, 'strerror', '') or 'damaged'})", hint=hint) from error
+                why = getattr(error, "strerror", "") or "damaged, or of another version"
+                raise StateError(f"{path}: cannot be read ({why})", hint=hint) from error
 
     def terms(self, task: str) -> Terms | None:
         """The last terms of the task, or None where this run has none."""
@@ -100,7 +102,7 @@ class RunState:
 
     def _save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, _FILE.dump_json(self._file))
+        write_atomically(self._path, json.dumps(asdict(self._file), allow_nan=False))
 
 
 class LogSink:
