@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.errors import EdgeError
+from edge.core.llama_build import first_arguments
+from edge.core.machine import cpu_flags
 from tools.bench.harness import minutely, note, version_of
 from tools.bench.processes import REPOSITORY, run_child
 
@@ -106,8 +109,9 @@ def _program(cache: Path) -> Path:
 
 
 def configure_arguments(sources: Path, build: Path) -> list[str]:
-    """cmake's arguments for a build with llama.cpp's own defaults and no more than the bench needs."""
-    return ["-S", str(sources), "-B", str(build), *CMAKE_OPTIONS]
+    """cmake's arguments for a build with llama.cpp's own defaults and no more than the bench needs; without AMX where ours does without."""
+    processor = first_arguments(shlex.split(os.environ.get("CC") or "cc"), cpu_flags())
+    return ["-S", str(sources), "-B", str(build), *CMAKE_OPTIONS, *shlex.split(processor)]
 
 
 def _sources(folder: Path, version: str) -> Path:
