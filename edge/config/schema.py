@@ -104,7 +104,7 @@ class EngineConfig(Section):
         "auto",
         description="How torch holds the weights: as floats in memory, or in the file that serves; auto: streams all but small models.",
     )
-    repack: bool = Field(True, description="llama.cpp may keep a second copy of weights, arranged for faster products.")
+    repack: bool = Field(True, description="llama.cpp may keep a second copy of 4-bit weights, arranged for faster products.")
     gpu_layers: int | None = Field(
         None,
         ge=0,

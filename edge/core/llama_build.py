@@ -2,8 +2,8 @@
 
 A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header declares that the instruction that
 loads the shape of tiles reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So before the first build,
-where AMX is announced, the header is looked at, and mended by one of ours where it is bad; a small program is compiled and run, and AMX is
-left out where that dies. Where nothing can be tried nothing is left out; the trial after the build (tools/setup.py) decides then.
+where AMX is announced, the header is looked at, and a small program compiled and run; AMX is left out where either is bad. Where nothing
+can be tried nothing is left out; the trial after the build (tools/setup.py) decides then.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from edge.core.machine import cpu_flags
 Build = Literal["first", "without-amx", "for-any"]
 WITHOUT_AMX = "-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 FOR_ANY = "-DGGML_NATIVE=OFF"
-_TOOLS = Path(__file__).parents[2] / "tools"
-_LIBRARY_ONLY, _TILES = _TOOLS / "llama_library_only.cmake", _TOOLS / "amx_tiles.h"
+_LIBRARY_ONLY = Path(__file__).parents[2] / "tools" / "llama_library_only.cmake"
 _AMX = {"amx_tile", "amx_int8"}
 _LIMIT_S = 60.0
 _TOO_LITTLE_READ = re.compile(rb"ldtilecfg[^;]*\(const void \*\*\)")
@@ -62,12 +61,8 @@ int main(void) {
 
 def first_arguments(compiler: Sequence[str], flags: Collection[str]) -> str:
     """CMake arguments of the first build ("": none). `flags`: what the processor announces."""
-    if not set(flags) >= _AMX:
-        return ""
-    mended = ["-include", str(_TILES)] if header_is_bad(compiler) else []
-    if amx_fails([*compiler, *mended]):
-        return WITHOUT_AMX
-    return shlex.join(f"-DCMAKE_{language}_FLAGS={shlex.join(mended)}" for language in ("C", "CXX")) if mended else ""
+    is_left_out = set(flags) >= _AMX and (header_is_bad(compiler) or amx_fails(compiler))
+    return WITHOUT_AMX if is_left_out else ""
 
 
 def header_is_bad(compiler: Sequence[str], header: str = "#include <immintrin.h>\n") -> bool:

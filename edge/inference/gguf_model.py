@@ -18,7 +18,6 @@ import llama_cpp
 
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, check_shape, read_header
-from edge.core.machine import cpu_flags
 from edge.inference.grammar import Grammar
 
 _ALL_LAYERS = -1
@@ -65,22 +64,11 @@ PLAIN_FLOATS = (0, 1, GGML_BF16)
 """Type numbers of ggml that are plain floats."""
 
 
-AMX_FROM_BYTES = 100 << 20
-
-
-def pays_repacked(path: Path) -> bool:
-    """Whether a second, rearranged copy of the weights makes products faster; for AMX's tiles small matrices are too few.
-
-    Measured on 2 Xeon cores with AMX: rollouts of 2 M parameters at half the speed, those of the 0.5B shape at 1.8 times.
-    """
-    return "amx_int8" not in cpu_flags() or path.stat().st_size >= AMX_FROM_BYTES
-
-
 class GgufModel:
     """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary.
 
-    With `vocab_only` there are no weights and no shape, for an engine that reads these by itself. `repack`: llama.cpp may keep a
-    second copy of matrices, rearranged for its faster products. `gpu_layers` go to the graphics processor where llama.cpp was built for one
+    With `vocab_only` there are no weights and no shape, for an engine that reads these by itself. `repack`: llama.cpp keeps a second copy
+    of 4-bit matrices, rearranged for its faster products. `gpu_layers` go to the graphics processor where llama.cpp was built for one
     (None: all of them); a build for the processor alone takes no notice.
     """
 
@@ -93,7 +81,7 @@ class GgufModel:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if gpu_layers is None else gpu_layers
         params.vocab_only = vocab_only
-        params.use_extra_bufts = repack and pays_repacked(path)
+        params.use_extra_bufts = repack
         self.path, self.on_graphics = path, on_graphics(gpu_layers)
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
