@@ -64,6 +64,14 @@ PLAIN_FLOATS = (0, 1, GGML_BF16)
 """Type numbers of ggml that are plain floats."""
 
 
+def has_tiles() -> bool:
+    """Whether this build of llama.cpp multiplies repacked matrices with AMX's tiles.
+
+    It shapes the tiles once a thread, and torch's products shape them anew: the next decode on that thread would end the process.
+    """
+    return b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info()
+
+
 class GgufModel:
     """The weights of one GGUF file, mapped into memory by llama.cpp, with its metadata and vocabulary.
 
@@ -81,7 +89,7 @@ class GgufModel:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = _ALL_LAYERS if gpu_layers is None else gpu_layers
         params.vocab_only = vocab_only
-        params.use_extra_bufts = repack
+        params.use_extra_bufts = repack and not has_tiles()
         self.path, self.on_graphics = path, on_graphics(gpu_layers)
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:

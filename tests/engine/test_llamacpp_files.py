@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from edge.core.errors import ContextOverflow, EdgeError, ModelFileError
 from edge.core.types import Message, Sampling
 from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.catalogue import bundled_folder
 from edge.models.quantise import quantise
 from tests.engine.tiny_gguf import write_tiny_model
 
@@ -78,3 +81,25 @@ async def test_four_bit_weights_give_the_same_results_without_repacking(llama: O
     copied, plain = found
     assert copied.token_ids == plain.token_ids
     assert copied.logprobs == pytest.approx(plain.logprobs, abs=0.02)
+
+
+DECODES_AROUND_AN_UPDATE = """
+import sys
+import torch
+from pathlib import Path
+from edge.inference.gguf_model import GgufModel
+from edge.inference.llama_engine import LlamaEngine
+model = GgufModel(Path(sys.argv[1]))
+engine = LlamaEngine(model, rows=2, n_ctx=64, n_threads=1)
+before = engine.prefill(0, [7] * 40)
+rounded = torch.ones(512, 512, dtype=torch.bfloat16)
+rounded @ rounded
+assert (engine.prefill(1, [7] * 40) == before).all()
+"""
+
+
+def test_a_product_of_torch_on_the_same_thread_does_not_disturb_llama_cpp() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", DECODES_AROUND_AN_UPDATE, str(bundled_folder() / "nano-edge.gguf")], check=False
+    )
+    assert ended.returncode == 0
