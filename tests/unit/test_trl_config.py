@@ -192,8 +192,9 @@ def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
 @pytest.mark.parametrize(
     "change", [lambda line: b"\xff\x00\xfe", lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"')]
 )
-def test_unreadable_events_are_no_difference(change, tmp_path, capsys):
-    run = write_run(tmp_path / "a", [0.3, 0.3])
+def test_unreadable_events_are_no_difference(change, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = write_run(Path("a"), [0.3, 0.3])
     events = run / "events.jsonl"
     head, first, *rest = events.read_bytes().split(b"\n")
     events.write_bytes(b"\n".join([head, change(first), *rest]))
