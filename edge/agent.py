@@ -156,6 +156,7 @@ class Agent:
     learning: Learning
     adapter: ServingAdapter
     budgets: TaskBudgets
+    _checkpoints: Checkpoints
 
     def __init__(self, components: AgentComponents, settings: AgentSettings) -> None:
         if settings.gate is not None and components.open_rollouts is None:
