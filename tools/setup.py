@@ -26,7 +26,8 @@ from edge.core.clock import SystemClock
 LLAMA = "llama-cpp-python"
 _EXTRAS = {"run": "train", "dev": "dev"}
 _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-_CONSTRAINED = ["--constraint", "constraints.txt"]
+_INSTALL = [*_PIP, "install", "--no-compile", "--constraint", "constraints.txt"]
+"""Python compiles what is imported when it is: of ten thousand files one in five, and not while compilers need the processors."""
 _EVERY_S = 5.0
 _SHOWN_LINES = 30
 _DECODE = 'from edge.inference.llamacpp import decode_some; decode_some("edge/models/files/nano-edge.gguf")'
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     extra = _EXTRAS[arguments[0]]
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    jobs = {"packages": [*_PIP, "install", *_CONSTRAINED, *packages_of(project, extra)]}
+    jobs = {"packages": [*_INSTALL, *packages_of(project, extra)]}
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="setup-") as folder:
         if _installed(LLAMA) != _pinned(LLAMA):
@@ -59,9 +60,7 @@ def main(arguments: Sequence[str]) -> int:
             print("stopped; the same command begins again", file=sys.stderr)
             return 130
         built = [str(wheel) for wheel in Path(folder).glob("*.whl")]
-        if subprocess.run(
-            [*_PIP, "install", "--quiet", *_CONSTRAINED, *built, "--editable", f".[{extra}]"], check=False
-        ).returncode:
+        if subprocess.run([*_INSTALL, "--quiet", *built, "--editable", f".[{extra}]"], check=False).returncode:
             return 1
     return _see_that_it_decodes()
 
