@@ -74,7 +74,8 @@ _parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def short_word(text: str) -> str:
     """An upstream's own id or word, cut to what is worth keeping: the journal keeps it for ever."""
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_WORD_CHARS])
+    word = text[:MAX_WORD_CHARS]
+    return word if word.isprintable() else "".join(char if char.isprintable() else "?" for char in word)
 
 
 def pieces_of(text: str) -> list[str]:

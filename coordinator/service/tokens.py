@@ -292,10 +292,11 @@ class Tokens:
 
     def require_epoch(self, role: str, name: str, epoch: int) -> None:
         """Raises Unauthenticated when this epoch of a holder is over, CoordinatorUnavailable when that cannot be read."""
-        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
+        for _ in range(2):
+            if epoch == _readable(lambda: self._store.epoch_of(role, name)):
+                return
             self._store.read_again()
-        if epoch != _readable(lambda: self._store.epoch_of(role, name)):
-            raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
+        raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
     def _verifying_key(self, kid: str, now: float) -> SigningKey:
         """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""

@@ -217,6 +217,8 @@ class BufferedTables:
         of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
         self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
         self._stored_limits: list[SetLimits] | None = None
+        self.waiting = False
+        """Whether anything that was kept waits for the next commit."""
         self._head = self._kept_head = source.journal_head()
         self._tried_entries: list[JournalEntry] = []
         self._waiting_entries: list[JournalEntry] = []
@@ -228,9 +230,10 @@ class BufferedTables:
 
     def keep(self) -> None:
         """The operation that ran succeeded: what it changed waits for the next commit."""
-        for rows in self._tables.values():
-            if rows.tried:
-                rows.keep()
+        tried = [rows for rows in self._tables.values() if rows.tried]
+        for rows in tried:
+            rows.keep()
+        self.waiting = self.waiting or bool(tried or self._tried_entries)
         self._kept_head = self._head
         self._waiting_entries += self._tried_entries
         self._tried_entries = []
@@ -246,13 +249,9 @@ class BufferedTables:
         self._tried_changes.clear()
         self._stored_limits = None
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anything that was kept waits for the next commit."""
-        return bool(self._waiting_entries) or any(rows.waiting for rows in self._tables.values())
-
     def take(self) -> Batch:
         """The next commit, which is under way from here on until `committed`."""
+        self.waiting = False
         taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
         self._changed.update((row.device, row.task) for row in taken.get(TASK, ()))
         for row in taken.get(BUDGET, ()):
