@@ -45,7 +45,7 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.budgets import BudgetBook, snapshot
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.transitions import MOST_UNITS
+from coordinator.ledger.transitions import MOST_UNITS, STOPPED
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.clock import Clock
 from edge.core.errors import (
@@ -352,8 +352,11 @@ class Broker:
             report.outcome = Outcome.BAD
             resolution = await self._settled(partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
+        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
+            resolution = await asyncio.shield(self._settled(partial(self._doubt, job, attempt, STOPPED)))
+            raise _failure(resolution.call) from None
         except BaseException:
-            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "cut")))
+            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "internal error")))
             raise
         report.outcome = Outcome.GOOD
         failpoints.reach("answered")
