@@ -28,7 +28,7 @@ LONGEST_WAIT_S = 86400.0
 _ERROR_BODY_S = 1.0
 _MEDIA_TYPE = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 _STATUS_HINTS = {
-    400: "it does not take such a request; check the model's name, and tokens_field",
+    400: "check the model's name, and tokens_field where it has one",
     402: "the provider wants to be paid first",
     404: "check base_url and the model's name",
     429: "the upstream's own rate limit; lower max_concurrency where it lasts",
