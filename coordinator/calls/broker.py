@@ -123,7 +123,7 @@ class Broker:
         """
         job = self._checked_job(device, call, deadline_s)
         while (running := self._flights.get(job.group)) is not None:
-            if running.job.call.call_key == call.call_key:
+            if running.job.call.call_key == call.call_key and not running.dropped:
                 _require_same_content(running.job.fingerprint, job.fingerprint, call.call_key)
                 return await running.result()
             await running.ended()
