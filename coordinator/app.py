@@ -237,8 +237,6 @@ class Coordinator:
         admin = None
         if config.admin_addresses:
             admin = AdminSide(admin_api, security.listener("admin"), config.admin_addresses)
-        else:
-            log.info("administrators cannot connect: admin_listen is empty, or the state folder's path is too long for a socket")
         sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
         server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
@@ -249,7 +247,9 @@ class Coordinator:
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it until everything is closed."""
-        self._resources.push_async_callback(_cancelled, asyncio.create_task(work, name=name))
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_log_failure)
+        self._resources.push_async_callback(_cancelled, task)
 
     async def _start_sides(self, sources: Sources, security: Security) -> tuple[str, str]:
         """Measure, and listen on the side ports; where metrics and console are, "" for nowhere."""
@@ -331,6 +331,12 @@ async def _stop_requested(signals: asyncio.Queue[int], drain_begun: asyncio.Even
     for task in waits:
         await _cancelled(task)
     return parent_pid is not None and os.getppid() != parent_pid
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Work in the background ends by being cancelled. One that broke is reported now, not when everything is closed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s broke and is not running any more; restart the coordinator", task.get_name(), exc_info=error)
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Secrets by reference: `env:NAME` and `file:PATH`. No secret is kept or put into a message.
+"""Secrets by reference: `env:NAME` and `file:PATH`. No secret is put into a message, and what was read once is cut from the logs.
 
 A configuration names a secret and never holds one: `find_plain_secret` looks for what has the form of a key, a token or a password.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.redact import looks_secret
+from coordinator.redact import keep_out, looks_secret
 from edge.core.errors import ConfigError
 
 _MAX_BYTES = 64 << 10
@@ -32,6 +32,7 @@ def read_secret(name: str, environ: Mapping[str, str]) -> str:
         raise ConfigError(f"{what} is not set or empty", hint="set it, or correct the reference")
     if not (secret.strip().isascii() and secret.strip().isprintable()):
         raise ConfigError(f"{what} has characters that cannot be sent", hint="one line, without control characters")
+    keep_out(secret.strip())
     return secret.strip()
 
 

@@ -19,11 +19,21 @@ WITHHELD = "(its message is withheld: it may quote a prompt)"
 _QUOTED_PROMPT = re.compile(
     rf"(?i)(['\"]?\b(?:content|prompt|prompts|messages|text|delta|completion|answer)['\"]?)(\s*[:=]\s*){QUOTED}"
 )
+SHORTEST_KEPT_OUT = 7
+_kept_out: set[str] = set()
 _FAILED_TASK = re.compile(r"(exception=\w+)(\().*\)(?=>|$)")
 
 
+def keep_out(secret: str) -> None:
+    """Cut this secret from now on, whatever its form: a server may repeat a key of its own making. A shorter one may be a common word."""
+    if len(secret) >= SHORTEST_KEPT_OUT:
+        _kept_out.add(secret)
+
+
 def redacted(text: str) -> str:
-    """The text without what has the form of a secret or of a quoted prompt."""
+    """The text without the secrets that were read, and without what has the form of a secret or of a quoted prompt."""
+    for secret in sorted(_kept_out, key=len, reverse=True):  # one may begin with another
+        text = text.replace(secret, CUT)
     text = _QUOTED_PROMPT.sub(rf"\1\2{CUT}", without_secrets(text))
     return _FAILED_TASK.sub(rf"\1({CUT})", text)
 

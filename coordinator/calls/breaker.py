@@ -104,7 +104,7 @@ class Breaker:
         if passed.probe:
             self._period += 1
             self._reopened, self._open_until_s = 0, None
-            log.info("upstream %s answers again", self._alias)
+            log.warning("upstream %s answers again", self._alias)
 
     def _open(self, now_s: float, pause_s: float) -> None:
         """Open it, or keep it open longer; never shorter. What was let pass before says nothing about the time after."""

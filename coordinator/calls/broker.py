@@ -45,7 +45,7 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.budgets import BudgetBook, snapshot
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.transitions import MOST_UNITS
+from coordinator.ledger.transitions import MOST_UNITS, STOPPED
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.clock import Clock
 from edge.core.errors import (
@@ -123,7 +123,7 @@ class Broker:
         """
         job = self._checked_job(device, call, deadline_s)
         while (running := self._flights.get(job.group)) is not None:
-            if running.job.call.call_key == call.call_key:
+            if running.job.call.call_key == call.call_key and not running.dropped:
                 _require_same_content(running.job.fingerprint, job.fingerprint, call.call_key)
                 return await running.result()
             await running.ended()
@@ -352,8 +352,11 @@ class Broker:
             report.outcome = Outcome.BAD
             resolution = await self._settled(partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
+        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
+            resolution = await asyncio.shield(self._settled(partial(self._doubt, job, attempt, STOPPED)))
+            raise _failure(resolution.call) from None
         except BaseException:
-            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "cut")))
+            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "internal error")))
             raise
         report.outcome = Outcome.GOOD
         failpoints.reach("answered")

@@ -68,6 +68,8 @@ class Flight:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True
+        self.dropped = False
+        """It ends without having held or sent anything, because nobody waited any more: there is nothing to join."""
         self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
         self._released = False
@@ -106,7 +108,7 @@ class Flight:
         finally:
             self._waiters.discard(waiter)
             if not self._waiters and self.can_be_dropped:
-                self._task.cancel()
+                self.cancel()
         if self._released:
             raise CallCancelled("the call was cancelled by its device", hint="GetCall reports what became of it")
         if self._error is not None:
@@ -135,5 +137,6 @@ class Flight:
 
     def cancel(self) -> None:
         """Stop it; what it holds is settled as in doubt."""
+        self.dropped = self.can_be_dropped
         if self._task is not None:
             self._task.cancel()

@@ -21,7 +21,7 @@ from coordinator.ledger.budgets import (
 from coordinator.ledger.opening import in_ledger, open_rows
 from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
 from coordinator.ledger.transitions import task_as_seen
-from coordinator.service.admin_api import MOST_UNITS, budget_record, shared_price_record, task_record
+from coordinator.service.admin_api import MOST_LIMIT, budget_record, shared_price_record, task_record
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted
@@ -120,8 +120,8 @@ def changes_given(scope: str, amounts: Mapping[str, str | None], window: str | N
 def _amount_given(name: str, text: str) -> int | str | None:
     if text in ("none", "config"):
         return None if text == "none" else AS_CONFIGURED
-    if not (text.isascii() and text.isdigit() and int(text) <= MOST_UNITS):
-        raise UsageError(f"{name} must be a whole number up to {MOST_UNITS}, `none` or `config`, not {text!r}")
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_LIMIT):
+        raise UsageError(f"{name} must be a whole number up to {MOST_LIMIT}, `none` or `config`, not {text!r}")
     return int(text)
 
 

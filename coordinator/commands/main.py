@@ -161,9 +161,10 @@ def _announce(serving: Serving, json_lines: bool) -> None:
         "upstreams": serving.upstreams,
     }
     off = "off; --{0} HOST:PORT or {0}_listen in the configuration turns it on"
+    no_admins = "off; admin_listen is empty, or the state folder's path is too long for a socket"
     lines = (
         f"SERVING on {' '.join(map(shown, serving.addresses))}",
-        f"  administrators: {' '.join(map(shown, serving.admin_addresses)) or 'off'}",
+        f"  administrators: {' '.join(map(shown, serving.admin_addresses)) or no_admins}",
         f"  metrics: {serving.metrics_url or off.format('metrics')}",
         f"  console: {serving.console_url or off.format('console')}",
         f"  state: {shown(str(serving.state_dir))}",
@@ -486,7 +487,10 @@ def config_check(
     settings: Settings,
     json_lines: Json = False,
 ) -> int:
-    """Check a configuration file; exit code 1 with file and line of all that is wrong, 2 for a wrong option."""
+    """Check a configuration file; exit code 1 with file and line of what is wrong, 2 for a wrong option.
+
+    What does not fit together is checked once every single value is right.
+    """
     from coordinator.app import build_upstreams, check_security, notes_on
     from coordinator.commands.addresses import check_listening
     from coordinator.config import CoordinatorConfig

@@ -18,7 +18,7 @@ REFRESH_EVERY_TICKS = 15
 
 
 class Upkeep:
-    """Ticks every `sweep_interval_s`. A tick that fails is logged and tried again at the next one."""
+    """Ticks every `sweep_interval_s`. A tick that fails is tried again at the next one, and logged unless the last one failed alike."""
 
     def __init__(self, store: LedgerStore, book: BudgetBook, config: CoordinatorConfig, clock: Clock, fleet: Fleet) -> None:
         self._store = store
@@ -26,6 +26,7 @@ class Upkeep:
         self._config = config
         self._clock = clock
         self._fleet = fleet
+        self._failed_with = ""
 
     def replace_config(self, config: CoordinatorConfig) -> None:
         """Work by this configuration from the next tick on."""
@@ -52,5 +53,13 @@ class Upkeep:
                 await self._fleet.refresh()
             if purge:
                 await self._store.purge_results(now - self._config.service.answers_kept_s, now)
-        except EdgeError as error:
-            log.error("upkeep: %s", error.with_hint)
+        except Exception as error:  # the sweep has to go on whatever happens: nothing else charges an expired hold
+            self._failed(error)
+        else:
+            self._failed_with = ""
+
+    def _failed(self, error: Exception) -> None:
+        if str(error) != self._failed_with:
+            trace = None if isinstance(error, EdgeError) else error
+            log.error("upkeep failed and is tried again until it succeeds: %s", error, exc_info=trace)
+        self._failed_with = str(error)

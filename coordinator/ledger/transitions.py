@@ -83,6 +83,8 @@ from edge.rpc.client import StepUnits
 
 MOST_UNITS = 2**53
 MOST_ROUND_UNITS = 2**20
+STOPPED = "coordinator stopped"
+"""Why a call is in doubt that the coordinator did not see through: it was killed, or cut the call when it stopped."""
 NEVER_SEEN_MS = 0
 PURGED_IN_ENTRY = 1000
 """How many calls one journal entry of a purge names: an entry has to fit into a message."""
@@ -383,7 +385,7 @@ class Ledger:
         return self._doubt_orphans(now)
 
     def _doubt_orphans(self, now: float) -> tuple[Resolution, ...]:
-        return self._doubt_all(self._tables.ask(ORPHANED_ATTEMPTS, self._epoch), "coordinator stopped", now)
+        return self._doubt_all(self._tables.ask(ORPHANED_ATTEMPTS, self._epoch), STOPPED, now)
 
     def _doubt_all(self, attempts: Iterable[AttemptRow], reason: str, now: float) -> tuple[Resolution, ...]:
         left = sorted(attempts, key=lambda row: (row.lease_ms, row.device, row.key))

@@ -28,6 +28,7 @@ LONGEST_WAIT_S = 86400.0
 _ERROR_BODY_S = 1.0
 _MEDIA_TYPE = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 _STATUS_HINTS = {
+    400: "check the model's name, and tokens_field where it has one",
     402: "the provider wants to be paid first",
     404: "check base_url and the model's name",
     429: "the upstream's own rate limit; lower max_concurrency where it lasts",
@@ -139,6 +140,8 @@ class HttpUpstream:
         hint = _key_hint(self.key) if status in (401, 403) else _STATUS_HINTS.get(status, "")
         if status >= 500:
             hint = "the upstream failed; its own log says why"
+        elif status < 400:
+            hint = "redirects are not followed; write the address it answers at into base_url"
         return ProviderError(
             f"the upstream answered with HTTP status {status}{word and f' ({word})'}",
             kind=f"http_{status}",

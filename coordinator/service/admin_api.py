@@ -44,7 +44,7 @@ MAX_TOKEN_TASKS, MAX_TASK_CHARS = 256, 64
 MAX_GRACE_S = 86400.0
 JOURNAL_PAGE = 500
 FOLLOW_EVERY_S = 0.5
-MOST_UNITS = 2**62
+MOST_LIMIT = 2**62
 _STATES = {progress: state for state in CallState for progress in [progress_of(state)]}
 
 
@@ -243,8 +243,8 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
         return None
     if kind == "configured" and change.configured:
         return AS_CONFIGURED
-    if kind != "value" or change.value > MOST_UNITS:
-        raise InvalidRequest(f"a limit is `unlimited`, `configured` or a number up to {MOST_UNITS}")
+    if kind != "value" or change.value > MOST_LIMIT:
+        raise InvalidRequest(f"a limit is `unlimited`, `configured` or a number up to {MOST_LIMIT}")
     return change.value
 
 

@@ -174,15 +174,19 @@ class Authenticator:
             self.tokens.require_current(identity.claims)
 
     def renewed_token(self, identity: Identity) -> str:
-        """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local."""
+        """A fresh token for who showed a valid credential. Raises PermissionDenied for a caller that is only local, Unauthenticated.
+
+        What it is signed by is read later than what let the caller in, and with it perhaps a revocation: so that is asked once more.
+        """
         if identity.shown == "local":
             raise PermissionDenied(
                 "a token is renewed by who shows a valid token or certificate",
                 hint="a first one comes from: edge-coordinator token issue",
             )
-        if identity.claims is not None:
-            return self.tokens.renew(identity.role, identity.device, identity.claims.tasks, identity.claims.begun)
-        return self.tokens.renew(identity.role, identity.device)
+        tasks, begun = (identity.claims.tasks, identity.claims.begun) if identity.claims else ((), None)
+        token = self.tokens.renew(identity.role, identity.device, tasks, begun)
+        self.require_current(identity)
+        return token
 
     def _refuse_what_was_shown_to_the_network(self, facts: CallFacts, token: str) -> None:
         if token and not facts.encrypted and not facts.peer.startswith(LOCAL_PEERS):

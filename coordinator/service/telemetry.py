@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,9 @@ class Telemetry:
         """Learn λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
         called each time.
         """
-        for row in await store.list_tasks():
-            self.meters.task_now(row.device, row.task, row.dual, row.target_rate)
+        with suppress(CoordinatorError):  # a ledger that cannot be read now must not stop the beat
+            for row in await store.list_tasks():
+                self.meters.task_now(row.device, row.task, row.dual, row.target_rate)
         time = asyncio.get_running_loop().time
         while True:
             due = time() + LAG_EVERY_S

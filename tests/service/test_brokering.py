@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.calls.admission import Gate
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.transitions import STOPPED
 from coordinator.providers.provider import ProviderError, ProviderResult
 from coordinator.service.server import SERVICE
 from edge.core.errors import (
@@ -305,9 +306,13 @@ async def test_calls_beyond_the_drain_grace_are_charged_in_doubt(tmp_path) -> No
         running = asyncio.create_task(client.complete(call("k1"), 10.0))
         await held.reached.wait()
         await coordinator.drain(0.01)
-        with pytest.raises(CoordinatorUnavailable):
+        with pytest.raises(OutcomeUnknown) as caught:
             await running
-    assert (await store.get_call("local", "k1")).state is CallState.IN_DOUBT
+    row = await store.get_call("local", "k1")
+    assert row.state is CallState.IN_DOUBT and await usage(store) == ((1, HOLD_UUSD), (0, 0))
+    assert (
+        caught.value.metadata == {"charged_uusd": str(HOLD_UUSD), "state": "in_doubt", "cause": STOPPED} and row.reason == STOPPED
+    )
 
 
 async def test_health_is_reported_for_existing_services_only(tmp_path) -> None:

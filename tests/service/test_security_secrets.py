@@ -156,6 +156,29 @@ def test_secret_like_text_and_quoted_prompts_are_cut_from_logs(text) -> None:
     assert leaks(record.getMessage()) == [] and record.getMessage().startswith("seen: ")
 
 
+async def test_key_without_a_form_that_an_upstream_repeats_as_its_error_is_cut_from_the_log(tmp_path, monkeypatch) -> None:
+    key = "sk-lamp-and-shade"  # a proxy gives keys of its own making
+    monkeypatch.setenv("UPSTREAM_KEY", key)
+
+    def repeating(code: int):
+        async def reply(request: web.Request) -> web.StreamResponse:
+            body = {"error": {"code": request.headers["Authorization"].split()[1], "message": f"no such key: {key}"}}
+            return web.Response(status=code, text=json.dumps(body), content_type="application/json")
+
+        return reply
+
+    async with running_upstream() as upstream:
+        settings = settings_for(upstream, upstream={"api_key_env": "UPSTREAM_KEY"})
+        async with coordinator_process(tmp_path, settings) as child:
+            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
+            for code in (200, 400):
+                upstream.reply = repeating(code)
+                await failure(client.complete(call(f"k{code}"), 20.0))
+            await client.aclose()
+            log = await child.stop()
+    assert log.count("gave no answer") == 2 and key not in log
+
+
 def test_ordinary_log_lines_stay_unchanged() -> None:
     for line in (
         "2 calls outlived their lease and are charged as in doubt",

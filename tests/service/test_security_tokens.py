@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.config import AuthConfig
+from coordinator.service.authentication import Authenticator, CallFacts, FailureLimiter
 from coordinator.service.tokens import CHECK_FILES_S, SigningKey, Tokens, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import PermissionDenied, RateLimited, StateError, Unauthenticated, UsageError
@@ -247,6 +248,24 @@ def test_a_chain_of_renewals_ends(tmp_path) -> None:
     assert shown.tasks == ("math",)
     with pytest.raises(Unauthenticated, match="renewed any more"):
         tokens.renew("device", "lamp", shown.tasks, shown.begun)
+
+
+@pytest.mark.parametrize("end", ["revoke", "rotate"])
+def test_credential_that_ends_while_it_is_renewed_gets_no_new_one(tmp_path, end: str) -> None:
+    clock, auth = ManualClock(), AuthConfig()
+    elsewhere = Tokens(TokenStore(tmp_path), auth, clock)
+    token = elsewhere.issue("device", "lamp")
+    here = Tokens(TokenStore(tmp_path, monotonic=clock.monotonic), auth, clock)
+    authenticator = Authenticator(here, auth, FailureLimiter(clock, 20), clock)
+    identity = authenticator.authenticate(CallFacts("unix:", authorization=f"Bearer {token}"))
+    assert here.check(authenticator.renewed_token(identity)).name == "lamp"
+    if end == "revoke":
+        elsewhere.revoke("device", "lamp")
+    else:
+        elsewhere.rotate(at_once=True)
+    clock.advance(2 * CHECK_FILES_S)
+    with pytest.raises(Unauthenticated):
+        authenticator.renewed_token(identity)
 
 
 def test_secrets_of_the_store_are_private_and_not_in_reprs(tmp_path) -> None:

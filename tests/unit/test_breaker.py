@@ -59,6 +59,14 @@ def test_client_errors_never_open_it_and_do_not_hide_real_failures(outcomes: lis
     assert breaker.state(0.0) is state
 
 
+def test_log_shows_by_default_that_an_upstream_answers_again(caplog: pytest.LogCaptureFixture) -> None:
+    breaker = Breaker(TERMS, "big")
+    for _ in range(3):
+        play(breaker, BAD, 0.0)
+    play(breaker, GOOD, 6.0)
+    assert [(record.levelname, "big" in record.getMessage()) for record in caplog.records] == [("WARNING", True)] * 2
+
+
 def test_one_probe_at_a_time_passes_and_success_closes_it() -> None:
     breaker = opened()
     probe = breaker.enter(5.0)
