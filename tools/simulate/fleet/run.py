@@ -79,7 +79,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
-    """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
+    """What a sweep plays: a scenario as it is written, with this seed. Raises ConfigError for one that does not keep to the schema."""
     checked = scenario_of({**scenario, "seed": seed})
     return judged(play(checked, "sweep", show_progress=False)[0], checked)
 
