@@ -165,6 +165,11 @@ def _read(path: Path, hint: str) -> str:
 def play_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
     chosen = tuple(arguments.rate or dial.RATES)
+    check_folder(arguments.out, "--out")
+    if arguments.questions < 2:
+        raise UsageError(f"--questions must be at least 2, not {arguments.questions}", hint="a rate is also moved half way")
+    if arguments.trained is not None and not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained} is no folder", hint="give the state folder of an agent that has learned")
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         if arguments.trained is not None:
