@@ -303,6 +303,7 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
         (rollout.main, ["--rows", "1,x"], "--rows"),
         (update.main, ["--prompts", "0"], "--prompts"),
         (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
+        (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
         (endpoint.main, ["--rounds", "0"], "--rounds"),
     ],
 )

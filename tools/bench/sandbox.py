@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
+from edge.core.errors import UsageError
 from edge.core.types import AnswerKind
 from edge.dagrpo.answers import last_python_block
 from edge.verifiers.program import ProgramJudge, ProgramTests
@@ -104,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=HUMANEVAL)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     given = parser.parse_args(arguments)
+    if given.data != HUMANEVAL and not given.data.is_file():
+        raise UsageError(f"--data {given.data} is no file", hint="give HumanEval.jsonl.gz, or leave the option out")
     programs = programs_of(given.data)
     if not given.json:
         load = os.getloadavg()[0]
