@@ -135,6 +135,8 @@ def planted(tree: Path, path: str, before: str, after: str) -> bool:
 def main(words: list[str]) -> int:
     """Plant the bugs whose file or line has one of the words, all without any."""
     wanted = [mutant for mutant in MUTANTS if not words or any(word in mutant[0] + mutant[1] for word in words)]
+    if not wanted:
+        raise SystemExit(f"no bug has one of the words {', '.join(words)} in its file or line")
     survivors, clock = 0, SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")

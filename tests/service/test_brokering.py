@@ -31,6 +31,7 @@ from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.loopback import proxied
+from tests.until import until
 
 HOLD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE_UUSD = 10 + 2 * 5
@@ -140,11 +141,9 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
         first = asyncio.create_task(client.complete(call("k1", "one"), 10.0))
         await held.reached.wait()
         second = asyncio.create_task(client.complete(call("k2", "two"), 10.0))
-        while not gate.waiting:
-            await asyncio.sleep(0.005)
+        await until(lambda: gate.waiting)
         second.cancel()
-        while gate.waiting:
-            await asyncio.sleep(0.005)
+        await until(lambda: not gate.waiting)
         held.release.set()
         await first
         with pytest.raises(NotFound):

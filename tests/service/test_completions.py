@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -38,9 +39,10 @@ class TokenAnswers(ScriptedAnswers):
 
 
 class CountingBackend(ScriptedBackend):
-    """Counts the texts that are continued concurrently."""
+    """Counts the texts that are continued concurrently. With `held` each waits for it after its first piece."""
 
     running = most = 0
+    held: asyncio.Event | None = None
 
     async def continue_text(self, *given: Any) -> AsyncIterator[TextDelta]:
         self.running += 1
@@ -49,6 +51,8 @@ class CountingBackend(ScriptedBackend):
             async with aclosing(super().continue_text(*given)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     yield delta
+                    if self.held is not None:
+                        await self.held.wait()
         finally:
             self.running -= 1
 
@@ -188,12 +192,18 @@ async def test_unknown_token_ids_are_refused_before_streaming(client: openai.Asy
             await client.completions.create(model="edge", prompt=[2**30], stream=stream)
 
 
-async def test_closing_a_streamed_completion_ends_it(client: openai.AsyncOpenAI, precedence: ServingPrecedence) -> None:
+async def test_closing_a_streamed_completion_ends_it(
+    client: openai.AsyncOpenAI, precedence: ServingPrecedence, backend: CountingBackend
+) -> None:
+    backend.held = asyncio.Event()
     stream = await client.completions.create(model="edge", prompt="x", stream=True)
     async for _ in stream:
         break
+    assert precedence.busy and backend.running == 1
     await stream.close()
-    await precedence.idle()
+    async with asyncio.timeout(120):
+        await precedence.idle()
+    assert backend.running == 0
 
 
 async def test_each_of_several_chat_answers_reports_its_source(client: openai.AsyncOpenAI, answers: ScriptedAnswers) -> None:

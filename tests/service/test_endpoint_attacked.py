@@ -173,8 +173,7 @@ async def test_refusal_with_all_connections_busy_is_an_ordinary_error(answers: S
     answers.wait_before = {0: free}
     async with served(answers, protocol=Crowded) as port, asyncio.TaskGroup() as group:
         busy = [group.create_task(reply_to(port, post())) for _ in range(Crowded.most_connections)]
-        while len(answers.asked) < len(busy):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(answers.asked) == len(busy))
         refused = await reply_to(port, post())
         free.set()
     head, _, body = refused.partition(b"\r\n\r\n")
@@ -208,8 +207,7 @@ async def test_kill_switch_works_under_full_load(answers: ScriptedAnswers) -> No
     async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
         for _ in range(2):
             group.create_task(reply_to(port, post()))
-        while len(answers.asked) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(answers.asked) == 2)
         assert (await reply_to(port, post())).startswith(b"HTTP/1.1 429 ")
         pause = post(b'{"paused": true}').replace(b"/v1/chat/completions", b"/api/budget/pause")
         assert (await reply_to(port, pause)).startswith(b"HTTP/1.1 200 ")

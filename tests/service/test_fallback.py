@@ -30,6 +30,7 @@ from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
 from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
 from tests.unit.prices import price_from
+from tests.until import until
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20
@@ -203,8 +204,7 @@ async def test_a_recovered_upstream_is_probed_once_and_then_asked_again(tmp_path
         assert (await client.complete(call("k1"), 5.0)).model == "second-model"
         pair.first.behaviour = answer
         breaker = pair.upstreams["first"].breaker
-        while breaker.state(asyncio.get_running_loop().time()) is not BreakerState.HALF_OPEN:
-            await asyncio.sleep(0.02)
+        await until(lambda: breaker.state(asyncio.get_running_loop().time()) is BreakerState.HALF_OPEN)
         assert (await client.complete(call("k2", "another"), 5.0)).model == "first-model"
         assert breaker.state(asyncio.get_running_loop().time()) is BreakerState.CLOSED
 

@@ -93,9 +93,9 @@ def test_two_runs_are_put_side_by_side_by_figure_and_group(
     ("text", "says"),
     [
         (None, "cannot be read"),
-        (b"[1]", "other.json is no such file"),
+        (b"[1]", "damaged"),
         (b'{"format": 99}', "has format 99"),
-        (b'{"format": 1, "scenario": 5}', "other.json is no such file"),
+        (b'{"format": 1, "scenario": 5}', "damaged"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(

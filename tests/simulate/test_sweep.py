@@ -158,7 +158,7 @@ def test_a_sweep_reports_its_results_and_resumes_without_playing_a_run_twice(
 
 
 def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
-    with pytest.raises(UsageError, match=r"groups.0.dial"):
+    with pytest.raises(UsageError, match=r"--vary groups: groups\.0\.dial"):
         sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN)
     assert not (tmp_path / "count").exists()
     assert not (tmp_path / "out").exists()

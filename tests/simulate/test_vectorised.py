@@ -217,7 +217,7 @@ def test_what_only_the_exact_simulation_plays_is_refused(group: dict[str, object
     own = _scenario().groups[0].model_dump(exclude_unset=True) | group
     with pytest.raises(UsageError) as refused:
         run_vectorised(_scenario(groups=[own], **values))
-    assert told in str(refused.value) and refused.value.hint == "play it without --vectorised"
+    assert told in str(refused.value) and "without --vectorised" in refused.value.hint
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)

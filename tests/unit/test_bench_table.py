@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from threading import Event
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
 import pytest
 
-from edge.core.clock import SystemClock
-from tools.bench.harness import Part, Results, Row, run_part
+from tests.until import until
+from tools.bench import __main__ as bench
+from tools.bench import endpoint, rollout, sandbox, update
+from tools.bench.coordinator import __main__ as coordinator
+from tools.bench.harness import Part, Results, Row, command, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
+from tools.bench.table import __main__ as table
 from tools.bench.table import rows
 from tools.bench.table.agent_steps import answering
 from tools.bench.table.batched_peer import seconds_of
@@ -185,7 +189,7 @@ def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         run_child([sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ, folder=tmp_path, timeout_s=0.1)
 
 
-def test_part_and_its_children_are_ended_when_the_bench_exits(tmp_path: Path) -> None:
+async def test_part_and_its_children_are_ended_when_the_bench_exits(tmp_path: Path) -> None:
     code = (
         "import subprocess,sys,time; child=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']);"
         "print(child.pid, flush=True); time.sleep(60)"
@@ -199,11 +203,11 @@ def test_part_and_its_children_are_ended_when_the_bench_exits(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         run_child([sys.executable, "-c", code], log=log, environment=os.environ, folder=tmp_path, on_line=leave_when_it_runs)
     child = int(last_line(log))
-    assert until(lambda: gone(child))
+    await until(lambda: gone(child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
+async def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
     code = (
         "import os,sys; from pathlib import Path; from tools.bench.processes import run_child;"
         "run_child([sys.executable,'-c','import os,time; print(os.getpid(), flush=True); time.sleep(60)'],"
@@ -212,20 +216,12 @@ def test_a_part_ends_when_the_bench_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     bench = subprocess.Popen([sys.executable, "-c", code, str(log)])
     try:
-        child = int(until(lambda: last_line(log)))
+        await until(lambda: last_line(log))
+        child = int(last_line(log))
     finally:
         bench.kill()
         bench.wait()
-    assert until(lambda: gone(child))
-
-
-def until(check, seconds: float = 30.0):
-    clock, pause = SystemClock(), Event()
-    end = clock.monotonic() + seconds
-    while not (found := check()):
-        assert clock.monotonic() < end, "never happened"
-        pause.wait(0.05)
-    return found
+    await until(lambda: gone(child))
 
 
 def gone(pid: int) -> bool:
@@ -292,3 +288,44 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
 
 
 # -- command line ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("play", "arguments", "names"),
+    [
+        (bench.main, ["tabel"], "tabel"),
+        (bench.main, ["rollout", "table"], "table"),
+        (table.main, ["--rows", "smal"], "smal"),
+        (table.main, ["--rounds", "0"], "--rounds"),
+        (table.main, ["--out", "{file}/out"], "--out {file}"),
+        (table.main, ["--out", "{folder}", "--cache", "{file}/cache"], "--cache {file}"),
+        (coordinator.main, ["--rows", "cals"], "cals"),
+        (rollout.main, ["--rows", "1,x"], "--rows"),
+        (update.main, ["--prompts", "0"], "--prompts"),
+        (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
+        (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
+        (endpoint.main, ["--rounds", "0"], "--rounds"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, play, arguments: list[str], names: str
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handler of SIGTERM would outlive the test
+    places = {"file": tmp_path / "file", "folder": tmp_path}
+    places["file"].touch()
+    try:
+        code = command(lambda: play([each.format(**places) for each in arguments]))
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert names.format(**places) in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_any_more_ends_it_quietly() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.bench", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,32 @@ def test_quoted_commands_and_their_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
         used = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert used <= known, f"{name(page)}: {quoted}"
+
+
+def help_of_tool(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `python -m WORDS --help` prints. Fails where there is no such command."""
+    found = importlib.import_module(words[0])
+    play = found.main if hasattr(found, "main") else importlib.import_module(f"{words[0]}.__main__").main
+    monkeypatch.setattr(sys, "argv", [*words, "--help"])
+    with pytest.raises(SystemExit) as end:
+        play()
+    printed = capsys.readouterr()
+    assert end.value.code == 0, printed.err
+    return printed.out
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_quoted_commands_of_tools_and_their_options_exist(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a bench's handler of SIGTERM would outlive the test
+    text = page.read_text(encoding="utf-8").replace("python -m tools.bench ", "python -m tools.bench.")  # a part is a module
+    for module, rest in dict.fromkeys(re.findall(r"python -m (tools\.[\w.]*\w)(?: ([^`\n#|>]*))?", text)):
+        words = rest.split()
+        chosen = [word for word in words[:1] if re.match(r"\w", word)]
+        used = {word for word in words if word.startswith("--")}
+        known = set(re.findall(r"--[\w-]+", help_of_tool([module, *chosen], monkeypatch, capsys)))
+        assert used <= known, f"{name(page)}: {module} {rest}"
 
 
 def test_every_agent_command_is_on_the_commands_page() -> None:

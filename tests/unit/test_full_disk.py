@@ -23,6 +23,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
 from edge.testing.probe import ScriptedProbe
 from tests.unit.agent_world import World, always_asks
+from tests.until import until
 
 
 def fill(agent: Agent, full: bool = True) -> None:
@@ -182,8 +183,7 @@ async def test_learning_waits_for_space_with_a_notice_and_resumes_at_the_cut_ste
 
     async with world.agent(failpoint=failing) as agent:
         learning = asyncio.create_task(agent.learn(max_steps=3))
-        while not agent.learning.waiting:
-            await asyncio.sleep(0.01)
+        await until(lambda: agent.learning.waiting)
         assert f"no space on {world.folder}" in agent.learning.waiting
         assert agent.learning.stage == "paused" and len(agent.steps()) == 1 + (place == "committed")
         disk.free = 2**40

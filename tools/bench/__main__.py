@@ -14,6 +14,9 @@ import os
 import subprocess
 import sys
 
+from edge.core.errors import UsageError
+from tools.bench.harness import command
+
 ALONE = {
     "rollout": "rollout tokens/s of the llama.cpp backend by rows in flight",
     "update": "seconds and peak memory of one DA-GRPO update, prefix shared and plain",
@@ -27,24 +30,26 @@ BESIDE = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the parts named on the command line, or all that need no peer; 2 when a name is unknown."""
+    """Run the parts named on the command line, or all that need no peer. Raises UsageError."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
         return 0
     name, *options = arguments or [""]
     if name in BESIDE or (name in ALONE and any(word.startswith("-") for word in options)):
-        os.execv(sys.executable, [*command(name), *options])
-    if unknown := [name for name in arguments if name not in ALONE]:
-        print(f"unknown part {unknown[0]!r}; there is: {', '.join([*ALONE, *BESIDE])}", file=sys.stderr)
-        return 2
+        os.execv(sys.executable, [*module(name), *options])
+    if unknown := [name for name in arguments if name not in {*ALONE, *BESIDE}]:
+        raise UsageError(f"unknown part {unknown[0]!r}", hint=f"there is: {', '.join([*ALONE, *BESIDE])}")
+    if beside := [name for name in arguments if name in BESIDE]:
+        raise UsageError(f"{beside[0]} is measured by itself", hint=f"python -m tools.bench {beside[0]}")
     for name in arguments or ALONE:
         print(f"\n== {name}: {ALONE[name]}", flush=True)
-        if code := subprocess.run(command(name), check=False).returncode:
+        if code := subprocess.run(module(name), check=False).returncode:
             return code
     return 0
 
 
-def command(name: str) -> list[str]:
+def module(name: str) -> list[str]:
+    """The command of a part."""
     return [sys.executable, "-m", f"tools.bench.{name}"]
 
 
@@ -64,4 +69,4 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(lambda: main(sys.argv[1:])))

@@ -24,7 +24,8 @@ from typing import Any
 import aiohttp
 
 from edge.core.machine import physical_cores
-from tools.bench.harness import show
+from tools.arguments import positive
+from tools.bench.harness import command, show
 from tools.bench.processes import answers, free_port, running
 from tools.bench.rollout import BUNDLED
 
@@ -47,8 +48,8 @@ def our_server(folder: Path, model: Path, threads: int, context: int) -> Iterato
     state = folder / "state"
     limits = ["--set", f"engine.threads={threads}", "--set", f"model.context_tokens={context}"]
     options = ["--no-learn", "--port", "0", "--mode", "local-only", "--model", str(model), "--state", str(state), "--json"]
-    command = [sys.executable, "-m", "edge.cli", "run", *options, *limits]
-    with running(command, folder / "ours.log", ready=(state / "endpoint.json").is_file):
+    started = [sys.executable, "-m", "edge.cli", "run", *options, *limits]
+    with running(started, folder / "ours.log", ready=(state / "endpoint.json").is_file):
         yield str(json.loads((state / "endpoint.json").read_text())["url"]) + "/v1"
 
 
@@ -58,8 +59,8 @@ def their_server(folder: Path, model: Path, threads: int, context: int) -> Itera
     base = f"http://127.0.0.1:{(port := free_port())}/v1"
     limits = ["--n_ctx", str(context), "--n_threads", str(threads), "--n_threads_batch", str(threads), "--flash_attn", "true"]
     where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--model_alias", "edge"]
-    command = [sys.executable, "-m", "llama_cpp.server", *where, *limits]
-    with running(command, folder / "theirs.log", ready=lambda: answers(f"{base}/models")):
+    started = [sys.executable, "-m", "llama_cpp.server", *where, *limits]
+    with running(started, folder / "theirs.log", ready=lambda: answers(f"{base}/models")):
         yield base
 
 
@@ -121,20 +122,20 @@ def _bare(text: str) -> str:
     return "".join(text.split())
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench endpoint", description="Our endpoint beside llama-cpp-python's.")
     parser.add_argument("--model", type=Path, default=BUNDLED)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--requests", type=int, default=10, help="a round and server (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=110)
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--requests", type=positive, default=10, help="a round and server (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=positive, default=110)
+    parser.add_argument("--threads", type=positive, default=physical_cores())
+    parser.add_argument("--context", type=positive, default=512)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Start both servers, measure each route, print a line for each."""
     given = parse(arguments)
     with ExitStack() as stack:
@@ -147,4 +148,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(main))

@@ -22,10 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edge.core.errors import EdgeError, UsageError
+from edge.cli.exits import ending
+from edge.core.errors import UsageError
 from edge.core.files import write_atomically
 from edge.core.machine import cpu_name, usable_cores
+from tools.arguments import positive
 from tools.bench.processes import REPOSITORY, OnLine, own, run_child
+from tools.places import check_folder
 
 CACHE = REPOSITORY / "runs" / "bench"
 QUIET_LOAD = 0.5
@@ -315,7 +318,7 @@ def commit() -> str:
 def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str = "") -> None:
     """Options of every table."""
     parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, help="rounds in which competitors alternate (default: of the size)")
+    parser.add_argument("--rounds", type=positive, help="rounds in which competitors alternate (default: of the size)")
     parser.add_argument("--fresh", action="store_true", help="measure again what lies in the folder already")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/bench/TABLE-SIZE)")
 
@@ -329,19 +332,13 @@ def rows_of(text: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def rounds_of(given: argparse.Namespace, usual: int) -> int:
-    """How many. Raises UsageError for none."""
-    if given.rounds is not None and given.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, not {given.rounds}")
-    return usual if given.rounds is None else int(given.rounds)
-
-
 class Run:
-    """One run of a table: its folder and results. Warns where the machine does other work. Raises UsageError for a wrong row."""
+    """One run of a table: its folder and results. Warns where the machine does other work. Raises UsageError for a wrong row or folder."""
 
     def __init__(self, given: argparse.Namespace, table: str, size: str, rows: Sequence[str]) -> None:
         self.names = rows_of(given.rows, rows)
         self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
+        check_folder(self.out, "--out")
         self.results = Results(self.out, fresh=given.fresh)
         self._file = self.out / table
         self._size = size
@@ -372,17 +369,10 @@ class Run:
 
 
 def command(measure: Callable[[], int]) -> int:
-    """A table's command; 0 all goals met, 1 a goal missed or a failure, 2 wrong use. SIGTERM runs every `finally`."""
+    """A command of the bench, which ends as `edge-agent` does; of a table 1 is also a missed goal. SIGTERM runs every `finally`."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
-    try:
-        return measure()
-    except EdgeError as error:
-        print(f"{error}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
-        return error.exit_code
-    except json.JSONDecodeError as error:
-        print(f"a result cannot be read: {error}", file=sys.stderr)
-        return 1
+    return ending(measure)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 
 from edge.core.machine import physical_cores
 from edge.core.types import Message, Sampling
-from tools.bench.harness import show
+from tools.arguments import positive
+from tools.bench.harness import command, show
 from tools.bench.table.memory import memory_now
 
 if TYPE_CHECKING:
@@ -117,22 +119,30 @@ def at_width(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def widths(text: str) -> list[int]:
+    """`1,8,16`."""
+    return [positive(part) for part in text.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each width and print a line for it."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.rollout", description="Rollout speed of the llama.cpp backend.")
     parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)
-    parser.add_argument("--rows", default="1,8,16,32", help="widths to measure, comma separated (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=110)
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--context", type=int, default=512, help="tokens per row (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=widths, default="1,8,16,32", help="widths to measure, comma separated (default: %(default)s)"
+    )
+    parser.add_argument("--prompts", type=positive, default=16)
+    parser.add_argument("--group-size", type=positive, default=8)
+    parser.add_argument("--prompt-tokens", type=positive, default=64)
+    parser.add_argument("--max-tokens", type=positive, default=110)
+    parser.add_argument("--threads", type=positive, default=physical_cores())
+    parser.add_argument("--context", type=positive, default=512, help="tokens per row (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     given = vars(parser.parse_args(arguments))
     job = {**given, "context_tokens": given["context"], "repeats": 1}
-    show((at_width({**job, "rows": int(rows)}) for rows in given["rows"].split(",")), as_json=given["json"])
+    show((at_width({**job, "rows": rows}) for rows in given["rows"]), as_json=given["json"])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import statistics
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
+from edge.core.errors import UsageError
 from edge.core.types import AnswerKind
 from edge.dagrpo.answers import last_python_block
 from edge.verifiers.program import ProgramJudge, ProgramTests
 from edge.verifiers.sandbox.choice import choose_sandbox
 from edge.verifiers.sandbox.role import Limits
-from tools.bench.harness import show
+from tools.bench.harness import command, show
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 _PRACTICE_PROGRAMS = 100
@@ -96,19 +98,22 @@ def cpu_seconds() -> float:
     return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each sandbox and print a line for it."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.sandbox", description="Time per judged program.")
     parser.add_argument("--sandbox", default="auto", help="names, comma separated (default: %(default)s)")
     parser.add_argument("--data", type=Path, default=HUMANEVAL)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     given = parser.parse_args(arguments)
+    if given.data != HUMANEVAL and not given.data.is_file():
+        raise UsageError(f"--data {given.data} is no file", hint="give HumanEval.jsonl.gz, or leave the option out")
     programs = programs_of(given.data)
     if not given.json:
         load = os.getloadavg()[0]
         print(f"{len(programs)} programs of {given.data.name if given.data.is_file() else 'practice:code'}, load {load:.1f}")
     show((measure(name, programs, SystemClock()) for name in given.sandbox.split(",")), as_json=given.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

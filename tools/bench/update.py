@@ -22,7 +22,8 @@ from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training.learner import LearnerSettings, Precision, PrefixSharing
-from tools.bench.harness import show
+from tools.arguments import positive
+from tools.bench.harness import command, show
 
 PATHS: tuple[PrefixSharing, ...] = ("shared", "plain")
 
@@ -128,18 +129,18 @@ def _no_conversion(_peft_folder: Path, _target: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.update", description=(__doc__ or "").splitlines()[0])
     precisions: tuple[Precision, ...] = ("fp32", "bf16", "auto")
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=Workload().layers)
+    parser.add_argument("--prompts", type=positive, default=16)
+    parser.add_argument("--group-size", type=positive, default=8)
+    parser.add_argument("--layers", type=positive, default=Workload().layers)
     parser.add_argument("--path", choices=(*PATHS, "both"), default="both", help="peak memory is that of all paths so far")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="compute blocks again in the backward pass")
     parser.add_argument("--precision", choices=precisions, default="auto")
-    parser.add_argument("--tokens-per-slice", type=int, default=LearnerSettings().tokens_per_slice)
+    parser.add_argument("--tokens-per-slice", type=positive, default=LearnerSettings().tokens_per_slice)
     parser.add_argument("--threads", type=int, default=0, help="torch threads (0: torch's own choice)")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(command(main))

@@ -24,9 +24,10 @@ from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
 from tools.experiments.result import RESULTS, strays, write_whole
-from tools.experiments.run import require_folder, require_writable, run
+from tools.experiments.run import require_folder, run
 from tools.experiments.run_cell import run_cell
 from tools.experiments.spec import Spec, load_spec, spec_names
+from tools.places import check_folder
 
 WORK = Path("runs") / "experiments"
 _NICE = 10
@@ -104,7 +105,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 def play_cell(arguments: argparse.Namespace) -> int:
     """Run one cell in this process, its progress as JSON lines."""
     os.nice(_NICE)
-    cell = Cell.from_json(json.loads(arguments.file.read_text(encoding="utf-8")))
+    cell = Cell.from_json(json.loads(_read(arguments.file, "run writes such files")))
     return run_cell(cell, arguments.file.parent.parent, arguments.results, lambda line: print(json.dumps(line), flush=True))
 
 
@@ -126,7 +127,7 @@ def play_figure(arguments: argparse.Namespace) -> int:
     """Draw the figures and print their paths."""
     require_folder(arguments.results)
     specs, chosen = _specs(arguments.specs, of="figure"), read_chosen(arguments.chosen)
-    require_writable(arguments.out, "--out")
+    check_folder(arguments.out, "--out")
     for spec in specs:
         drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out)
         print("\n".join(map(str, drawn)) or f"{spec.name}: nothing to draw yet; run {spec.name} first", flush=True)
@@ -139,9 +140,9 @@ def play_report(arguments: argparse.Namespace) -> int:
     if not arguments.files and [arguments.results.resolve(), arguments.chosen.resolve()] != [RESULTS, CHOSEN_FILE]:
         raise UsageError("the project's own pages show its own results", hint="give a FILE with marks for other ones")
     files: list[Path] = arguments.files or [REPORT, RESULTS_PAGE]
-    texts = {path: _read(path) for path in files}
+    texts = {path: _read(path, "give a text file with marks") for path in files}
     for path in files:
-        require_writable(path.parent, "FILE")
+        check_folder(path.parent, "FILE")
     chosen, specs = read_chosen(arguments.chosen), [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)
     every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
@@ -154,16 +155,21 @@ def play_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, hint: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({error})", hint="give a text file with marks") from error
+        raise UsageError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})", hint=hint) from error
 
 
 def play_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
     chosen = tuple(arguments.rate or dial.RATES)
+    check_folder(arguments.out, "--out")
+    if arguments.questions < 2:
+        raise UsageError(f"--questions must be at least 2, not {arguments.questions}", hint="a rate is also moved half way")
+    if arguments.trained is not None and not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained} is no folder", hint="give the state folder of an agent that has learned")
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         if arguments.trained is not None:

@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from tools.experiments.chosen import read_chosen, write_chosen
 from tools.experiments.result import Result, read_result, result_file, write_whole
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 from tools.experiments.spec import Spec, load_spec, spec_names
+from tools.places import check_folder
 
 _ROOT = Path(__file__).resolve().parents[2]
 _REPORT_EVERY_S = 60.0
@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _require_what_is_needed(plan: Plan, arguments: argparse.Namespace) -> None:
     """Raises UsageError or EdgeError where results could not be written or routers not trained."""
     if plan.missing:
-        require_writable(arguments.work, "--work")
-        require_writable(arguments.results, "--results")
+        check_folder(arguments.work, "--work")
+        check_folder(arguments.results, "--results")
     if any(_searches(grid.spec) for grid in plan.grids):
-        require_writable(arguments.chosen.parent, "--chosen")
+        check_folder(arguments.chosen.parent, "--chosen")
     if routed := [cell.key for cell in plan.missing if cell.router]:
         require_onnx(f"{counted(len(routed), 'cell')} such as {routed[0]} train a router, which is an ONNX file")
 
@@ -78,17 +78,6 @@ def require_folder(results: Path) -> None:
         next(results.iterdir(), None)
     except OSError as error:
         raise UsageError(f"--results {results}: {error.strerror}", hint="give the folder that results were written to") from error
-
-
-def require_writable(folder: Path, option: str) -> None:
-    """Make the folder where there is none, and write into it once. Raises UsageError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
-            pass
-    except OSError as error:
-        hint = "give a folder that you may write to"
-        raise UsageError(f"{option} {folder}: cannot be written to ({error.strerror})", hint=hint) from error
 
 
 # -- what there is to do ---------------------------------------------------------------------------------------------------------------

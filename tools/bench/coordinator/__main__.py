@@ -147,9 +147,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """The size asked for. Raises UsageError."""
+    """The size asked for, with the rounds asked for."""
     plan = QUICK if given.quick else FULL
-    return replace(plan, rounds=harness.rounds_of(given, plan.rounds))
+    return replace(plan, rounds=given.rounds or plan.rounds)
 
 
 def measure(given: argparse.Namespace) -> int:

@@ -15,11 +15,13 @@ from typing import Any, Literal
 
 from edge.app import bundled_models
 from edge.core.machine import usable_cores
+from tools.arguments import positive
 from tools.bench import harness
 from tools.bench.harness import Part, Results, Row, commit
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
 from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TINY, Plan, Workload
+from tools.places import check_folder
 
 BUNDLED = "nano-edge"
 SOURCE = "practice:group1"
@@ -216,21 +218,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one round, few steps")
     size.add_argument("--tiny", action="store_true", help="tries the bench out; the figures mean nothing")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="threads of every competitor (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=positive, default=usable_cores(), help="threads of every competitor (default: %(default)s)"
+    )
     parser.add_argument("--cache", type=Path, default=harness.CACHE, help="folder for models and peers (default: runs/bench)")
     return parser.parse_args(arguments)
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """The size asked for, with the rounds asked for. Raises UsageError."""
+    """The size asked for, with the rounds asked for."""
     plan = TINY if given.tiny else QUICK if given.quick else FULL
-    small, large = (replace(work, rounds=harness.rounds_of(given, work.rounds)) for work in (plan.small, plan.large))
-    return replace(plan, small=small, large=large, rollout_rounds=harness.rounds_of(given, plan.rollout_rounds))
+    if given.rounds is None:
+        return plan
+    small, large = (replace(work, rounds=given.rounds) for work in (plan.small, plan.large))
+    return replace(plan, small=small, large=large, rollout_rounds=given.rounds)
 
 
 def measure(given: argparse.Namespace) -> int:
     """Measure the rows and write the report; 1 when a goal is missed. Raises EdgeError."""
     plan, cache = plan_of(given), given.cache.resolve()
+    check_folder(cache, "--cache")
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
     bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)

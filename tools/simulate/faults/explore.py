@@ -24,6 +24,8 @@ import msgspec
 from rich.console import Console
 
 from edge.core.clock import Clock, SystemClock
+from tools.arguments import positive
+from tools.places import check_files, put_json, read_json
 from tools.simulate.faults.planted import find_bug, planted
 from tools.simulate.faults.scenario import (
     AGENT_FAULTS,
@@ -40,7 +42,6 @@ from tools.simulate.faults.scenario import (
 )
 from tools.simulate.faults.verdict import INVARIANTS, Outcome
 from tools.simulate.faults.world import play
-from tools.simulate.reports.places import check_files, put_json, read_json
 from tools.simulate.reports.quantities import several
 
 AHEAD = 4
@@ -237,10 +238,10 @@ def add_explore(commands: Any) -> None:
         "explore", help="worlds full of faults in virtual time, one for each seed, until something is violated"
     )
     many = command.add_mutually_exclusive_group()
-    many.add_argument("--seeds", type=_natural, default=1000, help="how many")
+    many.add_argument("--seeds", type=positive, default=1000, help="how many")
     many.add_argument("--minutes", type=_minutes, metavar="N", help="fresh seeds, for so many minutes")
     command.add_argument("--start", type=int, help="the first one (0; with --minutes, one that depends on the time)")
-    command.add_argument("--jobs", type=_natural, default=1, help="processes at once; what is found does not depend on it")
+    command.add_argument("--jobs", type=positive, default=1, help="processes at once; what is found does not depend on it")
     command.add_argument(
         "--keep-going",
         action="store_true",
@@ -251,7 +252,7 @@ def add_explore(commands: Any) -> None:
     command.add_argument("--replay", type=Path, metavar="FILE.json", help="play this scenario instead of seeds")
     command.add_argument("--write", type=Path, metavar="FILE.json", help="where the smallest violating scenario goes")
     command.add_argument("--tries", type=int, default=400, help="of making a violating scenario smaller, at most")
-    command.add_argument("--story", type=_natural, default=60, help="lines of the story of a violation", metavar="LINES")
+    command.add_argument("--story", type=positive, default=60, help="lines of the story of a violation", metavar="LINES")
     command.add_argument("--brief", action="store_true", help="without the counts of each invariant, fault and feature")
     command.set_defaults(play=run_explore)
 
@@ -355,13 +356,6 @@ def _minutes(text: str) -> float:
     number = float(text)
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be more than 0")
-    return number
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
     return number
 
 

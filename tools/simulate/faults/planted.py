@@ -77,9 +77,9 @@ def find_bug(name: str) -> Bug:
     """The bug of this name, or the only one whose name contains it. Raises UsageError."""
     found = [each for each in BUGS if each.name == name] or [each for each in BUGS if name in each.name]
     if len(found) != 1:
-        names = "\n  ".join(sorted(each.name for each in found or BUGS))
+        names = "; ".join(sorted(each.name for each in found or BUGS))
         raise UsageError(
-            f"{name!r} is {'no bug' if not found else 'more than one bug'} that can be planted", hint=f"one of\n  {names}"
+            f"{name!r} is {'no bug' if not found else 'more than one bug'} that can be planted", hint=f"there is: {names}"
         )
     return found[0]
 

@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from edge.core.errors import EdgeError
+from tools.places import check_files, put
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate, holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_report
-from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
@@ -79,7 +79,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
-    """What a sweep plays: a scenario as it is written, with this seed. Raises UsageError for one that does not keep to the schema."""
+    """What a sweep plays: a scenario as it is written, with this seed. Raises ConfigError for one that does not keep to the schema."""
     checked = scenario_of({**scenario, "seed": seed})
     return judged(play(checked, "sweep", show_progress=False)[0], checked)
 

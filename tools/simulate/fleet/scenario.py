@@ -23,10 +23,9 @@ from coordinator.config import (
     ServiceConfig,
     TaskConfig,
 )
-from edge.config.loader import ValueAt
+from edge.config.loader import Flag, ValueAt, resolve
 from edge.config.reference import keys_of, terms
 from edge.config.section import NotNegative, Positive, Rate, Section
-from edge.core.errors import UsageError
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS, from_folder, load_device, load_link, read_yaml
@@ -331,13 +330,8 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
-    """A scenario of values that were changed since they were read. Raises UsageError, in one line."""
-    try:
-        return Scenario.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "scenario"
-        raise UsageError(f"{place}: {first['msg']}", hint="see tools/simulate/README.md") from None
+    """A scenario of values that `--vary` may have changed since they were read. Raises ConfigError, in one line."""
+    return resolve(Scenario, flags=[Flag(key, value, f"--vary {key}") for key, value in values.items()]).config
 
 
 def schema_table() -> str:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tools.places import check_files, read_json
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_comparison
-from tools.simulate.reports.places import check_files, read_json
 from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.reports.tables import differences
 

@@ -9,10 +9,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from tools.places import put
 from tools.simulate.reports import tables
 from tools.simulate.reports.charts import Book, Shown
 from tools.simulate.reports.drawing import Chart, require_matplotlib
-from tools.simulate.reports.places import put
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 

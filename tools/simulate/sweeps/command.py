@@ -18,11 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
+from tools.arguments import positive
+from tools.places import check_folder, put
 from tools.simulate.fleet.scenario import load_scenario, scenario_of
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
-from tools.simulate.reports.places import check_folder, put
 from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
 from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, table_of
@@ -44,10 +45,10 @@ def add_sweep(commands: Any) -> None:
         help="groups.laptops.questions_per_day=10,30 (* for all groups); may be repeated, and left out with --seeds",
     )
     command.add_argument(
-        "--seeds", type=_positive, default=1, help="runs of each combination, with seeds from the scenario's own on (1)"
+        "--seeds", type=positive, default=1, help="runs of each combination, with seeds from the scenario's own on (1)"
     )
     command.add_argument(
-        "--jobs", type=_positive, help="runs at once (as many as there are processors; with ray: as the cluster has room)"
+        "--jobs", type=positive, help="runs at once (as many as there are processors; with ray: as the cluster has room)"
     )
     command.add_argument("--engine", choices=ENGINES, default="processes", help="processes of this machine, or Ray")
     command.add_argument(
@@ -66,7 +67,7 @@ def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
     variations = [Variation.of(text) for text in chosen.vary]
     if not variations and chosen.seeds == 1:
         raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60, or --seeds 3")
-    check_folder(chosen.out)
+    check_folder(chosen.out, "--out")
     jobs = [
         replace(job, ingredients=ingredients_of(scenario_of(job.scenario))) for job in jobs_of(scenario, variations, chosen.seeds)
     ]
@@ -144,10 +145,3 @@ def _write_json(path: Path, runs: Sequence[Finished], rows: Sequence[Row]) -> No
     }  # fmt: skip
     text = msgspec.json.format(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False), indent=1)
     put(f"{text}\n".encode(), path)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number

@@ -22,7 +22,7 @@ import msgspec
 from edge.core.errors import EdgeError
 from edge.core.formatting import exit_name
 from edge.core.install import install_extra
-from tools.simulate.reports.places import put
+from tools.places import put
 from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.sweeps.plan import Job
 

@@ -30,9 +30,9 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
+from tools.places import check_folder, put_json, read_json
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
-from tools.simulate.reports.places import check_folder, put_json, read_json
 from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
@@ -90,7 +90,7 @@ def validate(chosen: argparse.Namespace) -> int:
     """Measure, run, simulate, compare; 0, or with --strict 1 where the goal is missed. Raises EdgeError for what cannot be run."""
     require_matplotlib()
     _check(chosen)
-    check_folder(chosen.out)
+    check_folder(chosen.out, "--out")
     archive = read_archive(chosen.again) if chosen.again is not None else _measured(chosen)
     chosen.out.mkdir(parents=True, exist_ok=True)
     replayed = simulate(archive, chosen.out, _print_stage)

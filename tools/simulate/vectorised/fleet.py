@@ -54,7 +54,7 @@ def run_vectorised(scenario: Scenario, seed: int | None = None, name: str = "") 
     found = only_exact(scenario, hardware)
     if found:
         told = f"the vectorised fleet has dials, budgets and latencies only; this scenario has {', '.join(found)}"
-        raise UsageError(told, hint="play it without --vectorised")
+        raise UsageError(told, hint="python -m tools.simulate run plays it, without --vectorised")
     world = _World(scenario, scenario.seed if seed is None else seed, hardware)
     world.run()
     return world.result(name)

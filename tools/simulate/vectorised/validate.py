@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tools.places import check_files, put
 from tools.simulate.fleet.run import play
 from tools.simulate.fleet.scenario import Scenario, load_scenario
 from tools.simulate.reports.compare import read_result
-from tools.simulate.reports.places import check_files, put
 from tools.simulate.reports.quantities import Asked, answers_of, figure
 from tools.simulate.reports.result import SOURCES, GroupResult, SimulationResult
 from tools.simulate.vectorised.fleet import run_vectorised

@@ -9,9 +9,9 @@ import pytest
 from edge.core.errors import EdgeError
 from tests.simulate.fleet_worlds import group, scenario
 from tests.simulate.sample_results import sample_result
+from tools.places import put
 from tools.simulate.__main__ import main
 from tools.simulate.fleet import run as fleet_run
-from tools.simulate.reports.places import put
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files of results: whether one can be written is known before the work, it comes to its place in one move, and is read by its format."""
+"""Places of results: whether one can be written is known before the work, a file comes to it in one move, and is read by its format."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def check_files(*paths: Path | None, read: Sequence[Path] = ()) -> None:
             raise UsageError(f"{other} is named for two files", hint="give each a name of its own")
 
 
-def check_folder(path: Path) -> None:
-    """Raises UsageError, in one line, where no files can be written into this folder, which need not be there yet."""
-    _check_room(path, path)
+def check_folder(path: Path, option: str) -> None:
+    """Raises UsageError, in one line that names the option, where no files can be written into this folder, which need not be there yet."""
+    _check_room(f"{option} {path}", path)
 
 
-def _check_room(path: Path, folder: Path) -> None:
-    """That something can be made in the folder, or in what of its path is there; else `path` is told."""
+def _check_room(name: str, folder: Path) -> None:
+    """Whether something can be made in the folder, or in what of its path is there; `name`: what is refused."""
     folder = folder.absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
     if not there.is_dir():
-        raise UsageError(f"{path} cannot be written: {there} is no folder", hint=_HINT)
+        raise UsageError(f"{name} cannot be written: {there} is no folder", hint=_HINT)
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from None
+        raise UsageError(f"{name} cannot be written: {error.strerror or error}", hint=_HINT) from None
 
 
 def put(content: bytes, path: Path) -> None:
@@ -82,14 +82,14 @@ def read_json(path: Path, kind: type[T], number: int, *, hint: str) -> T:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from None
     except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is no such file: {error}", hint=hint) from None
+        raise UsageError(f"{path} is another kind of file or damaged: {error}", hint=hint) from None
 
 
 def _check_file(path: Path) -> None:
     if path.is_dir() or not path.name:
         raise UsageError(f"{path} is a folder, not a file", hint="give the name of a file in it")
     if not _is_special(path):
-        _check_room(path, path.parent)
+        _check_room(str(path), path.parent)
     elif path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"{path} cannot be written", hint=_HINT)
 
