@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 from msgspec import structs
 
 from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
+from coordinator.ledger.stores import postgres
+from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.stores.migrations import LEDGER
 from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
 from coordinator.ledger.stores.postgres_rows import open_read_only
@@ -308,6 +311,30 @@ async def test_read_only_server_refuses_calls_and_recovers_when_writable(
     await postgres_server.execute(postgres_server.dsn("postgres"), f"ALTER DATABASE {name} RESET default_transaction_read_only")
     assert isinstance(await store.reserve(reserve_request("k2")), Reserved)
     assert (await store.settle(settlement())).applied
+
+
+async def test_what_runs_beside_the_batches_goes_on_after_any_failure(
+    postgres_server: PostgresServer, dsn: str, store: PostgresLedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver's own bug, as its InternalClientError is, must not end the heartbeat or the listener."""
+    name, tries, connect = dsn.split("@/")[1].split("?")[0], itertools.count(1), postgres.connect
+    both_again = asyncio.Event()
+
+    async def failing(*args: Any) -> Any:
+        if (number := next(tries)) <= 2:
+            raise asyncpg.InternalClientError("got result for unknown protocol state")
+        if number == 4:
+            both_again.set()
+        return await connect(*args)
+
+    monkeypatch.setattr(postgres, "connect", failing)
+    async with aclosing(store.changes()) as changes:
+        heard = asyncio.ensure_future(anext(changes))
+        await postgres_server.execute(
+            dsn, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+        )
+        assert await asyncio.wait_for(heard, 60.0) == EVERYTHING
+    await asyncio.wait_for(both_again.wait(), 60.0)
 
 
 class CuttingProxy:

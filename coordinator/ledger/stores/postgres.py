@@ -313,10 +313,14 @@ class PostgresLedgerStore(LedgerStore):
     # who lives, what changed ---------------------------------------------------------------------------------------------------
 
     async def _again(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
-        """Do it anew whenever its connection is lost, until cancelled."""
+        """Do it anew whenever it fails, until cancelled: without its lease a replica is taken for dead, and its holds are charged."""
         while True:
-            with contextlib.suppress(*DRIVER_ERRORS):
+            try:
                 await work()
+            except DRIVER_ERRORS:  # its connection is lost; the writer's log says so
+                pass
+            except Exception as error:
+                log.error("work beside the ledger's batches failed unexpectedly: %s", type(error).__name__)
             await asyncio.sleep(pause_s)
 
     async def _live(self) -> None:
