@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -369,8 +368,8 @@ class SimulatedChannel:
         async def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:  # noqa: ASYNC109
             exchange = Exchange(path, request_serializer(request), timeout, metadata or ())
             self.open(exchange)
-            async with aclosing(self.replies(exchange)) as replies:
-                return response_deserializer(await anext(replies))
+            (reply,) = [each async for each in self.replies(exchange)]
+            return response_deserializer(reply)
 
         return call
 
