@@ -31,6 +31,7 @@ def explored(kind: Kind, seeds: range) -> Tally:
     agents = " --agents" if kind.name == "agents" else ""
     again = f"python -m tools.simulate explore{agents} --seeds 1 --start {next(iter(tally.found), seeds.start)}"
     assert not tally.found, f"{tally.by_invariant()} {tally.found}; again: {again}"
+    assert tally.seeds == len(seeds), "interrupted"
     return tally
 
 
