@@ -23,7 +23,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: about 2 minutes on 2 cores)"
+	@echo "== installing what \`make run\` needs (llama.cpp is built from source once: 2 to 4 minutes on 2 cores)"
 	@$(BIN)/python -m tools.setup run
 	@touch $@
 

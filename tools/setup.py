@@ -129,7 +129,7 @@ def _see_that_it_decodes() -> int:
     if decodes():
         return 0
     for build, why in _REBUILDS.items():
-        print(f"== building llama.cpp again: {why} (about 2 minutes on 2 cores)", flush=True)
+        print(f"== building llama.cpp again: {why} (2 to 4 minutes on 2 cores)", flush=True)
         subprocess.run([*_PIP, "cache", "remove", "--quiet", "llama_cpp_python"], capture_output=True, check=False)
         again = ["--force-reinstall", "--no-deps", "--no-binary", LLAMA, f"{LLAMA}=={_pinned(LLAMA)}"]
         environment = {**os.environ, "CMAKE_ARGS": llama_build.arguments(build)}

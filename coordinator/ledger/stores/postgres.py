@@ -314,13 +314,16 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _again(self, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
         """Do it anew whenever it fails, until cancelled: without its lease a replica is taken for dead, and its holds are charged."""
+        logged = set[str]()
         while True:
             try:
                 await work()
             except DRIVER_ERRORS:  # its connection is lost; the writer's log says so
                 pass
             except Exception as error:
-                log.error("work beside the ledger's batches failed unexpectedly: %s", type(error).__name__)
+                if (kind := type(error).__name__) not in logged:  # it may fail alike several times a second
+                    log.error("work beside the ledger's batches failed unexpectedly and is tried again: %s", kind)
+                    logged.add(kind)
             await asyncio.sleep(pause_s)
 
     async def _live(self) -> None:
