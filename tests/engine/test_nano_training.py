@@ -11,8 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from edge.cli.exits import ending
 from edge.dagrpo.format import check_format
 from edge.models.decoder import Architecture, Decoder, DecoderSpec
+from tools.nano.__main__ import main
 from tools.nano.data import (
     EDGE_STAGES,
     POOL_BATCHES,
@@ -118,3 +120,23 @@ def test_a_decoder_grows_only_into_a_larger_one_of_its_kind() -> None:
             grow_into(_random_decoder(2, **sizes), _random_decoder(1))
     with pytest.raises(ValueError, match="one key/value head"):
         grow_into(_random_decoder(2, heads=4, kv_heads=2), _random_decoder(1, heads=2, kv_heads=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "next_step"),
+    [
+        (("export", "nano-edge", "--weights", "{}/final.pt"), "python -m tools.nano train nano-edge"),
+        (("spread", "{}/model.gguf"), "GGUF"),
+        (("passes", "{}/model.gguf"), "edge/models/files"),
+        (("card", "{}/other.json"), "eval --json-out"),
+        (("train", "nano-edge", "--folder", "{}/run", "--grow-from", "{}/model.gguf"), "model.gguf"),
+    ],
+)
+def test_a_file_that_is_missing_or_of_another_kind_is_one_line(
+    words: tuple[str, ...], next_step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.json").write_text('{"scores": {}}')
+    monkeypatch.setattr("sys.argv", ["tools.nano", *(word.format(tmp_path) for word in words)])
+    assert ending(main) in (1, 2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tmp_path) in line and next_step in line

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
+
+from edge.cli.exits import ending
+from edge.core.errors import UsageError
 
 RUNS = Path("runs/nano")
 MODELS = ("nano-edge", "nano-edge-llama", "nano-cloud")
 BUNDLED = Path("edge/models/files")
 
 
-def main() -> None:
-    """Parse the command line and run one command."""
+def main() -> int:
+    """Parse the command line and run one command; its exit code."""
     arguments = parse()
     run = {
         "train": run_train,
@@ -22,6 +26,7 @@ def main() -> None:
         "spread": run_spread,
     }
     run[arguments.command](arguments)
+    return 0
 
 
 def parse() -> argparse.Namespace:
@@ -78,6 +83,7 @@ def run_export(arguments: argparse.Namespace) -> None:
 
     weights = arguments.weights or RUNS / arguments.model / "final.pt"
     output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
+    check_there(weights, hint=f"python -m tools.nano train {arguments.model}")
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
     spread(output)
@@ -85,6 +91,7 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 def run_spread(arguments: argparse.Namespace) -> None:
     """Spread the unseen tokens of one file."""
+    check_there(arguments.file, hint="name a GGUF file")
     spread(arguments.file)
 
 
@@ -101,6 +108,7 @@ def run_passes(arguments: argparse.Namespace) -> None:
 
     path = BUNDLED / f"{arguments.model}.gguf"
     path = path if path.exists() else Path(arguments.model)
+    check_there(path, hint="name one of edge/models/files, or a GGUF file")
     print(asyncio.run(pass_table(path, arguments.per_level, arguments.seed, arguments.threads)))
 
 
@@ -111,5 +119,11 @@ def run_card(arguments: argparse.Namespace) -> None:
     print(card(arguments.reports))
 
 
+def check_there(file: Path, *, hint: str) -> None:
+    """Raises UsageError where there is no such file; `hint`: what to do then."""
+    if not file.is_file():
+        raise UsageError(f"{file} is no file", hint=hint)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(ending(main))

@@ -7,14 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.core.errors import UsageError
 from edge.tasks.practice import FAMILIES
 
 COLUMNS = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
 
 
 def card(reports: Sequence[Path]) -> str:
-    """One table for each report, in the order given. Raises KeyError on a file that is not a report."""
-    return "\n".join(table(json.loads(path.read_text(encoding="utf-8"))) for path in reports)
+    """One table for each report, in the order given. Raises UsageError on a file that is not a report."""
+    tables = []
+    for path in reports:
+        try:
+            tables.append(table(json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            hint = "edge-agent eval --json-out FILE writes one"
+            raise UsageError(f"{path} is no report of held-out scores ({error})", hint=hint) from None
+    return "\n".join(tables)
 
 
 def table(report: Mapping[str, Any]) -> str:

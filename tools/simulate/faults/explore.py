@@ -229,6 +229,8 @@ def noted_interrupts() -> Iterator[Callable[[], bool]]:
 
 _INTERRUPTED = 130
 _VIOLATIONS_SHOWN = 10
+_SEEDS_A_LINE = 1000
+"""Of progress in a log file; a terminal has one line that changes."""
 _COMMAND = "python -m tools.simulate explore"
 
 
@@ -266,10 +268,18 @@ def run_explore(chosen: argparse.Namespace) -> int:
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
     seeds, time_over = _seeds(chosen, SystemClock())
-    with Console(stderr=True).status("") as line:
+    console = Console(stderr=True)
+    with console.status("") as line:
+
+        def show(tally: Tally) -> None:
+            text = f"{tally.seeds:,} seeds, {tally.violations} violations"
+            line.update(text)
+            if not console.is_terminal and tally.seeds % _SEEDS_A_LINE == 0:
+                console.print(text)
+
         tally = explore(
             seeds,
-            lambda tally: line.update(f"{tally.seeds} seeds, {tally.violations} violations"),
+            show,
             kind=kind,
             jobs=chosen.jobs,
             keep_going=chosen.keep_going,
