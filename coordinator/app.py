@@ -156,10 +156,11 @@ class Coordinator:
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
         check_security(config)
-        tariffs = {name: tariff_of(config.effective_upstreams[name]) for name in same_upstreams(self._started, config)}
-        apply_config(config, tariffs, self._changeable)
+        same = same_upstreams(self._started, config)
+        apply_config(config, {name: tariff_of(config.effective_upstreams[name]) for name in same}, self._changeable)
         changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
-        self.config = config
+        waiting = {name: was for name, was in self.config.effective_upstreams.items() if name not in same}
+        self.config = config.model_copy(update={"upstreams": {**config.effective_upstreams, **waiting}})
         return changes
 
     def read_again(self, read: Callable[[], CoordinatorConfig]) -> None:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (also a ledger that does not verify), 2 wrong usage
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from edge.core.errors import EdgeError
 from edge.core.log import quiet_transport
 
 INTERRUPTED = 130
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,20 +23,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_transport()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _invoke(arguments)
+        code = _invoke(arguments)
+        sys.stdout.flush()
+        return code
     except EdgeError as error:
         return _fail(error.with_hint, error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+            _drop_output()
+            return _fail(f"the output cannot be written: {error.strerror}; make room, or write it elsewhere", 1)
         if _is_usage_error(error):
             return _usage(error)
         if os.environ.get("EDGE_COORDINATOR_DEBUG") == "1":
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}; set EDGE_COORDINATOR_DEBUG=1 to see the traceback", 1)
+
+
+def _drop_output() -> None:
+    """What cannot be written any more is not tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ from coordinator.ledger.accounts import AS_CONFIGURED, UNITS, amount_text, scope
 from coordinator.ledger.budgets import (
     SCOPES,
     SETTINGS,
+    has_ended,
     limits_in_ledger,
     overlaid,
     rows_held_to_next,
@@ -51,17 +52,17 @@ class Spending:
             "prices": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in self.prices],
         }
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def lines(self, now: float) -> Iterator[str]:
+        """For people: what was spent in the windows of now, in seconds since the epoch."""
         recorded = {scope_of(row.key) for row in self.budgets}
         for scope in SCOPES:
             none = "no limit" if self.configured or scope in recorded else "as configured"
             yield f"limit of {scope}: {limit_text(getattr(self.limits, scope), none, self.settings_set.get(scope, ()))}"
-        used = [row for row in self.budgets if not row.key.startswith(("step[", "share/"))]
+        used = [row for row in self.budgets if not (row.key.startswith(("step[", "share/")) or has_ended(row.key, now))]
         for row in used:
             yield f"used by {row.key}: " + ", ".join(_used_text(row, unit) for unit in UNITS)
         if not used:
-            yield "nothing was spent yet"
+            yield "nothing was spent yet in the windows of now" if self.budgets else "nothing was spent yet"
         for price in self.prices:
             yield f"shared λ of {price.key}: {price.dual:.4f} after {counted(price.updates, 'step')}"
         for task in self.tasks:

@@ -181,7 +181,7 @@ def budget_show(settings: Settings, json_lines: Json = False) -> None:
 
     config = settings.config()
     spending = spending_of(config, configured=settings.config_file is not None or config.budgets != BudgetsConfig())
-    print_result(spending.to_json(), spending.lines(), as_json=json_lines)
+    print_result(spending.to_json(), spending.lines(SystemClock().now()), as_json=json_lines)
 
 
 @budget_app.command("set")

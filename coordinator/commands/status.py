@@ -31,9 +31,11 @@ DEVICE_SERVICE = "edge.rpc.v1.DeviceService"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `edge-coordinator status` shows. Today begins at midnight UTC; `devices_today` were seen since then."""
+    """What `edge-coordinator status` shows. Today begins at midnight UTC; `devices` registered at some time, and `devices_today` of
+    them called since then."""
 
     serving: bool
+    ledger_writable: bool
     open_calls: int
     upstreams: tuple[str, ...]
     spent_today: Amount
@@ -49,9 +51,11 @@ class Status:
         """For people."""
         spent = self.spent_today
         yield f"{'serving' if self.serving else 'draining: nothing new is taken'}, {counted(self.open_calls, 'call')} open"
+        if not self.ledger_writable:
+            yield "the ledger cannot be written: calls are refused, and the log says why"
         yield f"today: {counted(spent.calls, 'call')}, {counted(spent.tokens, 'token')}, {money(spent.uusd)}"
         disabled = f", {self.devices_disabled} disabled" if self.devices_disabled else ""
-        yield f"devices: {self.devices} seen, {self.devices_today} today{disabled}"
+        yield f"devices: {self.devices} registered, {self.devices_today} seen today{disabled}"
         yield from self.upstreams
 
 
@@ -63,10 +67,11 @@ def status_of(client: AdminClient, now: float) -> Status:
     devices: Sequence[Any] = [device for page in pages for device in page.devices]
     return Status(
         serving=not upstreams.draining,
+        ledger_writable=not upstreams.ledger_unwritable,
         open_calls=upstreams.in_flight,
         upstreams=tuple(line for _, line in with_prices(client, upstreams.upstreams)),
         spent_today=spent_since(client, today_ms),
-        devices=len(devices),
+        devices=sum(device.first_seen_ms > 0 for device in devices),
         devices_today=sum(device.last_seen_ms >= today_ms for device in devices),
         devices_disabled=sum(device.disabled for device in devices),
     )

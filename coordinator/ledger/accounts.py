@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from edge.core.formatting import money
 from edge.dagrpo.dual import ProportionalIntegral
@@ -203,28 +204,22 @@ class BudgetRow(Struct, frozen=True, gc=False):
         """Committed and reserved together; never above `limits`."""
         return self.committed.plus(self.reserved)
 
-    @property
-    def within_limits(self) -> bool:
-        """Whether what is committed, reserved and set aside lies within the limits, in every unit."""
-        limits, spent, open_, aside = self.limits, self.committed, self.reserved, self.set_aside
-        return (
-            (limits.calls is None or spent.calls + open_.calls + aside.calls <= limits.calls)
-            and (limits.tokens is None or spent.tokens + open_.tokens + aside.tokens <= limits.tokens)
-            and (limits.uusd is None or spent.uusd + open_.uusd + aside.uusd <= limits.uusd)
-        )
-
-    def held(self, amount: Amount, from_aside: Amount) -> BudgetRow:
-        """With a hold more, `from_aside` of it out of what was set aside. Whether it fits is not asked. Raises ValueError."""
-        return self._with(self.committed, self.reserved.plus(amount), self.set_aside.minus(from_aside))
+    def held(self, amount: Amount, from_aside: Amount) -> BudgetRow | None:
+        """With a hold more, `from_aside` of it out of what was set aside; None where that does not lie within the limits. Raises
+        ValueError."""
+        limits, spent, open_, aside = self.limits, self.committed, self.reserved.plus(amount), self.set_aside.minus(from_aside)
+        if (
+            (limits.calls is not None and spent.calls + open_.calls + aside.calls > limits.calls)
+            or (limits.tokens is not None and spent.tokens + open_.tokens + aside.tokens > limits.tokens)
+            or (limits.uusd is not None and spent.uusd + open_.uusd + aside.uusd > limits.uusd)
+        ):
+            return None
+        return replace(self, reserved=open_, set_aside=aside)
 
     def resolved(self, hold: Amount, charge: Amount, to_aside: Amount) -> BudgetRow:
         """With a hold less and its charge, `to_aside` of it set aside again. Raises ValueError where an amount would be negative."""
-        return self._with(self.committed.plus(charge), self.reserved.minus(hold), self.set_aside.plus(to_aside))
-
-    def _with(self, committed: Amount, reserved: Amount, set_aside: Amount) -> BudgetRow:
-        return BudgetRow(
-            self.key, self.asked, self.limits, committed, reserved, self.floor_ppm, self.members, self.floor, set_aside
-        )
+        spent, open_, aside = self.committed.plus(charge), self.reserved.minus(hold), self.set_aside.plus(to_aside)
+        return replace(self, committed=spent, reserved=open_, set_aside=aside)
 
 
 class CallRow(Struct, frozen=True, gc=False):

@@ -168,6 +168,11 @@ def _window_of(key: str) -> str:
     return key.removeprefix("fleet").rpartition("]")[2].removeprefix("@")
 
 
+def has_ended(key: str, now: float) -> bool:
+    """Whether the window that a budget's key belongs to is over."""
+    return _window_of(key) != window_label(_period_of(key), now)
+
+
 def _asked(row: BudgetRow) -> dict[str, Any]:
     """A row's limits as configuration; the length of its window's label gives the window."""
     return {"window": _period_of(row.key), **{name: getattr(row.asked, unit) for unit, name in SETTINGS.items()}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ from coordinator.providers.provider import ProviderRequest, ProviderResult, open
 from edge.core.secret_forms import CUT, without_secrets
 from edge.core.types import TokenUsage
 
-_MOST_TOKENS = 2**53
 _MAY_REPORT = b"error"
 _KEY_LIKE = re.compile(r"(?=\S*\d)[^\s,;:()]{8,}|(?:sk|pk|key|token)[-_][^\s,;:()]{3,}|[^\s,;:()]{24,}")
 _WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{1,39}|[1-5]\d\d")
@@ -29,11 +28,14 @@ class WireError(ValueError):
     """An answer that is well-formed JSON but not a completion."""
 
 
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class Usage(msgspec.Struct):
     """Tokens billed."""
 
-    prompt_tokens: int = -1
-    completion_tokens: int = -1
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
 
 
 class Text(msgspec.Struct):
@@ -72,11 +74,12 @@ class Choice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A whole answer, or one event of a stream; `add` puts events together."""
+    """A whole answer, or one event of a stream; `add` puts events together. `usage` as it came: what makes no sense in it must not cost
+    the answer."""
 
     id: str | None = None
     choices: list[Choice] | None = None
-    usage: Usage | None = None
+    usage: dict[str, Any] | None = None
 
     def add(self, event: Answer) -> str:
         """Take in an event of a stream; returns the text it brings."""
@@ -146,9 +149,10 @@ def decode_answer(data: bytes | bytearray) -> Answer:
 
 
 def usage_of(answer: Answer) -> TokenUsage | None:
-    """The usage an upstream reported, None when it is missing or makes no sense."""
-    usage = answer.usage
-    if usage is None or not (0 <= usage.prompt_tokens <= _MOST_TOKENS and 0 <= usage.completion_tokens <= _MOST_TOKENS):
+    """The usage an upstream reported, None when it is missing or makes no sense. Some write numbers as text."""
+    try:
+        usage = msgspec.convert(answer.usage, Usage, strict=False)
+    except msgspec.ValidationError:
         return None
     return TokenUsage(usage.prompt_tokens, usage.completion_tokens)
 

@@ -103,7 +103,10 @@ class AdminApi:
         now = asyncio.get_running_loop().time()
         upstreams = [_upstream(upstream, now) for upstream in self.upstreams.all()]
         return admin_pb2.ListUpstreamsResponse(
-            upstreams=upstreams, in_flight=self.broker.in_flight, draining=not self.broker.admitting
+            upstreams=upstreams,
+            in_flight=self.broker.in_flight,
+            draining=not self.broker.admitting,
+            ledger_unwritable=not self.store.writability.ok,
         )
 
     async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Identity) -> admin_pb2.ListDevicesResponse:

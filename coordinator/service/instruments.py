@@ -176,7 +176,7 @@ class MeasuredStore(LedgerStore):
 
     def __init__(self, inner: LedgerStore, meters: Meters, time: Time, tracing: Tracing | None) -> None:
         self._inner = inner
-        self.feed = inner.feed
+        self.feed, self.writability = inner.feed, inner.writability
         self._meters = meters
         self._time = time
         self._tracing = tracing

@@ -249,6 +249,9 @@ async def test_commands_ask_a_running_coordinator_or_read_the_file(tmp_path, cap
         for name in ("devices", "calls", "upstreams", "status"):
             code, stdout, stderr = await run(name)
             assert code == 0 and stdout, stderr
+        assert doing["ledger_writable"]
+        store.writability.failed("its disk is full")
+        assert "the ledger cannot be written" in (await run("status"))[1]
 
         assert await run("budget", "set", "device", "--calls", "1") == (0, "device: 1 call (total)\n", "")
         with pytest.raises(BudgetExhausted):

@@ -6,6 +6,9 @@ import asyncio
 import gzip
 import json
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -154,6 +157,14 @@ def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, stat
     assert there.read_text() == "mine" and not list(tmp_path.rglob("*.draft"))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_export_into_a_full_place_is_one_line(state) -> None:
+    command = [sys.executable, "-m", "coordinator", "ledger", "export", "--state", str(state)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "the output cannot be written" in done.stderr
+
+
 def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
     async def spend() -> None:
         store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
@@ -188,7 +199,7 @@ def test_spending_is_shown_beside_the_limit_of_the_next_call(capsys, tmp_path) -
     for configured in ((), ("--config", file)):
         _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, *configured)
         assert "used by fleet: calls 1 of 3" in out and f"used by {month}: calls 1 of 3" in out
-        assert "used by device[device:d]@2020-01: calls 1 of 12" in out
+        assert "2020-01" not in out
 
 
 def test_damaged_ledger_is_reported_with_advice(capsys, tmp_path) -> None:

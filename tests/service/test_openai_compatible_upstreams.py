@@ -99,11 +99,18 @@ async def test_idempotency_key_cannot_inject_headers() -> None:
         {"prompt_tokens": 5},
         {"prompt_tokens": -1, "completion_tokens": 2},
         {"prompt_tokens": 9**30, "completion_tokens": 1},
+        {"prompt_tokens": "some", "completion_tokens": None},
     ],
 )
 async def test_missing_or_invalid_usage_is_unknown(usage: Any) -> None:
     async with provider_for(answers(completion(usage=usage))) as (provider, _):
         assert (await provider.complete(provider_request())).usage is None
+
+
+async def test_usage_written_as_text_is_read() -> None:
+    usage = {"prompt_tokens": "12", "completion_tokens": 3}
+    async with provider_for(answers(completion(usage=usage))) as (provider, _):
+        assert (await provider.complete(provider_request())).usage == TokenUsage(12, 3)
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,22 @@ async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp
         assert (await client.get_budget("math")).calls_limit == 2
         child.reconfigure(settings_for(upstream, upstream=FREE, service={"max_rpcs": 7}, budgets={"device": {"calls_limit": 3}}))
         await until_the_limit_is(client, 3)
+        for model, price in (("another", 5), ("m", 7)):
+            lines.append(await next_configuration_line(child))
+            changed = {"service": {"max_rpcs": 7}, "budgets": {"device": {"calls_limit": 3}}}
+            child.reconfigure(
+                settings_for(upstream, upstream={**FREE, "model": model, "price_in_uusd_per_mtok": price}, **changed)
+            )
         await client.aclose()
         lines += [line for line in (await child.stop()).splitlines() if "configuration" in line]
-    first, bad, *empty, second = lines
+    first, bad, *empty, second, another, back = lines
     assert "budgets.device.calls_limit None -> 2" in first and "tasks.math.target_rate None -> 0.7" in first
     assert "upstreams.default.price_in_uusd_per_mtok 1000000 -> 0" in first and "needs a restart: service.max_rpcs" in first
     assert "stays as it was" in bad and "coordinator.yaml:1" in bad
     assert len(empty) == 2 and all("stays as it was" in line and "would lift every limit" in line for line in empty)
     assert "budgets.device.calls_limit 2 -> 3" in second and "price_in" not in second
+    assert "needs a restart: service.max_rpcs, upstreams.default" in another and "price_in" not in another
+    assert "upstreams.default.price_in_uusd_per_mtok 0 -> 7" in back
 
 
 def test_new_price_is_taken_only_where_the_upstream_is_unchanged() -> None:

@@ -63,53 +63,54 @@ class RowSource(Protocol):
 
 
 _NOT_KNOWN: Any = object()
+_Undo = list[tuple["Rows[Any]", tuple[Any, ...], Any]]
 
 
 class Rows(Generic[Row]):
     """The rows of one table by key, as the operation that runs sees them; None: known not to be there.
 
-    A row that is put is tried until its operation ends, then waits for the next commit, then is under way with it.
+    A row that is put is tried until its operation ends, then waits for the next commit, then is under way with it. Between operations
+    nothing is tried.
     """
 
     def __init__(
         self,
         table: Table[Row],
         read: Callable[..., Any],
-        keep: Callable[[Row | None], bool],
+        tried: _Undo,
+        stays: Callable[[Row], bool] | None = None,
     ) -> None:
-        """`read` asks the source by the parts of a key; `keep` says which rows stay known."""
+        """`read` asks the source by the parts of a key; `tried` notes what each put row was before, for the operation that runs; `stays`
+        says which rows stay known (None: all)."""
         self.table = table
         self._key_of = table.key_of
         self._read = read
-        self._keep = keep
-        self._seen: dict[tuple[Any, ...], Row | None] = {}
-        self.tried: dict[tuple[Any, ...], Row | None] = {}
-        """What the rows that the running operation has put were before."""
+        self._tried = tried
+        self._stays = stays
+        self.seen: dict[tuple[Any, ...], Row | None] = {}
         self.waiting: dict[tuple[Any, ...], Row] = {}
         """Kept rows that wait for the next commit."""
         self._under_way: dict[tuple[Any, ...], Row] = {}
 
     def get(self, *key: Any) -> Row | None:
         """A row."""
-        row = self._seen.get(key, _NOT_KNOWN)
+        row = self.seen.get(key, _NOT_KNOWN)
         if row is _NOT_KNOWN:
             row = self._read(*key)
-            if self._keep(row):
-                self._seen[key] = row
+            if self._stays is None or (row is not None and self._stays(row)):
+                self.seen[key] = row
         return row  # type: ignore[no-any-return]
 
     def put(self, row: Row) -> None:
         """Try a row: insert it, or replace the one of its key."""
         key = self._key_of(row)
-        before = self._seen.get(key, _NOT_KNOWN)
-        if key not in self.tried:
-            self.tried[key] = before
-        self._seen[key] = row
+        self._tried.append((self, key, self.seen.get(key, _NOT_KNOWN)))
+        self.seen[key] = row
 
     def over(self, found: Iterable[Row], wanted: Callable[..., bool], *parameters: Any) -> list[Row]:
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
         rows = {self._key_of(row): row for row in found}
-        tried: dict[tuple[Any, ...], Any] = {key: self._seen[key] for key in self.tried}
+        tried: dict[tuple[Any, ...], Any] = {key: self.seen[key] for rows, key, _ in self._tried if rows is self}
         for newer in (self._under_way, self.waiting, tried):
             for key, row in newer.items():
                 if wanted(row, *parameters):
@@ -118,21 +119,6 @@ class Rows(Generic[Row]):
                     rows.pop(key, None)
         return [rows[key] for key in sorted(rows)]
 
-    def keep(self) -> None:
-        """What was tried waits for the next commit."""
-        for key in self.tried:
-            self.waiting[key] = self._seen[key]  # type: ignore[assignment]
-        self.tried.clear()
-
-    def roll_back(self) -> None:
-        """What was tried is forgotten."""
-        for key, before in self.tried.items():
-            if before is _NOT_KNOWN:
-                del self._seen[key]
-            else:
-                self._seen[key] = before
-        self.tried.clear()
-
     def take(self) -> Collection[Row]:
         """The rows of the next commit, which is under way from here on."""
         self._under_way, self.waiting = self.waiting, {}
@@ -140,21 +126,18 @@ class Rows(Generic[Row]):
 
     def committed(self) -> None:
         """The source has what was under way."""
-        for key, row in self._under_way.items():
-            if key not in self.waiting and key not in self.tried and not self._keep(row):
-                self._seen.pop(key, None)
+        if self._stays is not None:
+            for key, row in self._under_way.items():
+                if key not in self.waiting and not self._stays(row):
+                    self.seen.pop(key, None)
         self._under_way = {}
-        if len(self._seen) > MOST_KNOWN:
-            self._seen = {key: self._seen[key] for key in (*self.waiting, *self.tried)}
+        if len(self.seen) > MOST_KNOWN:
+            self.seen = dict(self.waiting)
 
 
-def _always(row: object, *parameters: object) -> bool:
-    return True
-
-
-def _while_open(row: CallRow | AttemptRow | None) -> bool:
+def _is_open(row: CallRow | AttemptRow) -> bool:
     """A call is asked for again when it ends; after that it would only fill memory."""
-    return row is not None and row.state is CallState.DISPATCHED
+    return row.state is CallState.DISPATCHED
 
 
 class CallKeys:
@@ -204,15 +187,20 @@ class BufferedTables:
         """`keys`: those of the source's calls; None: ask the source for each."""
         self.source = source
         self._keys = keys
-        self.budgets = Rows(BUDGET, partial(source.get, BUDGET), _always)
-        self.calls = Rows(CALL, self._stored_call, _while_open)
-        self.attempts = Rows(ATTEMPT, partial(source.get, ATTEMPT), _while_open)
-        self.steps = Rows(STEP, partial(source.get, STEP), _always)
-        self.tasks = Rows(TASK, partial(source.get, TASK), _always)
-        self.prices = Rows(PRICE, partial(source.get, PRICE), _always)
-        self.price_members = Rows(PRICE_MEMBER, partial(source.get, PRICE_MEMBER), _always)
-        self.devices = Rows(DEVICE, partial(source.get, DEVICE), _always)
-        self.limits = Rows(SET_LIMITS, partial(source.get, SET_LIMITS), _always)
+        self._tried: _Undo = []
+
+        def rows(table: Table[Row], stays: Callable[[Row], bool] | None = None) -> Rows[Row]:
+            return Rows(table, partial(source.get, table), self._tried, stays)
+
+        self.budgets = rows(BUDGET)
+        self.calls = Rows(CALL, self._stored_call, self._tried, _is_open)
+        self.attempts = rows(ATTEMPT, _is_open)
+        self.steps = rows(STEP)
+        self.tasks = rows(TASK)
+        self.prices = rows(PRICE)
+        self.price_members = rows(PRICE_MEMBER)
+        self.devices = rows(DEVICE)
+        self.limits = rows(SET_LIMITS)
         of_calls: tuple[Rows[Any], ...] = (self.budgets, self.calls, self.attempts)
         of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
         self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
@@ -230,10 +218,10 @@ class BufferedTables:
 
     def keep(self) -> None:
         """The operation that ran succeeded: what it changed waits for the next commit."""
-        tried = [rows for rows in self._tables.values() if rows.tried]
-        for rows in tried:
-            rows.keep()
-        self.waiting = self.waiting or bool(tried or self._tried_entries)
+        self.waiting = self.waiting or bool(self._tried or self._tried_entries)
+        for rows, key, _ in self._tried:
+            rows.waiting[key] = rows.seen[key]
+        self._tried.clear()
         self._kept_head = self._head
         self._waiting_entries += self._tried_entries
         self._tried_entries = []
@@ -242,8 +230,12 @@ class BufferedTables:
 
     def roll_back(self) -> None:
         """The operation that ran failed: nothing of it happened."""
-        for rows in self._tables.values():
-            rows.roll_back()
+        for rows, key, before in reversed(self._tried):
+            if before is _NOT_KNOWN:
+                del rows.seen[key]
+            else:
+                rows.seen[key] = before
+        self._tried.clear()
         self._head = self._kept_head
         self._tried_entries = []
         self._tried_changes.clear()
@@ -274,7 +266,7 @@ class BufferedTables:
 
     def all(self, table: Table[Row]) -> list[Row]:
         """All rows of a table, sorted by key."""
-        return self._tables[table].over(self.source.all(table), _always)
+        return self._tables[table].over(self.source.all(table), lambda row: True)
 
     def group_call(self, device: str, task: str, step: int, prompt_id: str) -> CallRow | None:
         """A prompt group's call that is DISPATCHED, or COMPLETED with its text and not itself a copy."""
@@ -302,16 +294,13 @@ class BufferedTables:
         """Add to `reserved` and take `from_aside` from `set_aside` if committed + reserved + set_aside is then within the limits; False
         (and no change) if not."""
         row = self.budgets.get(key)
-        if row is None:
-            return False
         try:
-            held = row.held(amount, from_aside)
+            held = None if row is None else row.held(amount, from_aside)
         except ValueError as error:
             raise _inconsistent() from error
-        if held.within_limits:
+        if held is not None:
             self.budgets.put(held)
-            return True
-        return False
+        return held is not None
 
     def resolve(self, key: str, hold: Amount, charge: Amount, to_aside: Amount) -> None:
         """Take `hold` from `reserved`, add `charge` (never more) to `committed` and `to_aside` to `set_aside`."""

@@ -65,7 +65,7 @@ class GroupCommitStore(LedgerStore):
         self._disk = disk
         self._epoch = epoch
         self._where = where
-        self._writability = Writability()
+        self.writability = Writability()
         self._loop = asyncio.get_running_loop()
         self._tables: BufferedTables | None = None
         self._ledger: Ledger | None = None
@@ -136,7 +136,7 @@ class GroupCommitStore(LedgerStore):
         try:
             waiter.run(*self._loaded())
         except ReadFailed as error:
-            self._writability.failed(f"{self._where}: {error}")
+            self.writability.failed(f"{self._where}: {error}")
             waiter.fail(not_written())
 
     def _has_to_wait(self, waiter: Job) -> bool:
@@ -180,7 +180,7 @@ class GroupCommitStore(LedgerStore):
             self.commits += 1
             self.operations += len(waiters)
             self._last_commit = len(waiters)
-            self._writability.wrote()
+            self.writability.wrote()
             self.feed.publish(sorted(batch.changed))
             for waiter in waiters:
                 waiter.release()
@@ -193,7 +193,7 @@ class GroupCommitStore(LedgerStore):
         self._tables = self._ledger = None
         self._last_commit = 0
         if not isinstance(error, RowsRefused):
-            self._writability.failed(f"{self._where}: {error}")
+            self.writability.failed(f"{self._where}: {error}")
             waiters += self._one_by_one
             self._one_by_one.clear()
             for waiter in waiters:

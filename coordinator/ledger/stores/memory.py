@@ -10,7 +10,7 @@ from coordinator.ledger.journal import GENESIS, JournalEntry
 from coordinator.ledger.stores.buffered import Batch, BufferedTables
 from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.stores.trouble import not_written
+from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import (
     ATTEMPT,
     CACHED_CALLS,
@@ -94,7 +94,7 @@ class MemoryLedgerStore(LedgerStore):
 
     def __init__(self, now: float = 0.0) -> None:
         self.tables = MemoryRows()
-        self.feed = ChangeFeed()
+        self.feed, self.writability = ChangeFeed(), Writability()
         self._epoch = 0
         self._broken = False
         self.reopen(now)

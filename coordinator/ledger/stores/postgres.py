@@ -111,7 +111,7 @@ class PostgresLedgerStore(LedgerStore):
         self._writing: asyncpg.Connection[Any] | None = None
         self._epoch = 0
         self._written: tuple[int, str] | None = None  # the head this batch makes; None while it has written nothing
-        self._writability = Writability()
+        self.writability = Writability()
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -217,7 +217,7 @@ class PostgresLedgerStore(LedgerStore):
             if not isinstance(error, DRIVER_ERRORS):
                 log.error("a batch of the ledger failed unexpectedly: %s", type(error).__name__)
             self._disconnect()
-            self._writability.failed(_one_line(error))
+            self.writability.failed(_one_line(error))
             for job in jobs:
                 job.fail(not_written())
 
@@ -241,7 +241,7 @@ class PostgresLedgerStore(LedgerStore):
                 raise
         if self._written is not None:
             self.commits += 1
-            self._writability.wrote()
+            self.writability.wrote()
             self.operations += len(jobs)
 
     async def _transaction(self, jobs: list[_Job]) -> None:

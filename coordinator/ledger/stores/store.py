@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from coordinator.ledger.accounts import Resolution
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import ChangeFeed, DeviceTask
+from coordinator.ledger.stores.trouble import Writability
 from coordinator.ledger.transitions import Ledger
 
 T = TypeVar("T")
@@ -87,9 +88,10 @@ class Operation(Generic[P, T]):
 
 
 class LedgerStore:
-    """Balances, calls, steps and the journal. A store provides `transact`, `feed` and `aclose`."""
+    """Balances, calls, steps and the journal. A store provides `transact`, `feed`, `writability` and `aclose`."""
 
     feed: ChangeFeed
+    writability: Writability
     recovered: tuple[Resolution, ...] = ()
     """What was charged when it was opened: calls that process runs before it left open."""
 

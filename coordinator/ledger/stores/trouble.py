@@ -36,6 +36,11 @@ class Writability:
     def __init__(self) -> None:
         self._awaited_writes = 0
 
+    @property
+    def ok(self) -> bool:
+        """False from the first failure until it is said that the ledger can be written again."""
+        return self._awaited_writes == 0
+
     def failed(self, why: str) -> None:
         """Nothing could be written."""
         if self._awaited_writes == 0:

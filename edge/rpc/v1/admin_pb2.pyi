@@ -199,14 +199,16 @@ class ListUpstreamsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListUpstreamsResponse(_message.Message):
-    __slots__ = ("upstreams", "in_flight", "draining")
+    __slots__ = ("upstreams", "in_flight", "draining", "ledger_unwritable")
     UPSTREAMS_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_UNWRITABLE_FIELD_NUMBER: _ClassVar[int]
     upstreams: _containers.RepeatedCompositeFieldContainer[UpstreamRecord]
     in_flight: int
     draining: bool
-    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    ledger_unwritable: bool
+    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: bool = ..., ledger_unwritable: bool = ...) -> None: ...
 
 class DeviceRecord(_message.Message):
     __slots__ = ("device", "agent_version", "tasks", "first_seen_ms", "last_seen_ms", "disabled")
