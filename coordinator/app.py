@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,15 +29,18 @@ from coordinator.ledger.accounts import amount_text
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.opening import open_store, verify_store
 from coordinator.ledger.stores.store import LedgerStore
+from coordinator.ledger.verify import VerifyReport
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.budget_watch import BudgetNotifier, notify_changes
 from coordinator.service.device_api import DeviceApi
+from coordinator.service.metrics import ItemMeter
 from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
 from coordinator.service.security import Security
 from coordinator.service.server import AdminSide, CoordinatorServer
 from coordinator.service.supervision import ServiceManager, parent_gone
 from coordinator.service.telemetry import Sources, Telemetry
 from coordinator.service.tls import ServerCertificates
+from coordinator.service.tokens import Tokens
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
@@ -70,6 +73,61 @@ class Serving:
     admin_addresses: tuple[str, ...] = ()
     metrics_url: str = ""
     console_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Changeable):
+    """All of a coordinator between its store and its listeners, the same where it serves and where it is simulated."""
+
+    store: LedgerStore
+    fleet: Fleet
+    broker: Broker
+    device_api: DeviceApi
+    admin_api: AdminApi
+
+    async def learn(self) -> None:
+        """Read what the ledger knows before anything is served: who is disabled, and limits that were set at run time."""
+        await self.fleet.refresh()
+        self.book.learn(await self.store.list_set_limits())
+
+    async def follow(self) -> None:
+        """Notify of what any replica changes, until the store is closed. Begins before `learn`, so that nothing between them is missed."""
+        await notify_changes(self.notifier, self.store.changes(), self.fleet.heard)
+
+
+def assemble(
+    config: CoordinatorConfig,
+    store: LedgerStore,
+    upstreams: UpstreamTable,
+    clock: Clock,
+    *,
+    tokens: Tokens,
+    verify: Callable[[], Awaitable[VerifyReport]],
+    begin_drain: Callable[[float | None], None],
+    notifier: BudgetNotifier | None = None,
+    items: ItemMeter | None = None,
+) -> Parts:
+    """Put the parts together; nothing is read and nothing runs yet."""
+    service, notifier = config.service, notifier or BudgetNotifier()
+    fleet = Fleet(store, clock)
+    book = BudgetBook(config.budgets, config.fleet.fairness_floor)
+    controller = StepController(store, config.effective_tasks, clock)
+    limiter = RateLimiter(config.rates, clock)
+    broker = Broker(store, upstreams, controller, book, clock, service, limiter)
+    most_tokens = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
+    device_api = DeviceApi(
+        broker,
+        controller,
+        fleet,
+        device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
+        notifier=notifier,
+        requests=Turnstile("requests run", service.max_rpcs),
+        service=service,
+        items=items,
+    )
+    admin_api = AdminApi(store, broker, fleet, upstreams, book, tokens, clock, verify, begin_drain)
+    upkeep = Upkeep(store, book, config, clock, fleet)
+    return Parts(book, controller, limiter, upstreams, upkeep, notifier, store, fleet, broker, device_api, admin_api)
 
 
 def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
@@ -157,8 +215,8 @@ class Coordinator:
         """
         check_security(config)
         same = same_upstreams(self._started, config)
-        apply_config(config, {name: tariff_of(config.effective_upstreams[name]) for name in same}, self._changeable)
-        changes = changes_of(self._started, self.config, config, self._changeable.book.rows)
+        apply_config(config, {name: tariff_of(config.effective_upstreams[name]) for name in same}, self._parts)
+        changes = changes_of(self._started, self.config, config, self._parts.book.rows)
         waiting = {name: was for name, was in self.config.effective_upstreams.items() if name not in same}
         self.config = config.model_copy(update={"upstreams": {**config.effective_upstreams, **waiting}})
         return changes
@@ -175,11 +233,11 @@ class Coordinator:
     @property
     def in_flight(self) -> int:
         """How many calls run or wait."""
-        return self._broker.in_flight
+        return self._parts.broker.in_flight
 
     async def hurry(self) -> None:
         """Cut what still runs; it is charged as in doubt. Ends a drain that is under way."""
-        await self._broker.drain(0.0)
+        await self._parts.broker.drain(0.0)
 
     async def drain(self, grace_s: float) -> None:
         """NOT_SERVING, stop admitting, settle, stop listening. Called again, it waits for the end of the first one."""
@@ -191,12 +249,11 @@ class Coordinator:
         """Start to drain (None: with the configured grace) unless that has begun or nothing is served."""
         if self._server is not None and self._draining is None:
             grace_s = self.config.service.drain_grace_s if grace_s is None else grace_s
-            self._draining = asyncio.create_task(self._server.drain(self._broker.drain, grace_s), name="drain")
+            self._draining = asyncio.create_task(self._server.drain(self._parts.broker.drain, grace_s), name="drain")
             self.drain_begun.set()
 
     async def _start(self) -> Serving:
-        config, service = self.config, self.config.service
-        notifier = BudgetNotifier()
+        config = self.config
         self._telemetry = telemetry = Telemetry(config, self._clock)
         self._resources.push_async_callback(telemetry.aclose)
         if config.tls is not None and config.tls.note:
@@ -204,43 +261,29 @@ class Coordinator:
         security = Security(config, self.state_dir, self._clock)
         opened = self._store or await open_store(config, self._clock)
         self._resources.push_async_callback(opened.aclose)
-        store = telemetry.store(opened)
-        fleet = Fleet(store, self._clock)
-        self._in_background(notify_changes(notifier, store.changes(), fleet.heard), "budget-notifier")
-        await fleet.refresh()
         upstreams = telemetry.upstreams(self._upstreams if self._upstreams is not None else build_upstreams(config))
         table = UpstreamTable(upstreams, config.aliases)
         self._resources.push_async_callback(table.aclose)
-        await table.start()
-        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
-        book.learn(await store.list_set_limits())
-        controller = StepController(store, config.effective_tasks, self._clock)
-        limiter = RateLimiter(config.rates, self._clock)
-        self._broker = Broker(store, table, controller, book, self._clock, service, limiter)
-        most_tokens = max(upstream.max_output_tokens for upstream in config.effective_upstreams.values())
-        api = DeviceApi(
-            self._broker,
-            controller,
-            fleet,
-            device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
-            notifier=notifier,
-            requests=Turnstile("requests run", service.max_rpcs),
-            service=service,
+        self._parts = parts = assemble(
+            config,
+            telemetry.store(opened),
+            table,
+            self._clock,
+            tokens=security.tokens,
+            verify=partial(verify_store, opened, config),
+            begin_drain=self.begin_drain,
             items=telemetry.items,
         )
-        upkeep = Upkeep(store, book, config, self._clock, fleet)
-        self._changeable = Changeable(book, controller, limiter, table, upkeep, notifier)
-        self._in_background(upkeep.run(), "upkeep")
-        verify = partial(verify_store, opened, config)
-        admin_api = AdminApi(
-            opened, self._broker, fleet, table, book, security.tokens, self._clock, verify=verify, begin_drain=self.begin_drain
-        )
+        self._in_background(parts.follow(), "budget-notifier")
+        await parts.learn()
+        await table.start()
+        self._in_background(parts.upkeep.run(), "upkeep")
         admin = None
         if config.admin_addresses:
-            admin = AdminSide(admin_api, security.listener("admin"), config.admin_addresses)
-        sources = Sources(opened, self._broker, book, table, admin_api, security.handshakes)
+            admin = AdminSide(parts.admin_api, security.listener("admin"), config.admin_addresses)
+        sources = Sources(opened, parts.broker, parts.book, table, parts.admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
-        server = CoordinatorServer(api, config.listen, service, security.listener(), admin, telemetry.rpcs)
+        server = CoordinatorServer(parts.device_api, config.listen, config.service, security.listener(), admin, telemetry.rpcs)
         addresses = await server.start()
         self._server = server
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)

@@ -269,14 +269,14 @@ class World(Surroundings):
             task.cancel()
         if watching:
             await asyncio.wait(watching)
-        broker, host = self.site.broker, self.site.host
-        if broker is None or host is None:
+        parts, host = self.site.parts, self.site.host
+        if parts is None or host is None:
             self.leftovers.append("no coordinator serves")
             return
-        await broker.drain(0.0)
+        await parts.broker.drain(0.0)
         await asyncio.sleep(1.0)
-        if broker.in_flight:
-            self.leftovers.append(f"{broker.in_flight} calls are in flight after the drain")
+        if parts.broker.in_flight:
+            self.leftovers.append(f"{parts.broker.in_flight} calls are in flight after the drain")
         at_rest = {f"{host.name}: start", f"{host.name}: budget notifier", "ledger writer"}
         self.leftovers += [name for name in self.loop.live_tasks(host) if name not in at_rest]
 

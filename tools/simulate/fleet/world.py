@@ -113,8 +113,8 @@ class FleetWorld(Surroundings):
         for device in self.devices:
             device.end()
         await asyncio.gather(*lives)
-        if self.site.broker is not None:
-            self.loop.create_task(self.site.broker.drain(0.0), name="stop")
+        if self.site.parts is not None:
+            self.loop.create_task(self.site.parts.broker.drain(0.0), name="stop")
         await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:

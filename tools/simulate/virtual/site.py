@@ -10,29 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from coordinator.app import Parts, assemble
 from coordinator.calls.admission import Gate, Turnstile
-from coordinator.calls.broker import Broker
 from coordinator.calls.prices import Price
-from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import AuthConfig, CoordinatorConfig
-from coordinator.control.devices import Fleet
-from coordinator.control.steps import StepController
-from coordinator.control.upkeep import Upkeep
-from coordinator.ledger.budgets import BudgetBook
+from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import CloudProvider
 from coordinator.service.access import Access
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Authenticator, FailureLimiter
-from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier, notify_changes
+from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier
 from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
-from coordinator.service.reload import Changeable, apply_config
+from coordinator.service.reload import apply_config
 from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, device_caller, the_identity
 from coordinator.service.tokens import Tokens, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
-from edge.rpc.v1 import device_pb2
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Host, SeededLoop, VirtualClock
 from tools.simulate.virtual.network import Network, ServiceEndpoint
@@ -45,8 +40,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, `host` the process that runs or is starting,
-    or None while it is down."""
+    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, `host` the process that runs or is starting
+    and `parts` what it is made of, or None while it is down."""
 
     loop: SeededLoop
     disk: Disk
@@ -62,13 +57,10 @@ class Site:
     host: Host | None = None
     endpoint: ServiceEndpoint | None = None
     admin_endpoint: ServiceEndpoint | None = None
-    broker: Broker | None = None
+    parts: Parts | None = None
     gate: Gate | None = None
     starts: int = 0
     kills: int = 0
-    _parts: Changeable | None = None
-    _store: DiskStore | None = None
-    _api: DeviceApi | None = None
 
     def start(self) -> None:
         """Begin another process run."""
@@ -82,7 +74,7 @@ class Site:
         if host is None:
             return
         self.kills += 1
-        self.host = self.endpoint = self.broker = self._parts = self._store = None
+        self.host = self.endpoint = self.parts = None
         admin, self.admin_endpoint = self.admin_endpoint, None
         host.die()
         self.loop.call_soon(self.disk.crash)
@@ -95,21 +87,21 @@ class Site:
         return None if self.host is None else self.host.spawn(self._drain(grace_s), "drain")
 
     async def _drain(self, grace_s: float) -> None:
-        if self.broker is not None and self._api is not None:
-            self._api.stop_admitting()
-            await self.broker.drain(grace_s)
+        if self.parts is not None:
+            self.parts.device_api.stop_admitting()
+            await self.parts.broker.drain(grace_s)
 
     def reload(self, config: CoordinatorConfig) -> bool:
         """As SIGHUP does: hold later calls and steps to this configuration. False when only the next process run will."""
         self.config = config
-        if self._parts is not None:
-            apply_config(config, _tariffs(config), self._parts)
-        return self._parts is not None
+        if self.parts is not None:
+            apply_config(config, _tariffs(config), self.parts)
+        return self.parts is not None
 
-    def elsewhere(self, write: Callable[[DiskStore], Awaitable[object]]) -> None:
+    def elsewhere(self, write: Callable[[LedgerStore], Awaitable[object]]) -> None:
         """As another replica on the same ledger writes: this one is not told but by what it reads. Nothing while it is down."""
-        if self.host is not None and self._store is not None:
-            self.host.spawn(_unless_unwritable(write(self._store)), "another replica's write")
+        if self.host is not None and self.parts is not None:
+            self.host.spawn(_unless_unwritable(write(self.parts.store)), "another replica's write")
 
     def _drain_and_restart(self, grace_s: float | None) -> None:
         """What an administrator's word does, with a service manager that starts the process again."""
@@ -124,13 +116,8 @@ class Site:
             draining.add_done_callback(lambda _: self.network.later(0.0, ended), context=contextvars.Context())
 
     async def _run(self, host: Host) -> None:
-        notifier = BudgetNotifier(self.shared_pause_s)
         store = await _insist(lambda: DiskStore.open(self.disk, self.clock.now()))
-        fleet = Fleet(store, self.clock)
-        host.spawn(notify_changes(notifier, store.changes(), fleet.heard), "budget notifier")
-        await _insist(fleet.refresh)
-        set_before = await _insist(store.list_set_limits)
-        config, service = self.config, self.config.service
+        config = self.config
         upstream = Upstream(
             alias="default",
             provider=self.upstream,
@@ -141,30 +128,21 @@ class Site:
             max_output_tokens=self.max_output_tokens,
         )
         self.gate = upstream.gate
-        book = BudgetBook(config.budgets, config.fleet.fairness_floor)
-        book.learn(set_before)
-        controller = StepController(store, config.effective_tasks, self.clock)
-        table, limiter = UpstreamTable({"default": upstream}), RateLimiter(config.rates, self.clock)
-        broker = Broker(store, table, controller, book, self.clock, service, limiter)
-        api = DeviceApi(broker, controller, fleet, device_pb2.ServiceLimits(), notifier=notifier, service=service)
-        tokens = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock)
-        admin = AdminApi(
+        self.parts = parts = assemble(
+            config,
             store,
-            broker,
-            fleet,
-            table,
-            book,
-            tokens,
+            UpstreamTable({"default": upstream}),
             self.clock,
+            tokens=Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock),
             verify=lambda: store.transact(lambda ledger: verify(ledger.tables)),  # type: ignore[arg-type]
             begin_drain=self._drain_and_restart,
+            notifier=BudgetNotifier(self.shared_pause_s),
         )
-        upkeep = Upkeep(store, book, config, self.clock, fleet)
-        self.endpoint = self._serve(host, api, "device", api.requests, self.max_streams)
-        self.admin_endpoint = self._serve(host, admin, "admin", Turnstile("requests run", 64), 64)
-        self.broker, self._api, self._store = broker, api, store
-        self._parts = Changeable(book, controller, limiter, table, upkeep, notifier)
-        await upkeep.run()
+        host.spawn(parts.follow(), "budget notifier")
+        await _insist(parts.learn)
+        self.endpoint = self._serve(host, parts.device_api, "device", parts.device_api.requests, self.max_streams)
+        self.admin_endpoint = self._serve(host, parts.admin_api, "admin", Turnstile("requests run", 64), 64)
+        await parts.upkeep.run()
 
     def _serve(
         self, host: Host, api: DeviceApi | AdminApi, role: Literal["device", "admin"], requests: Turnstile, max_streams: int
