@@ -26,7 +26,7 @@ from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
 from tests.unit.trl_world import trl_config
 from tools.integrations.sources import open_mixed
-from tools.integrations.trl.__main__ import Terminated, main
+from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare, difference, of_blocks
 from tools.integrations.trl.config import resolve_run
 from tools.integrations.trl.plans import step_plans
@@ -205,8 +205,9 @@ def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("tools.integrations.trl.config.resolve_run", lambda *_: None)
     monkeypatch.setitem(sys.modules, "tools.integrations.trl.run", SimpleNamespace(run=running))
-    assert main(["run", str(tmp_path / "run.yaml")]) == 143
-    assert (seen, signal.getsignal(signal.SIGTERM)) == ([Terminated], before)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "run.yaml")])
+    assert (ended.value.code, seen, signal.getsignal(signal.SIGTERM)) == (143, [SystemExit], before)
 
 
 def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
