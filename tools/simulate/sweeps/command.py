@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +17,7 @@ from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
 from tools.arguments import positive
-from tools.places import check_folder, put
+from tools.places import check_folder, put_json
 from tools.simulate.fleet.scenario import load_scenario, scenario_of
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
@@ -143,5 +141,4 @@ def _write_json(path: Path, runs: Sequence[Finished], rows: Sequence[Row]) -> No
         ],
         "rows": [{"values": list(row.values), "seeds": list(row.seeds), "figures": row.figures} for row in rows],
     }  # fmt: skip
-    text = msgspec.json.format(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False), indent=1)
-    put(f"{text}\n".encode(), path)
+    put_json(found, path)

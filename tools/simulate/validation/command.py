@@ -30,7 +30,7 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
-from tools.places import check_folder, put_json, read_json
+from tools.places import check_folder, put, put_json, read_json
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
@@ -98,7 +98,7 @@ def validate(chosen: argparse.Namespace) -> int:
     rows, distance = compare(real, replayed.run), dual_distance(real.steps, replayed.run.steps)
     draw(chosen.out / "validation.png", real, replayed.run, archive.lessons.terms["target_rate"])
     lines = [*table(rows), *_remarks(rows, distance, archive)]
-    (chosen.out / "validation.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    put("\n".join(lines) + "\n", chosen.out / "validation.txt")
     archive = replace(archive, result=_result(rows, distance, archive, replayed))
     put_json(archive, chosen.out / "validation.json")
     print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
