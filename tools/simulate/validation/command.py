@@ -34,7 +34,7 @@ from tools.places import check_folder, put, put_json, read_json
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
-from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
+from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Run, Taken
@@ -271,7 +271,6 @@ def _result(rows: Sequence[Row], distance: float | None, archive: Archive, repla
             "cloud_tokens_per_s": cloud.tokens_per_s,
             "mind": replayed.mind,
         },
-        "bare_model_by_level": shares_by_level(archive.known.prompts),
         "simulated": asdict(replayed.run),
     }
 
