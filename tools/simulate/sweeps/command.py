@@ -29,7 +29,7 @@ from tools.simulate.sweeps.summary import Row, charts_of, rows_of, table_of
 PLAYER = "tools.simulate.fleet.run:run_scenario"
 
 
-def add_sweep(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser(
         "sweep", help="a scenario with varied values and several seeds, run by run; goes on where it was stopped"

@@ -50,7 +50,7 @@ _OWN_LOAD = 1.5
 ReportStage = Callable[[str], None]
 
 
-def add_validate(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser("validate", help="the simulated device against this machine: latencies, rate, λ")
     command.add_argument("--minutes", type=float, default=2.0, help="about how long the stream of questions lasts (default 2)")
