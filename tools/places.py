@@ -53,20 +53,22 @@ def _check_room(name: str, folder: Path) -> None:
         raise UsageError(f"{name} cannot be written: {error.strerror or error}", hint=_HINT) from None
 
 
-def put(content: bytes, path: Path) -> None:
-    """Write the file in one move, and make its folder; a link, a pipe or a device is written through. Raises EdgeError, in one line."""
+def put(content: str | bytes, path: Path) -> None:
+    """Write the file in one move, and make its folder; a link stays, and a pipe or a device is written through. Raises EdgeError, in one
+    line."""
+    target = _target(path)
     try:
-        if _is_special(path):
-            path.write_bytes(content)
+        if _is_special(target):
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, content)
     except OSError as error:
         raise EdgeError(f"{path} cannot be written: {error.strerror or error}", hint=_HINT) from error
 
 
 def put_json(value: Any, path: Path) -> None:
-    """Write a value with a `format` as `read_json` reads it. Raises EdgeError, in one line."""
+    """Write a value as JSON, indented, as `read_json` reads one with a `format`. Raises EdgeError, in one line."""
     put(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n", path)
 
 
@@ -88,12 +90,18 @@ def read_json(path: Path, kind: type[T], number: int, *, hint: str) -> T:
 def _check_file(path: Path) -> None:
     if path.is_dir() or not path.name:
         raise UsageError(f"{path} is a folder, not a file", hint="give the name of a file in it")
-    if not _is_special(path):
-        _check_room(str(path), path.parent)
-    elif path.exists() and not os.access(path, os.W_OK):
+    target = _target(path)
+    if not _is_special(target):
+        _check_room(str(path), target.parent)
+    elif not os.access(target, os.W_OK):
         raise UsageError(f"{path} cannot be written", hint=_HINT)
+
+
+def _target(path: Path) -> Path:
+    """The file that a link means, any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() and not _is_special(path) else path
 
 
 def _is_special(path: Path) -> bool:
     """Whether it is there and no plain file that another may take the place of."""
-    return path.is_symlink() or (path.exists() and not path.is_file())
+    return path.exists() and not path.is_file()

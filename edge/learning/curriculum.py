@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError
@@ -72,6 +73,14 @@ class _Part:
     share: float = 1.0
 
 
+class Standing(Protocol):
+    """Where learning stands; as a StateFolder keeps it."""
+
+    def position(self) -> Position: ...
+
+    def cursor(self, source: str, seed: int) -> int: ...
+
+
 class Curriculum:
     """Phases over task sources, continued where the state folder stands.
 
@@ -83,25 +92,30 @@ class Curriculum:
         self,
         phases: Sequence[PhaseConfig],
         open_source: Callable[[str], TaskSource],
-        state: StateFolder,
+        standing: Standing,
         seed: int,
         prompts_per_step: int,
         demonstrates: Callable[[str], bool] = lambda source: False,
         skills: Sequence[str] = (),
+        narrowed: Callable[[TaskSource], TaskSource] = lambda source: source,
     ) -> None:
         """Opens every source at once, so that a bad task file shows at the start. `demonstrates`: whether a source's given answers are
-        learned from. `skills`: sources that nothing is learned at the cost of. Raises TaskFileError, UsageError."""
+        learned from. `skills`: sources that nothing is learned at the cost of. `narrowed`: what steps take of a source, or of one label of
+        it. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
         opened = {phase.source: open_source(phase.source) for phase in phases}
-        phase_parts = [_parts(phase, opened[phase.source], seed) for phase in phases]
+        phase_parts = [
+            [replace(part, source=narrowed(part.source)) for part in _parts(phase, opened[phase.source], seed)]
+            for phase in phases
+        ]
         self._parts = [[part for part in parts if part.share] for parts in phase_parts]
         self._named: dict[str, _Part] = {}
         for part in (one for parts in phase_parts for one in parts):
             self._named.setdefault(part.name, part)
         self.skills = {name: opened.get(name) or open_source(name) for name in skills}
         self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
-        self._state = state
+        self._standing = standing
         self._seed = seed
         self._prompts = prompts_per_step
         self._streams: dict[str, tuple[int, Iterator[TaskItem]]] = {}
@@ -126,29 +140,29 @@ class Curriculum:
         """At most `limit` held-out items of each phase's source (of each label of one that has several), each source once."""
         return [HeldOut(name, part.task, tuple(part.source.test(limit))) for name, part in self._named.items()]
 
-    def adopt(self) -> bool:
+    def adopt(self, state: StateFolder) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
 
         A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
         first step of a phase there is nothing to begin anew.
         """
-        position = self._state.position()
+        position = state.position()
         plan = [[phase.source, parts[0].task] for phase, parts in zip(self._phases, self._parts, strict=True)]
-        known = json.loads(self._state.meta(_PLAN) or "null")
-        self._state.set_meta(_PLAN, json.dumps(plan))
+        known = json.loads(state.meta(_PLAN) or "null")
+        state.set_meta(_PLAN, json.dumps(plan))
         if (
             known is None
             or (position.phase, position.phase_step) == (0, 0)
             or known[: position.phase + 1] == plan[: position.phase + 1]
         ):
             return False
-        self._state.set_position(replace(position, phase=0, phase_step=0))
+        state.set_position(replace(position, phase=0, phase_step=0))
         return True
 
     @property
     def present_task(self) -> str:
         """The label of the phase that learning is in."""
-        return self.phase_task(self._state.position().phase)
+        return self.phase_task(self._standing.position().phase)
 
     def phase_task(self, phase: int) -> str:
         """The label of a phase, the first one of several (the last phase's past the end)."""
@@ -169,11 +183,11 @@ class Curriculum:
 
     def next_step(self) -> StepPlan | None:
         """What comes after the last committed step, or None when all phases are done."""
-        position = self._current(self._state.position())
+        position = self._current(self._standing.position())
         if position.phase >= len(self._phases):
             return None
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
-        cursor, demonstrates = self._state.cursor(part.name, self._seed), self._demonstrates(phase.source)
+        cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
         return StepPlan(
             step=position.steps_done + 1,
             steps_planned=self.steps_planned,

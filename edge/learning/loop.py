@@ -144,7 +144,7 @@ class Learning:
         if not self.link.begun:
             await self.link.begin(self.closing)
         self.link.require_all_tasks()
-        if components.curriculum.adopt():
+        if components.curriculum.adopt(components.state):
             text = "the phases have changed; learning begins at the first one with the present adapter"
             components.sink.emit(Notice(text, components.clock.now()))
         await self.session.prepare()

@@ -15,7 +15,7 @@ from tests.simulate.sample_results import sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_comparison, write_page, write_report
 from tools.simulate.sweeps.engines import Finished
-from tools.simulate.sweeps.plan import Variation, jobs_of
+from tools.simulate.sweeps.plan import Variation, runs_of
 from tools.simulate.sweeps.summary import charts_of, rows_of, table_of
 
 pytestmark = [
@@ -49,13 +49,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _write_sweep(path: Path) -> None:
     variations = [Variation.of("groups.*.dial=0.1,0.3"), Variation.of("cloud.slots=8,64")]
-    jobs = jobs_of({"seed": 1, "groups": [{"name": "laptops"}]}, variations, 2)
-    runs = [Finished(job, sample_result(10 * number + job.seed)) for number, job in enumerate(jobs)]
-    rows = rows_of(runs)
+    runs = runs_of({"seed": 1, "groups": [{"name": "laptops"}]}, variations, 2)
+    finished = [Finished(run, sample_result(10 * number + run.seed)) for number, run in enumerate(runs)]
+    rows = rows_of(finished)
     heads, cells = table_of(rows, variations)
     write_page(
         path, "sweep.html", charts=lambda: charts_of(rows, variations), name="day", about="A day.", variations=variations,
-        heads=heads, rows=cells, failed=[("dial=0.3 seed=2", "nobody foresaw this")], runs=len(runs),
+        heads=heads, rows=cells, failed=[("dial=0.3 seed=2", "nobody foresaw this")], runs=len(finished),
     )  # fmt: skip
 
 

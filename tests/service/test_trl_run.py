@@ -156,6 +156,7 @@ def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
 def begun(folder: Path, resolved: Resolved[TrlConfig]) -> None:
     """The folder of a run with one step, and what it paid."""
     folder.mkdir()
+    (folder / "run.json").write_text('{"made_by": "edge-agent on TRL"}')
     (folder / "config.yaml").write_text(resolved.to_yaml())
     with StateFolder(folder / "state") as state:
         state.set_position(Position(1, 0, 1))

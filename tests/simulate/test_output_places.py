@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,29 @@ def day(tmp_path: Path) -> Path:
 def test_a_file_is_put_in_its_place_whole_and_a_link_is_written_through(tmp_path: Path) -> None:
     put(b"one", tmp_path / "new" / "x")
     (tmp_path / "link").symlink_to(tmp_path / "new" / "x")
-    put(b"two", tmp_path / "link")
-    assert (tmp_path / "new" / "x").read_bytes() == b"two"
+    before = (tmp_path / "new" / "x").stat().st_ino
+    put("två", tmp_path / "link")
+    assert (tmp_path / "new" / "x").read_text(encoding="utf-8") == "två"
+    assert (tmp_path / "new" / "x").stat().st_ino != before  # in one move
     assert (tmp_path / "link").is_symlink()
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["x"]
+    (tmp_path / "dangling").symlink_to(tmp_path / "later")
+    put(b"three", tmp_path / "dangling")
+    assert (tmp_path / "later").read_bytes() == b"three"
     with pytest.raises(EdgeError, match="cannot be written"):
         put(b"three", tmp_path / "new" / "x" / "y")
+
+
+def test_a_pipe_is_written_through_also_behind_a_link(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        put("one", tmp_path / "link")
+        assert os.read(reader, 9) == b"one"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
 
 
 def test_a_command_whose_output_cannot_be_written_does_not_begin(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -87,6 +89,19 @@ def test_two_runs_are_put_side_by_side_by_figure_and_group(
     said = capsys.readouterr().out.splitlines()
     assert any("Cloud calls" in line and "%)" in line for line in said)
     assert any("phones: 95 % answered within" in line for line in said)
+
+
+def test_comparing_without_a_page_loads_neither_arrays_nor_templates(runs: tuple[str, str]) -> None:
+    program = "import sys; from tools.simulate.__main__ import main; main(); sys.exit(' '.join({'numpy', 'jinja2'} & {*sys.modules}) or 0)"
+    done = subprocess.run([sys.executable, "-c", program, "compare", *runs], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert {"run", "compare", "sweep", "explore", "validate-fleet", "validate"} <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from tools.simulate.reports.result import SimulationResult
 from tools.simulate.sweeps import engines
 from tools.simulate.sweeps.command import sweep
 from tools.simulate.sweeps.engines import Failed, Finished, kept, play_all
-from tools.simulate.sweeps.plan import Job, Variation, jobs_of
+from tools.simulate.sweeps.plan import SweepRun, Variation, runs_of
 
-RUN = "tests.simulate.fake_fleet:run_scenario"
+PLAYER = "tests.simulate.fake_fleet:run_scenario"
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO: dict[str, Any] = {
     "seed": 5,
@@ -33,8 +33,8 @@ SCENARIO: dict[str, Any] = {
 }
 
 
-def varied(*texts: str, seeds: int = 1, **told: Any) -> list[Job]:
-    return jobs_of({**SCENARIO, "about": json.dumps(told)}, [Variation.of(text) for text in texts], seeds)
+def varied(*texts: str, seeds: int = 1, **told: Any) -> list[SweepRun]:
+    return runs_of({**SCENARIO, "about": json.dumps(told)}, [Variation.of(text) for text in texts], seeds)
 
 
 class InThisProcess:
@@ -43,17 +43,17 @@ class InThisProcess:
     at_once = 4
 
     def __init__(self) -> None:
-        self.played: list[Job] = []
+        self.played: list[SweepRun] = []
         self._now = self.most = 0
 
-    async def play(self, job: Job, out: Path) -> None:
+    async def play(self, run: SweepRun, out: Path) -> None:
         self._now += 1
         self.most = max(self.most, self._now)
         await asyncio.sleep(0)
         self._now -= 1
-        self.played.append(job)
+        self.played.append(run)
         try:
-            out.write_bytes(fake_fleet.run_scenario(job.scenario, job.seed).to_json())
+            out.write_bytes(fake_fleet.run_scenario(run.scenario, run.seed).to_json())
         except UsageError as error:
             raise engines.RunFailed(str(error)) from error
 
@@ -66,12 +66,12 @@ def ignored(end: Finished | Failed) -> None:
 
 
 def test_every_combination_is_run_with_every_seed_from_the_scenarios_own_on() -> None:
-    jobs = varied("groups.laptops.questions_per_day=10,30", "coordinator.tasks.math.target_rate=0.1,0.3", seeds=2)
-    assert [job.seed for job in jobs] == [5, 6] * 4
-    assert [job.scenario["groups"][0]["questions_per_day"] for job in jobs] == [10] * 4 + [30] * 4
-    assert jobs[2].scenario["coordinator"] == {"tasks": {"math": {"target_rate": 0.3}}}
-    assert jobs[0].label == "questions_per_day=10 target_rate=0.1 seed=5"
-    assert len({job.file_name for job in jobs}) == 8
+    runs = varied("groups.laptops.questions_per_day=10,30", "coordinator.tasks.math.target_rate=0.1,0.3", seeds=2)
+    assert [run.seed for run in runs] == [5, 6] * 4
+    assert [run.scenario["groups"][0]["questions_per_day"] for run in runs] == [10] * 4 + [30] * 4
+    assert runs[2].scenario["coordinator"] == {"tasks": {"math": {"target_rate": 0.3}}}
+    assert runs[0].label == "questions_per_day=10 target_rate=0.1 seed=5"
+    assert len({run.file_name for run in runs}) == 8
     assert "coordinator" not in SCENARIO
 
 
@@ -97,25 +97,25 @@ def test_a_variation_that_cannot_be_is_refused(texts: list[str], says: str) -> N
 
 
 async def test_so_many_runs_at_once_are_kept_and_what_cannot_be_read_is_made_again(tmp_path: Path) -> None:
-    jobs, first, again = varied("groups.*.questions_per_day=10,20,30,40,50"), InThisProcess(), InThisProcess()
-    await play_all([jobs[0], *jobs[3:], jobs[1]], tmp_path, first, 2, ignored)
+    runs, first, again = varied("groups.*.questions_per_day=10,20,30,40,50"), InThisProcess(), InThisProcess()
+    await play_all([runs[0], *runs[3:], runs[1]], tmp_path, first, 2, ignored)
     assert first.most == 2
-    (tmp_path / jobs[1].file_name).write_bytes(b'{"format": 1')
-    ends = await play_all(jobs, tmp_path, again, 2, ignored)
-    assert [job.settings for job in again.played] == [jobs[1].settings, jobs[2].settings]
+    (tmp_path / runs[1].file_name).write_bytes(b'{"format": 1')
+    ends = await play_all(runs, tmp_path, again, 2, ignored)
+    assert [run.settings for run in again.played] == [runs[1].settings, runs[2].settings]
     assert all(isinstance(end, Finished) for end in ends)
-    assert [end.job for end in ends] == jobs
+    assert [end.run for end in ends] == runs
 
 
 async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path) -> None:
-    engine = engines.Processes(RUN)
+    engine = engines.Processes(PLAYER)
     good, refused, crashed = (varied("groups.*.dial=0.1", **what)[0] for what in ({}, {"fail": 5}, {"crash": 5}))
     await engine.play(good, tmp_path / good.file_name)
     found = kept(tmp_path, good)
     assert found is not None and found.result == fake_fleet.run_scenario(good.scenario, 5)
-    for job, says in ((refused, "seed 5 was told to fail; try another one"), (crashed, "RuntimeError: nobody foresaw this")):
+    for run, says in ((refused, "seed 5 was told to fail; try another one"), (crashed, "RuntimeError: nobody foresaw this")):
         with pytest.raises(engines.RunFailed) as failure:
-            await engine.play(job, tmp_path / job.file_name)
+            await engine.play(run, tmp_path / run.file_name)
         assert str(failure.value) == says
     assert [each.name for each in tmp_path.iterdir()] == [good.file_name]
 
@@ -142,8 +142,8 @@ def test_a_sweep_reports_its_results_and_resumes_without_playing_a_run_twice(
 ) -> None:
     path, out = scenario(count=str(tmp_path / "count"), assertions=[{"metric": "p95", "op": "<", "value": 4}]), tmp_path / "out"
     asked = ("groups.*.questions_per_day=10,60",)
-    assert sweep(chosen(path, out, *asked), run=RUN) == 1
-    assert sweep(chosen(path, out, *asked, seeds=2), run=RUN) == 1
+    assert sweep(chosen(path, out, *asked), player=PLAYER) == 1
+    assert sweep(chosen(path, out, *asked, seeds=2), player=PLAYER) == 1
     assert sorted((tmp_path / "count").read_text().split()) == ["5", "5", "6", "6"]
     said = capsys.readouterr()
     assert "2 of 4 runs are in" in said.err.replace("\n", " ")
@@ -159,7 +159,7 @@ def test_a_sweep_reports_its_results_and_resumes_without_playing_a_run_twice(
 
 def test_a_scenario_that_cannot_be_played_is_refused_before_anything_runs(tmp_path: Path, scenario: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match=r"--vary groups: groups\.0\.dial"):
-        sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), run=RUN)
+        sweep(chosen(scenario(count=str(tmp_path / "count")), tmp_path / "out", "groups.*.dial=0.1,2"), player=PLAYER)
     assert not (tmp_path / "count").exists()
     assert not (tmp_path / "out").exists()
 
@@ -190,7 +190,7 @@ async def test_ctrl_c_stops_what_runs_and_keeps_what_is_finished(tmp_path: Path,
 def interruptible(path: str, out: str) -> int:
     """What the process above runs: as the command does, with a fake in place of the run."""
     try:
-        return sweep(chosen(Path(path), Path(out), "groups.*.dial=0.1", seeds=2), run=RUN)
+        return sweep(chosen(Path(path), Path(out), "groups.*.dial=0.1", seeds=2), player=PLAYER)
     except KeyboardInterrupt:
         return 130
 
@@ -231,8 +231,8 @@ def test_with_ray_the_same_results_come_and_ray_is_let_go(
     ray = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     path = scenario()
-    assert sweep(chosen(path, tmp_path / "ray", "groups.*.dial=0.1", engine="ray"), run=RUN) == 0
+    assert sweep(chosen(path, tmp_path / "ray", "groups.*.dial=0.1", engine="ray"), player=PLAYER) == 0
     assert ray.said == ["init", "shutdown"]
-    job = varied("groups.*.dial=0.1")[0]
+    run = varied("groups.*.dial=0.1")[0]
     (file,) = (tmp_path / "ray").glob("dial*.json")
-    assert SimulationResult.from_json(file.read_bytes()) == fake_fleet.run_scenario(job.scenario, job.seed)
+    assert SimulationResult.from_json(file.read_bytes()) == fake_fleet.run_scenario(run.scenario, run.seed)

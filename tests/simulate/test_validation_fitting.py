@@ -20,8 +20,8 @@ def local(prompt: int, tokens: int, overhead_s: float, token_overhead_s: float, 
     return Timed(prompt, tokens, slower * first_s, slower * (first_s + (tokens - 1) * token_s))
 
 
-def sampled(right: int, wrong: int, asked: int = 0, broken: int = 0, asks: float = 0.1, level: int = 1) -> Sampled:
-    return Sampled("arith", level, asked, right, wrong, broken, asks, 60, 50.0)
+def sampled(right: int, wrong: int, asked: int = 0, broken: int = 0, asks: float = 0.1) -> Sampled:
+    return Sampled(asked, right, wrong, broken, asks, 60, 50.0)
 
 
 def test_the_overheads_that_a_device_has_are_found_again_at_any_lengths() -> None:

@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_answers_and_paces_spread_them(files: tuple
 
 
 def taken(files: tuple[Path, Path], folder: Path, asks: float, right: int = 4, steps: int = 6) -> tuple[Taken, ...]:
-    samples = [Sampled("arith", 1, 0, right, 8 - right, 0, asks, 60, 50.0)] * 4
+    samples = [Sampled(0, right, 8 - right, 0, asks, 60, 50.0)] * 4
     lessons = Lessons(steps, 4, 8, TERMS, 1)
     return replayed_steps(lessons, fit_mind(samples), CloudPace(0.2, 100.0, EVEN), *files, folder)
 

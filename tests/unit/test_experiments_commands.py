@@ -254,6 +254,13 @@ def test_unknown_or_unclosed_mark_is_refused_with_its_line(tmp_path: Path, text:
         _report(tmp_path, text, every)
 
 
+def test_report_into_a_device_is_refused_before_anything_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    figures = tmp_path / "figures"
+    assert main(["report", "/dev/null", "--results", str(tmp_path / "results"), "--figures", str(figures)]) == 2
+    assert "/dev/null" in capsys.readouterr().err and not figures.exists()
+
+
 def test_other_results_do_not_change_the_projects_pages(tmp_path: Path) -> None:
     before = RESULTS_PAGE.read_bytes()
     text = tmp_path / "text.md"

@@ -91,12 +91,12 @@ def test_folder_that_learned_a_file_under_math_resumes_where_it_was(tmp_path: Pa
         with StateFolder(tmp_path / "state") as state:
             labels = labels_of_older_versions(state)
             opened = Curriculum(phases, lambda name, kept=labels: open_source(name, kept.get(name, "chat")), state, 0, 3)
-            assert not opened.adopt() and "math" in opened.tasks and "chat" not in opened.tasks
+            assert not opened.adopt(state) and "math" in opened.tasks and "chat" not in opened.tasks
             assert several or (opened.next_step().source, opened.next_step().cursor_after) == (source, 9)
     with StateFolder(tmp_path / "new") as state:
         assert labels_of_older_versions(state) == {}
         opened = Curriculum(phases, open_source, state, 0, 3)
-        assert "chat" in opened.tasks and not opened.adopt()
+        assert "chat" in opened.tasks and not opened.adopt(state)
         state.set_meta("plan", json.dumps([[source, "math"]]))  # now by a label that the file states
         assert labels_of_older_versions(state) == {}
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,8 @@ import pytest
 
 from edge.config.schema import AgentConfig, LearningConfig, PhaseConfig
 from edge.core.errors import ConfigError, EdgeError, TaskFileError, UsageError
-from edge.learning.curriculum import Curriculum as AgentsCurriculum
+from edge.core.types import TaskItem
+from edge.learning.curriculum import Curriculum
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.registry import open_source
@@ -23,10 +26,10 @@ from tests.unit.agent_world import Sums, changed, open_sums
 from tests.unit.test_console import step as finished_step
 from tests.unit.trl_world import trl_config
 from tools.integrations.sources import open_mixed
-from tools.integrations.trl.__main__ import Terminated, main
+from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare, difference, of_blocks
 from tools.integrations.trl.config import resolve_run
-from tools.integrations.trl.plans import curriculum
+from tools.integrations.trl.plans import step_plans
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.trainer import config_fields, passes
 
@@ -81,12 +84,31 @@ def test_one_update_takes_all_responses_for_any_number_of_processes():
         passes(config, 3)
 
 
+def two_labels(folder: Path) -> str:
+    """A task file with 8 questions labelled geo and 4 labelled law."""
+    path = folder / "two.jsonl"
+    records = [
+        {"question": f"What is {number} + 1 in {label}?", "answer": number + 1, "label": label}
+        for label, count in (("geo", 8), ("law", 4))
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
 def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path):
-    phases = (PhaseConfig(source="practice:group1", steps=2), PhaseConfig(source="practice:group2", target_rate=0.5, steps=1))
+    file, mixture = two_labels(tmp_path), "practice:group1+practice:arith"
+    phases = (
+        PhaseConfig(source="practice:group1", steps=2),
+        PhaseConfig(source=file, steps=6),
+        PhaseConfig(source=mixture, target_rate=0.5, steps=2),
+        PhaseConfig(source=file, task="law", steps=1),
+    )
     config = AgentConfig(learning=LearningConfig(prompts_per_step=4, seed=5), phases=phases)
-    own = curriculum(config, open_source, lambda item: True)
-    with StateFolder(tmp_path) as state:
-        theirs = AgentsCurriculum(phases, open_source, state, 5, 4)
+    own = step_plans(config, open_mixed, lambda item: True)
+    assert [Counter(plan.source for plan in own)[f"{file}#{label}"] for label in ("geo", "law")] == [4, 2]
+    with StateFolder(tmp_path / "state") as state:
+        theirs = Curriculum(phases, open_mixed, state, 5, 4)
         for plan in own:
             expected = theirs.next_step()
             assert plan == expected
@@ -94,6 +116,24 @@ def test_the_steps_have_the_prompts_labels_and_rates_of_the_agents_own(tmp_path)
             with state.database:
                 state.database.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (plan.source, 5, plan.cursor_after))
         assert theirs.next_step() is None
+
+
+def test_oversized_prompts_change_neither_turns_nor_order(tmp_path):
+    config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=(PhaseConfig(source=two_labels(tmp_path), steps=9),))
+
+    def questions(fits: Callable[[TaskItem], bool]) -> tuple[list[str], dict[str, list[str]]]:
+        plans = step_plans(config, open_source, fits)
+        by_label = {
+            task: [item.question for plan in plans if plan.task == task for item in plan.items] for task in ("geo", "law")
+        }
+        return [plan.task for plan in plans], by_label
+
+    turns, every = questions(lambda item: True)
+    same_turns, fitting = questions(lambda item: "is 3" not in item.question)
+    assert same_turns == turns
+    for label, items in fitting.items():
+        begins = [item for item in every[label] if "is 3" not in item]
+        assert items[: len(begins)] == begins
 
 
 class Listed(Sums):
@@ -127,10 +167,10 @@ def test_mixture_resumes_where_it_was_and_holds_items_of_each_source_back():
 def test_oversized_prompts_are_skipped():
     phases = (PhaseConfig(source="sums", steps=1),)
     config = AgentConfig(learning=LearningConfig(prompts_per_step=2), phases=phases)
-    (step,) = curriculum(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
-    assert ([item.id for item in step.items], step.cursor_after) == (["math-1", "math-3"], 4)
+    (step,) = step_plans(config, open_sums, lambda item: int(item.id.split("-")[1]) % 2 == 1)
+    assert ([item.id for item in step.items], step.cursor_after) == (["math-1", "math-3"], 2)
     with pytest.raises(TaskFileError, match="no prompt of the first 1000 fits"):
-        curriculum(config, open_sums, lambda item: False)
+        step_plans(config, open_sums, lambda item: False)
 
 
 def test_a_single_process_under_accelerate_needs_no_others():
@@ -165,8 +205,9 @@ def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("tools.integrations.trl.config.resolve_run", lambda *_: None)
     monkeypatch.setitem(sys.modules, "tools.integrations.trl.run", SimpleNamespace(run=running))
-    assert main(["run", str(tmp_path / "run.yaml")]) == 143
-    assert (seen, signal.getsignal(signal.SIGTERM)) == ([Terminated], before)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tmp_path / "run.yaml")])
+    assert (ended.value.code, seen, signal.getsignal(signal.SIGTERM)) == (143, [SystemExit], before)
 
 
 def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:

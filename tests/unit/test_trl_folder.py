@@ -19,6 +19,8 @@ from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.trl.folder import HeldFolder, Start
 from tools.integrations.trl.steps import OPENED
 
+MARK = '{"made_by": "edge-agent on TRL"}'
+
 
 def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
     path = out.parent / "run.yaml"
@@ -29,6 +31,7 @@ def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
 def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
     """The folder of a run with so many steps; `opened`: it was killed in the next one."""
     out.mkdir()
+    (out / "run.json").write_text(MARK)
     (out / "config.yaml").write_text(resolved(out).to_yaml())
     with StateFolder(out / "state") as state:
         state.set_position(Position(steps, 0, steps))
@@ -209,6 +212,13 @@ def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, fresh: bo
         take(resolved(out), fresh=fresh)
     assert refusal.value.hint == "give another folder with --out"
     assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_folder_without_the_mark_of_a_run_is_refused(tmp_path: Path) -> None:
+    out = begun(tmp_path / "run", steps=1)
+    (out / "run.json").unlink()
+    with pytest.raises(UsageError, match="it holds other files, and no run"):
+        take(resolved(out))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from edge.core.errors import EdgeError
+from edge.cli.exits import ending
 from edge.core.formatting import counted
 from tools.codegen import drift, regenerate
 
@@ -15,11 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.codegen", description="Generate edge/rpc/v1 from proto/.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the committed code is out of date")
     check = parser.parse_args().check
-    try:
-        return _report_drift() if check else _report_written()
-    except EdgeError as error:
-        print(f"codegen: {error}; {error.hint}", file=sys.stderr)
-        return error.exit_code
+    return ending(_report_drift if check else _report_written)
 
 
 def _report_drift() -> int:

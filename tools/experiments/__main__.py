@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.cli.exits import ending
-from edge.core.errors import UsageError
+from edge.core.errors import ModelFileError, UsageError
+from edge.core.files import open_regular
 from edge.core.formatting import counted
 from tools.experiments import dial
 from tools.experiments.cells import Cell, expand, shared
@@ -23,11 +24,11 @@ from tools.experiments.contestants import DATA
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import Findings
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
-from tools.experiments.result import RESULTS, strays, write_whole
+from tools.experiments.result import RESULTS, strays
 from tools.experiments.run import require_folder, run
 from tools.experiments.run_cell import run_cell
 from tools.experiments.spec import Spec, load_spec, spec_names
-from tools.places import check_folder
+from tools.places import check_folder, put
 
 WORK = Path("runs") / "experiments"
 _NICE = 10
@@ -150,15 +151,16 @@ def play_report(arguments: argparse.Namespace) -> int:
     drawn = {name: draw_figures(findings, figures) for name, findings in every.items()}
     for path, text in texts.items():
         made = insertions(every, chosen, arguments.data, drawn, path.parent, text)
-        write_whole(path, with_insertions(text, made, path))
+        put(with_insertions(text, made, path), path)
         print(f"wrote {path}", flush=True)
     return 0
 
 
 def _read(path: Path, hint: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open_regular(path) as file:
+            return file.read().decode("utf-8")
+    except (ModelFileError, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})", hint=hint) from error
 
 

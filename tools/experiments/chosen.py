@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from edge.core.errors import ConfigError
 from tools.experiments.cells import ChosenRewards
-from tools.experiments.result import Result, first_of, write_whole
+from tools.experiments.result import Result, first_of
+from tools.places import put
 
 CHOSEN_FILE = Path(__file__).resolve().parent / "specs" / "chosen-assist-rewards.json"
 LAST_STEPS = 20
@@ -68,5 +69,5 @@ def write_chosen(results: Iterable[Result], path: Path = CHOSEN_FILE) -> dict[st
     """Write the choices; returns the file."""
     chosen = choose(results)
     about = f"Nearest to the target rate over the last {LAST_STEPS} steps of each run of the grid search."
-    write_whole(path, json.dumps({"about": about, "chosen": chosen}, indent=1) + "\n")
+    put(json.dumps({"about": about, "chosen": chosen}, indent=1) + "\n", path)
     return chosen

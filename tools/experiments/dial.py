@@ -26,6 +26,7 @@ from edge.evaluation.judging import judge
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.tasks.practice import FAMILIES
 from edge.verifiers.verifier import Verifier
+from tools.places import put
 
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 TOLERANCE = 0.03
@@ -201,6 +202,5 @@ def row(run: DialRun) -> str:
 
 def write(folder: Path, runs: Sequence[DialRun], about: dict[str, Any]) -> None:
     """dial.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     body = {**about, "tolerance": TOLERANCE, "runs": [asdict(run) | {"held": run.held} for run in runs]}
-    (folder / "dial.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    put(json.dumps(body, indent=2) + "\n", folder / "dial.json")

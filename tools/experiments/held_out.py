@@ -38,7 +38,8 @@ from edge.rpc.cassette import open_for_recording
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
 from tools.experiments.cells import Cell
-from tools.experiments.result import cloud_of, write_whole
+from tools.experiments.result import cloud_of
+from tools.places import put
 
 Report = Callable[[dict[str, Any]], None]
 MOST_LOG_ODDS = 30.0
@@ -102,14 +103,14 @@ class Evaluator:
         router = None
         if self.cell.router and phases_done and adapter is not None:
             router = await self._router(phases_done, adapter, looks)
-        write_whole(looks / "look.json", json.dumps({"step": steps_done, "phase": phases_done}))
+        put(json.dumps({"step": steps_done, "phase": phases_done}), looks / "look.json")
         for name, source, price in evaluate.places:
             file = looks / f"{name.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
             found = await self._answers(name, open_source(source).test(evaluate.items), price, router, steps_done)
-            write_whole(file, json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}))
+            put(json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}), file)
         self.note()
 
     def _report(self, steps_done: int, part: str) -> None:
@@ -139,7 +140,7 @@ class Evaluator:
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
             fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            write_whole(looks / "router.json", json.dumps(fitted))
+            put(json.dumps(fitted), looks / "router.json")
         return ThresholdRouter(file)
 
     async def _answers(

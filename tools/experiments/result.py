@@ -8,7 +8,6 @@ files) identify the measured configuration. Later versions only add keys.
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
@@ -23,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError
-from edge.core.files import write_atomically
 from edge.state.events import StepFinished
 from tools.experiments.cells import Cell
+from tools.places import put
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FORM = 1
@@ -88,18 +87,9 @@ def strays(cells: Iterable[Cell], folder: Path = RESULTS) -> list[str]:
 
 
 def write_result(path: Path, body: Mapping[str, Any]) -> None:
-    """The file, whole, one line for each of its parts, so that a person can read its beginning."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """The file, whole, one line for each of its parts, so that a person can read its beginning. Raises EdgeError."""
     lines = [f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}" for name, value in body.items()]
-    write_whole(path, "{" + ",\n".join(lines) + "}\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically, also with concurrent writers. Raises OSError for a non-regular file."""
-    path = path.resolve()  # a link means its target
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    write_atomically(path, text)
+    put("{" + ",\n".join(lines) + "}\n", path)
 
 
 # -- what a result must have to be read ------------------------------------------------------------------------------------------------

@@ -22,14 +22,14 @@ from typing import Any
 
 from edge.app.engines import require_onnx
 from edge.cli.exits import stop_on_signals
-from edge.core.errors import UsageError
+from edge.core.errors import EdgeError, UsageError
 from edge.core.formatting import counted, shown
 from tools.experiments.cells import Cell, Grid, expand, shared
 from tools.experiments.chosen import read_chosen, write_chosen
-from tools.experiments.result import Result, read_result, result_file, write_whole
+from tools.experiments.result import Result, read_result, result_file
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 from tools.experiments.spec import Spec, load_spec, spec_names
-from tools.places import check_folder
+from tools.places import check_folder, put
 
 _ROOT = Path(__file__).resolve().parents[2]
 _REPORT_EVERY_S = 60.0
@@ -334,13 +334,15 @@ class CellProcess:
         """Run a cell; see `Launch`. Where the system refuses its folder or process, it has failed."""
         try:
             return await self._run(cell, on_progress, stop)
+        except EdgeError as error:
+            return Ended(cell, FAILED, error.with_hint)
         except OSError as error:
             return Ended(cell, FAILED, f"{error.filename or self.work}: {error.strerror or error}")
 
     async def _run(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "cell.json", json.dumps(cell.to_json(), indent=1) + "\n")
+        put(json.dumps(cell.to_json(), indent=1) + "\n", folder / "cell.json")
         with (folder / "cell.log").open("ab") as log:
             written_before = log.tell()
             process = await asyncio.create_subprocess_exec(

@@ -41,8 +41,8 @@ from tools.experiments.result import (
     settings_of,
     training_cost,
     write_result,
-    write_whole,
 )
+from tools.places import put
 
 BEGUN_WITH = "begun-with.json"
 """In a cell's folder: its settings and models when it was begun."""
@@ -62,7 +62,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = l
             return BUSY
         if result_file(cell, results).is_file():
             return DONE
-        write_whole(folder / "cell.json", json.dumps(cell.to_json(), indent=1) + "\n")
+        put(json.dumps(cell.to_json(), indent=1) + "\n", folder / "cell.json")
         resolved = cell.resolved(str((folder / "state").absolute()))
         check_inputs(resolved.config)
         require_same_run(folder, resolved.config)
@@ -78,7 +78,7 @@ def run_cell(cell: Cell, work: Path, results: Path = RESULTS, report: Report = l
 def hold_to_beginning(file: Path, cell: Cell, config: AgentConfig) -> None:
     """Record the cell's initial settings. Raises EdgeError where it was started with other ones: one result would mix both."""
     if not file.is_file():
-        write_whole(file, json.dumps({"settings": settings_of(config), "models": models_of(config)}))
+        put(json.dumps({"settings": settings_of(config), "models": models_of(config)}), file)
         return
     try:
         begun = json.loads(file.read_text(encoding="utf-8"))
@@ -180,7 +180,7 @@ class Meter:
             "peak_agent_mib": round(memory_now().get("peak_mib", 0.0)),
             "peak_coordinator_mib": round(self._coordinator_peak_mib),
         }
-        write_whole(self._file, json.dumps(body))
+        put(json.dumps(body), self._file)
 
     def _read_coordinator(self) -> None:
         import psutil

@@ -39,9 +39,7 @@ def parse() -> argparse.Namespace:
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
     train.add_argument("--threads", type=int, default=1)
-    train.add_argument("--snapshot-steps", type=int, default=100, help="keep the weights every so many steps; 0: never")
     train.add_argument("--grow-from", type=Path, help="model file to begin with (default: the recipe's bundled one, or nothing)")
-    train.add_argument("--stop-below-loss", type=float, default=0.0, help="stop early when the mean loss falls below")
     export = commands.add_parser("export", help="write weights as a GGUF file")
     export.add_argument("model", choices=MODELS)
     export.add_argument("--weights", type=Path, help="default runs/nano/MODEL/final.pt")
@@ -70,9 +68,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
         steps=arguments.steps,
         threads=arguments.threads,
-        snapshot_steps=arguments.snapshot_steps,
         grow_from=arguments.grow_from,
-        stop_below_loss=arguments.stop_below_loss,
     )
     print(train(RECIPES[arguments.model], options))
 

@@ -33,16 +33,13 @@ REPORT_EVERY_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of a run of one recipe. `snapshot_steps` > 0 stores the weights every so many steps; `grow_from` is the initial model in
-    place of the recipe's."""
+    """Options of a run of one recipe. `grow_from` is the initial model in place of the recipe's."""
 
     folder: Path
     seed: int = 0
     steps: int | None = None
     threads: int = 1
-    snapshot_steps: int = 100
     grow_from: Path | None = None
-    stop_below_loss: float = 0.0
 
 
 @dataclass(slots=True)
@@ -141,7 +138,7 @@ def run_steps(
     batches: Iterator[Batch],
     progress: Progress,
 ) -> None:
-    """Optimiser steps until the recipe's number is reached or the loss is low enough."""
+    """Optimiser steps until the recipe's number is reached."""
     steps, clock = options.steps or recipe.steps, SystemClock()
     saved_s = last_s = clock.monotonic()
     window: list[float] = []
@@ -153,15 +150,11 @@ def run_steps(
         progress.step += 1
         progress.tokens += int(batch.mask_BT.sum())
         progress.elapsed_s, last_s = progress.elapsed_s + now_s - last_s, now_s
-        if options.snapshot_steps and progress.step % options.snapshot_steps == 0:
-            save_atomically({"weights": decoder.state_dict(), "step": progress.step}, snapshot_path(options, progress.step))
         if progress.step % REPORT_EVERY_STEPS == 0 or progress.step == steps:
             mean_loss = sum(window) / len(window)
             progress.losses.append((progress.step, mean_loss))
             window.clear()
             report(recipe, progress, steps)
-            if mean_loss < options.stop_below_loss:
-                return
         if now_s - saved_s > CHECKPOINT_EVERY_S:
             save_checkpoint(options.folder, decoder, optimisers, progress)
             saved_s = now_s
@@ -176,11 +169,6 @@ def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_
     for optimiser in optimisers:
         optimiser.step()
     return loss.item()
-
-
-def snapshot_path(options: TrainOptions, step: int) -> Path:
-    """Where the weights after `step` are kept."""
-    return options.folder / f"step-{step:05d}.pt"
 
 
 def report(recipe: Recipe, progress: Progress, steps: int) -> None:

@@ -5,24 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from edge.cli.exits import ending
 from edge.core.errors import ConfigError, UsageError
-from tools.simulate.faults.explore import add_explore
-from tools.simulate.fleet.run import add_run
-from tools.simulate.reports.compare import add_compare
-from tools.simulate.sweeps.command import add_sweep
-from tools.simulate.validation.command import add_validate
-from tools.simulate.vectorised.validate import add_validate as add_validate_fleet
+
+_COMMANDS = {
+    "run": "tools.simulate.fleet.run",
+    "compare": "tools.simulate.reports.compare",
+    "sweep": "tools.simulate.sweeps.command",
+    "explore": "tools.simulate.faults.explore",
+    "validate-fleet": "tools.simulate.vectorised.validate",
+    "validate": "tools.simulate.validation.command",
+}
+"""The module of each command; the chosen one's alone is imported."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code, as `edge-agent` ends; a file that cannot be read is wrong use here."""
     parser = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for add in (add_run, add_compare, add_sweep, add_explore, add_validate_fleet, add_validate):
-        add(commands)
-    chosen = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
+        import_module(_COMMANDS[name]).add_command(commands)
+    chosen = parser.parse_args(words)
 
     def play() -> int:
         try:

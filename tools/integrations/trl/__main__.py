@@ -13,37 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from edge.core.errors import EdgeError
+from edge.cli.exits import ending
 from tools.integrations.trl.processes import MainFailed
 
-_INTERRUPTED = 130
 _TERMINATED = 143
 _MAIN_RANK = "0"
-
-
-class Terminated(BaseException):
-    """SIGTERM was received. Not an Exception, like KeyboardInterrupt."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code:
 
-    2 with one line for a refusal, 1 with one line for a failure, 130 for Ctrl-C, 143 for SIGTERM. Where the main one of several processes
-    fails, it alone prints the reason.
+    2 with one line for a refusal, 1 with one line for a failure, 130 for Ctrl-C. Where the main one of several processes fails, it alone
+    prints the reason. Raises SystemExit(143) where a run was ended by SIGTERM.
     """
     chosen = _parser().parse_args(arguments)
-    try:
-        code: int = chosen.play(chosen)
-        return code
-    except MainFailed as error:
-        return error.exit_code
-    except EdgeError as error:
-        print(error.with_hint, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Terminated:
-        return _TERMINATED
+    return ending(lambda: int(chosen.play(chosen)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,8 +61,11 @@ def _run(chosen: argparse.Namespace) -> int:
     from tools.integrations.trl.run import run
 
     sets = [*chosen.set, *([f"out={chosen.out}"] if chosen.out else [])]
-    with stopped_by_term():
-        run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
+    try:
+        with stopped_by_term():
+            run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
+    except MainFailed as error:
+        return error.exit_code
     return 0
 
 
@@ -100,8 +87,8 @@ def _model(chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def stopped_by_term() -> Iterator[None]:
-    """Raises Terminated in the block at the first SIGTERM; the next ones are passed over until the block has ended. Changes nothing where
-    SIGTERM is ignored, outside the main thread, and in processes other than the main one, which have nothing to sum up."""
+    """Raises SystemExit(143) in the block at the first SIGTERM; the next ones are passed over until the block has ended. Changes nothing
+    where SIGTERM is ignored, outside the main thread, and in processes other than the main one, which have nothing to sum up."""
     alone = os.environ.get("RANK", _MAIN_RANK) == _MAIN_RANK
     before = signal.getsignal(signal.SIGTERM)
     if not alone or before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
@@ -116,7 +103,7 @@ def stopped_by_term() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
-    raise Terminated
+    raise SystemExit(_TERMINATED)
 
 
 if __name__ == "__main__":

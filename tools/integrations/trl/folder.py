@@ -1,7 +1,7 @@
 """The folder of a run: checked, locked against other processes, and reused.
 
-A folder is a run's where it has the run's mark, or the files of earlier versions: nothing else is ever written to or emptied. Settings
-bind from the first completed step. A start that failed before that does not bind; what it paid for stays on disk.
+A folder is a run's where it has the run's mark: nothing else is ever written to or emptied. Settings bind from the first completed step.
+A start that failed before that does not bind; what it paid for stays on disk.
 
 A fresh run replaces an earlier one late and atomically: the earlier files are in `.earlier` until the new run has started. A failed start
 restores them, and after a killed start the next one does.
@@ -158,7 +158,7 @@ def _require_own(out: Path) -> None:
     if not os.access(out, os.R_OK | os.W_OK | os.X_OK):
         raise UsageError(f"{_named(out)}: it cannot be written", hint=_ANOTHER)
     new = all(path.name == _MARK and path.is_file() and not path.stat().st_size for path in out.iterdir())  # or a killed start
-    if not (new or _is_marked(out) or _is_of_an_earlier_version(out)):
+    if not (new or _is_marked(out)):
         raise UsageError(f"{_named(out)}: it holds other files, and no run", hint=_ANOTHER)
 
 
@@ -168,14 +168,6 @@ def _is_marked(out: Path) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return bool(found == _MADE_BY)
-
-
-def _is_of_an_earlier_version(out: Path) -> bool:
-    """Runs had no mark once. Theirs have a state folder inside and a configuration with a section `agent`, as no agent's own run has."""
-    if not (out / "state" / "agent.sqlite").is_file() or not (out / "config.yaml").is_file():
-        return False
-    with (out / "config.yaml").open(encoding="utf-8", errors="replace") as lines:
-        return any(line.startswith("agent:") for line in lines)
 
 
 def _locked(path: Path) -> int:

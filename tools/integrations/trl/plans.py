@@ -1,4 +1,4 @@
-"""The prompts of each step: those of `edge-agent learn` with the same phases and seed, step for step."""
+"""The prompts of each step: those of `edge-agent learn` with the same phases and seed, step for step, without those that do not fit."""
 
 from __future__ import annotations
 
@@ -7,66 +7,74 @@ from itertools import islice
 
 from edge.config.schema import AgentConfig
 from edge.core.errors import TaskFileError
-from edge.core.formatting import counted
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
-from edge.learning.curriculum import StepPlan
+from edge.learning.curriculum import Curriculum, StepPlan
+from edge.state.rows import Position
 from edge.tasks.source import TaskSource
 
+_READ_FOR_ONE = 1000
 
-class _Stream:
-    """One source's training stream, read on by every phase that names it. `label`: the task of its first item, which names its λ."""
 
-    def __init__(self, source: TaskSource, seed: int, fits: Callable[[TaskItem], bool]) -> None:
-        self._name, self._items, self._fits = source.name, source.train(seed, 0), fits
-        self.read = self.passed_over = 0
-        first = next(iter(source.train(seed, 0)), None)
-        self.label = "" if first is None else first.task
+class _Fitting:
+    """A source without the training items that do not fit; positions count those that do."""
 
-    def take(self, count: int) -> tuple[TaskItem, ...]:
-        """The next items that fit. Raises TaskFileError where the stream ends, or nothing fits."""
-        taken = tuple(islice(self._fitting(), count))
-        if len(taken) < count:
-            raise TaskFileError(f"{self._name}: the training stream ended after {counted(self.read, 'item')}")
-        return taken
+    def __init__(self, source: TaskSource, fits: Callable[[TaskItem], bool]) -> None:
+        self.name, self._source, self._fits = source.name, source, fits
 
-    def _fitting(self) -> Iterator[TaskItem]:
-        for item in self._items:
-            self.read += 1
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        """Raises TaskFileError where nothing fits."""
+        return islice(self._fitting(seed), start, None)
+
+    def test(self, limit: int) -> Sequence[TaskItem]:
+        """The held-out items, which no step takes."""
+        return self._source.test(limit)
+
+    def _fitting(self, seed: int) -> Iterator[TaskItem]:
+        found = False
+        for read, item in enumerate(self._source.train(seed, 0), 1):
             if self._fits(item):
+                found = True
                 yield item
-                continue
-            self.passed_over += 1
-            if self.passed_over == self.read >= 1000:
-                raise TaskFileError(f"{self._name}: no prompt of the first {self.read} fits", hint="raise trainer.prompt_tokens")
+            elif not found and read == _READ_FOR_ONE:
+                raise TaskFileError(f"{self.name}: no prompt of the first {read} fits", hint="raise trainer.prompt_tokens")
 
 
-def curriculum(
+class _InMemory:
+    """The Standing of a run that is planned ahead."""
+
+    def __init__(self) -> None:
+        self._position, self._cursors = Position(), dict[str, int]()
+
+    def position(self) -> Position:
+        return self._position
+
+    def cursor(self, source: str, seed: int) -> int:
+        return self._cursors.get(source, 0)
+
+    def move_behind(self, plan: StepPlan) -> None:
+        """Go on as if the step were committed."""
+        self._position, self._cursors[plan.source] = Position(plan.step, plan.phase, plan.phase_step), plan.cursor_after
+
+
+def step_plans(
     config: AgentConfig, open_source: Callable[[str], TaskSource], fits: Callable[[TaskItem], bool]
 ) -> tuple[StepPlan, ...]:
     """The whole run's steps. Raises TaskFileError and UsageError for sources that cannot be read."""
-    learning = config.learning
-    streams = {phase.source: _Stream(open_source(phase.source), learning.seed, fits) for phase in config.phases}
-    planned, steps = sum(phase.steps or 0 for phase in config.phases), list[StepPlan]()
-    for number, phase in enumerate(config.phases):
-        stream = streams[phase.source]
-        for phase_step in range(1, (phase.steps or 0) + 1):
-            items = stream.take(learning.prompts_per_step)
-            plan = StepPlan(
-                step=len(steps) + 1,
-                steps_planned=planned,
-                phase=number,
-                phase_step=phase_step,
-                source=phase.source,
-                task=phase.task or stream.label,
-                target_rate=phase.target_rate,
-                items=items,
-                cursor_seed=learning.seed,
-                cursor_after=stream.read,
-                ends_phase=phase_step == phase.steps,
-            )
-            steps.append(plan)
-    return tuple(steps)
+    learning, standing = config.learning, _InMemory()
+    curriculum = Curriculum(
+        config.phases,
+        open_source,
+        standing,
+        learning.seed,
+        learning.prompts_per_step,
+        narrowed=lambda source: _Fitting(source, fits),
+    )
+    plans = list[StepPlan]()
+    while (plan := curriculum.next_step()) is not None:
+        standing.move_behind(plan)
+        plans.append(plan)
+    return tuple(plans)
 
 
 def columns(items: Sequence[TaskItem], prompt_form: str) -> dict[str, list[object]]:

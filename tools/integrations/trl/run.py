@@ -39,7 +39,7 @@ from tools.integrations.sources import open_mixed
 from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_folder
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.folder import HeldFolder, open_state
-from tools.integrations.trl.plans import columns, curriculum, messages
+from tools.integrations.trl.plans import columns, messages, step_plans
 from tools.integrations.trl.processes import Processes
 from tools.integrations.trl.steps import Steps
 from tools.integrations.trl.trainer import build_trainer, first_line, grpo_config, keep_quiet, wait_s
@@ -120,7 +120,7 @@ def prepare(config: TrlConfig, processes: Processes) -> Prepared:
             known[item.id] = len(ids) <= config.trainer.prompt_tokens
         return known[item.id]
 
-    return Prepared(model, tokenizer, form, curriculum(config.agent, open_mixed, fits))
+    return Prepared(model, tokenizer, form, step_plans(config.agent, open_mixed, fits))
 
 
 def _write_bundled(name: str, out: Path) -> str:

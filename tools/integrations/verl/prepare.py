@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edge.core.errors import EdgeError, TaskFileError, UsageError
+from edge.cli.exits import ending
+from edge.core.errors import TaskFileError, UsageError
 from edge.core.files import replacing
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import prompt_messages
@@ -51,17 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--force", action="store_true", help="replace train.parquet and test.parquet where they are there already"
     )
     options = parser.parse_args(arguments)
-    try:
-        train, test = prepare(
-            options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
-        )
-    except EdgeError as error:
-        _report("")
-        print(f"error: {error.with_hint}", file=sys.stderr)
-        return error.exit_code
-    _report("")
-    print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
-    return 0
+
+    def play() -> int:
+        try:
+            train, test = prepare(
+                options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
+            )
+        finally:
+            _report("")
+        print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
+        return 0
+
+    return ending(play)
 
 
 def prepare(

@@ -234,7 +234,7 @@ _SEEDS_A_LINE = 1000
 _COMMAND = "python -m tools.simulate explore"
 
 
-def add_explore(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser(
         "explore", help="worlds full of faults in virtual time, one for each seed, until something is violated"

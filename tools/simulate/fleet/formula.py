@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from edge.cli.exits import ending
 from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, UsageError
@@ -136,13 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "profile", type=Path, metavar="FILE", help="a device profile; the rows belong at the end of its device section"
     )
     path = parser.parse_args(arguments).profile
-    try:
-        print(speeds_text(read_yaml(AgentConfig, path).config.device), end="")
-    except EdgeError as error:
-        text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
-        print(f"{text}; {error.hint}" if error.hint else text, file=sys.stderr)
-        return UsageError.exit_code
-    return 0
+
+    def estimate() -> int:
+        try:
+            print(speeds_text(read_yaml(AgentConfig, path).config.device), end="")
+        except EdgeError as error:
+            text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+            raise UsageError(text, hint=error.hint) from error
+        return 0
+
+    return ending(estimate)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Stuck(EdgeError):
     """The world came to no end; the message says who waits for what."""
 
 
-def add_run(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser("run", help="play a scenario with the real agent and the real coordinator in virtual time")
     command.add_argument("scenario", type=Path, metavar="SCENARIO.yaml", help="see tools/simulate/README.md")

@@ -18,7 +18,7 @@ from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.reports.tables import differences
 
 
-def add_compare(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser(
         "compare", help="two runs side by side: their figures, and with --html their curves over each other"

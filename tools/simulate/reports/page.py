@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from tools.places import put
 from tools.simulate.reports import tables
 from tools.simulate.reports.charts import Book, Shown
@@ -49,7 +46,10 @@ def write_page(path: Path, template: str, *, charts: Any, **values: Any) -> None
     put(page.encode(), path)
 
 
-def _environment() -> Environment:
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

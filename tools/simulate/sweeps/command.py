@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -19,19 +17,19 @@ from rich.table import Table
 
 from edge.core.errors import EdgeError, UsageError
 from tools.arguments import positive
-from tools.places import check_folder, put
+from tools.places import check_folder, put_json
 from tools.simulate.fleet.scenario import load_scenario, scenario_of
 from tools.simulate.reports.assertions import holds
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_page
 from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
-from tools.simulate.sweeps.plan import Job, Variation, ingredients_of, jobs_of
+from tools.simulate.sweeps.plan import SweepRun, Variation, ingredients_of, runs_of
 from tools.simulate.sweeps.summary import Row, charts_of, rows_of, table_of
 
-RUN = "tools.simulate.fleet.run:run_scenario"
+PLAYER = "tools.simulate.fleet.run:run_scenario"
 
 
-def add_sweep(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser(
         "sweep", help="a scenario with varied values and several seeds, run by run; goes on where it was stopped"
@@ -57,7 +55,7 @@ def add_sweep(commands: Any) -> None:
     command.set_defaults(play=sweep)
 
 
-def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
+def sweep(chosen: argparse.Namespace, *, player: str = PLAYER) -> int:
     """Play all combinations, report and write what they found; 0 where every run gave a result and does what the scenario states, else 1.
 
     Raises UsageError, ConfigError for what cannot be played, before anything is.
@@ -68,22 +66,22 @@ def sweep(chosen: argparse.Namespace, *, run: str = RUN) -> int:
     if not variations and chosen.seeds == 1:
         raise UsageError("nothing is varied", hint="--vary groups.laptops.questions_per_day=10,30,60, or --seeds 3")
     check_folder(chosen.out, "--out")
-    jobs = [
-        replace(job, ingredients=ingredients_of(scenario_of(job.scenario))) for job in jobs_of(scenario, variations, chosen.seeds)
+    runs = [
+        replace(run, ingredients=ingredients_of(scenario_of(run.scenario))) for run in runs_of(scenario, variations, chosen.seeds)
     ]
-    ends = _played(jobs, chosen, run)
+    ends = _played(runs, chosen, player)
     _report(ends, variations, chosen.out, chosen.scenario.stem)
     return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
 
 
-def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[Finished | Failed]:
+def _played(runs: Sequence[SweepRun], chosen: argparse.Namespace, player: str) -> list[Finished | Failed]:
     console = Console(stderr=True)
-    done = sum(kept(chosen.out, job) is not None for job in jobs)
+    done = sum(kept(chosen.out, run) is not None for run in runs)
     if done:
-        console.print(f"{done} of {len(jobs)} runs are in {escape(str(chosen.out))} already", soft_wrap=True)
+        console.print(f"{done} of {len(runs)} runs are in {escape(str(chosen.out))} already", soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("runs", total=len(jobs))
+        bar = progress.add_task("runs", total=len(runs))
         count = 0
 
         def ended(end: Finished | Failed) -> None:
@@ -91,34 +89,34 @@ def _played(jobs: Sequence[Job], chosen: argparse.Namespace, run: str) -> list[F
             count += 1
             progress.advance(bar)
             said = f"failed: {end.why}" if isinstance(end, Failed) else "done"
-            progress.console.print(escape(f"{count}/{len(jobs)} {end.job.label}: {said}"), soft_wrap=True, highlight=False)
+            progress.console.print(escape(f"{count}/{len(runs)} {end.run.label}: {said}"), soft_wrap=True, highlight=False)
 
         try:
-            return asyncio.run(_play(jobs, chosen, run, ended))
+            return asyncio.run(_play(runs, chosen, player, ended))
         except KeyboardInterrupt:
             console.print("stopped; finished runs are kept: the same command goes on", soft_wrap=True)
             raise
 
 
 async def _play(
-    jobs: Sequence[Job], chosen: argparse.Namespace, run: str, ended: Callable[[Finished | Failed], None]
+    runs: Sequence[SweepRun], chosen: argparse.Namespace, player: str, ended: Callable[[Finished | Failed], None]
 ) -> list[Finished | Failed]:
-    async with opened(chosen.engine, run) as engine:
-        return await play_all(jobs, chosen.out, engine, chosen.jobs or engine.at_once, ended)
+    async with opened(chosen.engine, player) as engine:
+        return await play_all(runs, chosen.out, engine, chosen.jobs or engine.at_once, ended)
 
 
 def _report(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path, name: str) -> None:
-    runs, console = [end for end in ends if isinstance(end, Finished)], Console()
-    if not runs:
+    finished, console = [end for end in ends if isinstance(end, Finished)], Console()
+    if not finished:
         raise EdgeError(f"no run gave a result; the first: {next(end.why for end in ends if isinstance(end, Failed))}")
-    rows = rows_of(runs)
+    rows = rows_of(finished)
     console.print(_table(*table_of(rows, variations, short=True)))
     heads, cells = table_of(rows, variations)
-    failed = [(end.job.label, end.why) for end in ends if isinstance(end, Failed)]
-    _write_json(folder / "sweep.json", runs, rows)
+    failed = [(end.run.label, end.why) for end in ends if isinstance(end, Failed)]
+    _write_json(folder / "sweep.json", finished, rows)
     write_page(
-        folder / "sweep.html", "sweep.html", charts=lambda: charts_of(rows, variations), name=name, about=runs[0].result.about,
-        variations=variations, heads=heads, rows=cells, failed=failed, runs=len(runs),
+        folder / "sweep.html", "sweep.html", charts=lambda: charts_of(rows, variations), name=name, about=finished[0].result.about,
+        variations=variations, heads=heads, rows=cells, failed=failed, runs=len(finished),
     )  # fmt: skip
     console.print(escape(f"page: {folder / 'sweep.html'}"), soft_wrap=True)
 
@@ -133,15 +131,14 @@ def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _write_json(path: Path, runs: Sequence[Finished], rows: Sequence[Row]) -> None:
+def _write_json(path: Path, finished: Sequence[Finished], rows: Sequence[Row]) -> None:
     """Figures of each combination by seed, and which file holds which run."""
     found = {
         "runs": [
-            {"settings": dict(run.job.settings), "seed": run.job.seed, "file": run.job.file_name,
-             "holds": holds(run.result)}
-            for run in runs
+            {"settings": dict(end.run.settings), "seed": end.run.seed, "file": end.run.file_name,
+             "holds": holds(end.result)}
+            for end in finished
         ],
         "rows": [{"values": list(row.values), "seeds": list(row.seeds), "figures": row.figures} for row in rows],
     }  # fmt: skip
-    text = msgspec.json.format(json.dumps(found, default=str, sort_keys=True, ensure_ascii=False), indent=1)
-    put(f"{text}\n".encode(), path)
+    put_json(found, path)

@@ -1,7 +1,7 @@
 """Plays a sweep's runs, in processes of this machine or on Ray, and keeps what is finished.
 
-As a program it is one such process: it reads {"run": "module:function", "scenario": {...}, "seed": 1, "out": path} from stdin and writes
-the result to its place in one move, so that a process which was stopped leaves none.
+As a program it is one such process: it reads {"player": "module:function", "scenario": {...}, "seed": 1, "out": path} from stdin and
+writes the result to its place in one move, so that a process which was stopped leaves none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge.core.formatting import exit_name
 from edge.core.install import install_extra
 from tools.places import put
 from tools.simulate.reports.result import FORMAT, SimulationResult
-from tools.simulate.sweeps.plan import Job
+from tools.simulate.sweeps.plan import SweepRun
 
 ENGINES = ("processes", "ray")
 _ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ class SweepEngine(Protocol):
 
     at_once: int
 
-    async def play(self, job: Job, out: Path) -> None:
+    async def play(self, run: SweepRun, out: Path) -> None:
         """Play one run and write its result to `out`. Raises RunFailed; stops the run when it is cancelled."""
         ...
 
@@ -51,13 +51,13 @@ class SweepEngine(Protocol):
 class Processes:
     """Each run in a process of its own on this machine."""
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, player: str) -> None:
+        self._player = player
         self.at_once = os.cpu_count() or 1
 
-    async def play(self, job: Job, out: Path) -> None:
+    async def play(self, run: SweepRun, out: Path) -> None:
         """One process from its beginning to its end."""
-        asked = json.dumps({"run": self._run, "scenario": job.scenario, "seed": job.seed, "out": str(out)}, default=str)
+        asked = json.dumps({"player": self._player, "scenario": run.scenario, "seed": run.seed, "out": str(out)}, default=str)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tools.simulate.sweeps.engines"),
             stdin=asyncio.subprocess.PIPE,
@@ -91,13 +91,13 @@ class Ray:
 
     at_once = 1_000_000
 
-    def __init__(self, run: str, ray: Any) -> None:
-        self._run, self._ray = run, ray
+    def __init__(self, player: str, ray: Any) -> None:
+        self._player, self._ray = player, ray
         self._remote = ray.remote(num_cpus=1, max_calls=1, max_retries=1)(played)  # max_calls: a process of its own for each run
 
-    async def play(self, job: Job, out: Path) -> None:
+    async def play(self, run: SweepRun, out: Path) -> None:
         """One task; its result travels back as JSON."""
-        task = self._remote.remote(self._run, dict(job.scenario), job.seed)
+        task = self._remote.remote(self._player, dict(run.scenario), run.seed)
         try:
             put(await task, out)
         except asyncio.CancelledError:
@@ -108,10 +108,10 @@ class Ray:
 
 
 @asynccontextmanager
-async def opened(engine: str, run: str) -> AsyncIterator[SweepEngine]:
+async def opened(engine: str, player: str) -> AsyncIterator[SweepEngine]:
     """The engine of this name, for as long as it is needed. Raises EdgeError where Ray is not installed or cannot be reached."""
     if engine == "processes":
-        yield Processes(run)
+        yield Processes(player)
         return
     ray = _ray()
     try:
@@ -119,7 +119,7 @@ async def opened(engine: str, run: str) -> AsyncIterator[SweepEngine]:
     except (ConnectionError, RuntimeError, OSError) as error:
         raise EdgeError(f"Ray cannot be started or reached: {str(error).splitlines()[0]}", hint="see RAY_ADDRESS") from error
     try:
-        yield Ray(run, ray)
+        yield Ray(player, ray)
     finally:
         ray.shutdown()
 
@@ -135,7 +135,7 @@ def _ray() -> Any:
 class Finished:
     """A run with its result."""
 
-    job: Job
+    run: SweepRun
     result: SimulationResult
 
 
@@ -143,21 +143,21 @@ class Finished:
 class Failed:
     """A run without one; `why` is one line."""
 
-    job: Job
+    run: SweepRun
     why: str
 
 
-def kept(folder: Path, job: Job) -> Finished | None:
+def kept(folder: Path, run: SweepRun) -> Finished | None:
     """The result that an earlier sweep left, if it did."""
     try:
-        result = SimulationResult.from_json((folder / job.file_name).read_bytes())
+        result = SimulationResult.from_json((folder / run.file_name).read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return Finished(job, result) if result.format == FORMAT else None
+    return Finished(run, result) if result.format == FORMAT else None
 
 
 async def play_all(
-    jobs: Sequence[Job], folder: Path, engine: SweepEngine, at_once: int, ended: Callable[[Finished | Failed], None]
+    runs: Sequence[SweepRun], folder: Path, engine: SweepEngine, at_once: int, ended: Callable[[Finished | Failed], None]
 ) -> list[Finished | Failed]:
     """Play what has no result in the folder yet; `ended` is called with each as it ends.
 
@@ -166,30 +166,30 @@ async def play_all(
     room = asyncio.Semaphore(at_once)
     ends: dict[str, Finished | Failed] = {}
 
-    async def one(job: Job) -> None:
+    async def one(run: SweepRun) -> None:
         async with room:
-            ends[job.file_name] = await _end_of(job, folder, engine)
-        ended(ends[job.file_name])
+            ends[run.file_name] = await _end_of(run, folder, engine)
+        ended(ends[run.file_name])
 
     async with asyncio.TaskGroup() as group:
-        for job in jobs:
-            group.create_task(one(job))
-    return [ends[job.file_name] for job in jobs]
+        for run in runs:
+            group.create_task(one(run))
+    return [ends[run.file_name] for run in runs]
 
 
-async def _end_of(job: Job, folder: Path, engine: SweepEngine) -> Finished | Failed:
-    if (found := kept(folder, job)) is not None:
+async def _end_of(run: SweepRun, folder: Path, engine: SweepEngine) -> Finished | Failed:
+    if (found := kept(folder, run)) is not None:
         return found
     try:
-        await engine.play(job, folder / job.file_name)
+        await engine.play(run, folder / run.file_name)
     except RunFailed as error:
-        return Failed(job, str(error))
-    return kept(folder, job) or Failed(job, "it wrote no result that can be read")
+        return Failed(run, str(error))
+    return kept(folder, run) or Failed(run, "it wrote no result that can be read")
 
 
-def played(run: str, scenario: Mapping[str, Any], seed: int) -> bytes:
+def played(player: str, scenario: Mapping[str, Any], seed: int) -> bytes:
     """The JSON of a run's result. Raises what the run raises."""
-    module, _, name = run.partition(":")
+    module, _, name = player.partition(":")
     play: RunScenario = getattr(importlib.import_module(module), name)
     return play(scenario, seed).to_json()
 
@@ -198,7 +198,7 @@ def main() -> int:
     """Play the run that is described on stdin."""
     asked = json.load(sys.stdin)
     try:
-        put(played(asked["run"], asked["scenario"], asked["seed"]), Path(asked["out"]))
+        put(played(asked["player"], asked["scenario"], asked["seed"]), Path(asked["out"]))
     except EdgeError as error:
         print(error.with_hint, file=sys.stderr)
         return error.exit_code

@@ -52,7 +52,7 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SweepRun:
     """One run: the scenario with `settings` (path to value) in it, and its seed. `ingredients`: what else its result depends on."""
 
     settings: Mapping[str, Any]
@@ -88,7 +88,7 @@ def _shortest_end(path: str, others: Sequence[str]) -> str:
     return path
 
 
-def jobs_of(scenario: Mapping[str, Any], variations: Sequence[Variation], seeds: int) -> list[Job]:
+def runs_of(scenario: Mapping[str, Any], variations: Sequence[Variation], seeds: int) -> list[SweepRun]:
     """Every combination with every seed, beginning at the scenario's own. Raises UsageError for a path that cannot be."""
     paths = [variation.path for variation in variations]
     if len(set(paths)) < len(paths):
@@ -97,7 +97,9 @@ def jobs_of(scenario: Mapping[str, Any], variations: Sequence[Variation], seeds:
     if "seed" in paths or not isinstance(first, int):
         raise UsageError("seed is varied with --seeds", hint="--seeds 3")
     combinations = [dict(zip(paths, values, strict=True)) for values in product(*(variation.values for variation in variations))]
-    return [Job(settings, _changed(scenario, settings), first + number) for settings in combinations for number in range(seeds)]
+    return [
+        SweepRun(settings, _changed(scenario, settings), first + number) for settings in combinations for number in range(seeds)
+    ]
 
 
 def _changed(scenario: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,20 +48,20 @@ class Row:
         return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
 
 
-def rows_of(runs: Sequence[Finished]) -> list[Row]:
+def rows_of(finished: Sequence[Finished]) -> list[Row]:
     """A row for each combination, in the order in which they come."""
     rows = []
-    for _, group in groupby(runs, key=lambda run: json.dumps(dict(run.job.settings), default=str)):
+    for _, group in groupby(finished, key=lambda end: json.dumps(dict(end.run.settings), default=str)):
         own = list(group)
-        whole = [Asked(run.result, run.result.groups) for run in own]
+        whole = [Asked(end.result, end.result.groups) for end in own]
         measured = {name: [figure(name).measure(each) for each in whole] for name in FIGURES}
         rows.append(
             Row(
-                values=tuple(own[0].job.settings.values()),
-                seeds=tuple(run.job.seed for run in own),
+                values=tuple(own[0].run.settings.values()),
+                seeds=tuple(end.run.seed for end in own),
                 figures={name: [value for value in values if value is not None] for name, values in measured.items()},
-                holding=sum(holds(run.result) for run in own),
-                asserting=sum(bool(run.result.assertions) or not holds(run.result) for run in own),
+                holding=sum(holds(end.result) for end in own),
+                asserting=sum(bool(end.result.assertions) or not holds(end.result) for end in own),
             )
         )
     return rows

@@ -30,11 +30,11 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
-from tools.places import check_folder, put_json, read_json
+from tools.places import check_folder, put, put_json, read_json
 from tools.simulate.fleet.profiles import load_device
 from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
-from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace, shares_by_level
+from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
 from tools.simulate.validation.seen import Run, Taken
@@ -50,7 +50,7 @@ _OWN_LOAD = 1.5
 ReportStage = Callable[[str], None]
 
 
-def add_validate(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser("validate", help="the simulated device against this machine: latencies, rate, λ")
     command.add_argument("--minutes", type=float, default=2.0, help="about how long the stream of questions lasts (default 2)")
@@ -98,7 +98,7 @@ def validate(chosen: argparse.Namespace) -> int:
     rows, distance = compare(real, replayed.run), dual_distance(real.steps, replayed.run.steps)
     draw(chosen.out / "validation.png", real, replayed.run, archive.lessons.terms["target_rate"])
     lines = [*table(rows), *_remarks(rows, distance, archive)]
-    (chosen.out / "validation.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    put("\n".join(lines) + "\n", chosen.out / "validation.txt")
     archive = replace(archive, result=_result(rows, distance, archive, replayed))
     put_json(archive, chosen.out / "validation.json")
     print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
@@ -271,7 +271,6 @@ def _result(rows: Sequence[Row], distance: float | None, archive: Archive, repla
             "cloud_tokens_per_s": cloud.tokens_per_s,
             "mind": replayed.mind,
         },
-        "bare_model_by_level": shares_by_level(archive.known.prompts),
         "simulated": asdict(replayed.run),
     }
 

@@ -4,11 +4,9 @@ run that is validated comes here."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, linear_regression, median, pstdev
-from typing import Any
 
 import numpy as np
 
@@ -133,26 +131,6 @@ def fit_mind(samples: Sequence[Sampled]) -> FittedMind:
         response_tokens=round(math.exp(fmean(lengths))),
         response_spread=pstdev(lengths),
     )
-
-
-def shares_by_level(samples: Iterable[Sampled]) -> list[dict[str, Any]]:
-    """For each family and level: prompts, and the shares of responses that asked and, of those that did not, were right."""
-    cells: defaultdict[tuple[str, int], list[Sampled]] = defaultdict(list)
-    for each in samples:
-        cells[each.family, each.level].append(each)
-    return [_cell(*place, cells[place]) for place in sorted(cells)]
-
-
-def _cell(family: str, level: int, samples: Sequence[Sampled]) -> dict[str, Any]:
-    asked, right, wrong, broken = (sum(getattr(each, name) for each in samples) for name in ("asked", "right", "wrong", "broken"))
-    kept, whole = right + wrong, asked + right + wrong + broken
-    return {
-        "family": family,
-        "level": level,
-        "prompts": len(samples),
-        "asked": round(asked / whole, 4),
-        "right": round(right / kept, 4) if kept else None,
-    }
 
 
 def _log_odds(share: float) -> float:

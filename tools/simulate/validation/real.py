@@ -160,8 +160,6 @@ async def _sampled(backend: InferenceBackend, verifier: Verifier, item: TaskItem
     outcomes = [await _outcome(verifier, item, response) for response in group.responses]
     odds = [response.help_log_odds for response in group.responses if response.help_log_odds is not None]
     return Sampled(
-        family=item.family,
-        level=item.level,
         asked=outcomes.count("asked"),
         right=outcomes.count("right"),
         wrong=outcomes.count("wrong"),

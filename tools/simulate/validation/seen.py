@@ -65,8 +65,6 @@ class Taken:
 class Sampled:
     """What a bare model's responses to one practice prompt at temperature 1 did, in counts. `asks`: the mean chance of asking."""
 
-    family: str
-    level: int
     asked: int
     right: int
     wrong: int

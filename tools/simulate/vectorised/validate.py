@@ -61,7 +61,7 @@ class Compared:
         return "by chance" if abs(self.exact - self.vectorised) <= CHANCE * self.spread else "no"
 
 
-def add_validate(commands: Any) -> None:
+def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
     command = commands.add_parser("validate-fleet", help="the vectorised fleet against the exact simulation, figure by figure")
     command.add_argument("scenario", type=Path, metavar="SCENARIO.yaml", help="see tools/simulate/README.md")
