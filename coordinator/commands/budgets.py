@@ -20,7 +20,7 @@ from coordinator.ledger.budgets import (
     settings_set,
 )
 from coordinator.ledger.opening import in_ledger, open_rows
-from coordinator.ledger.tables import BUDGET, PRICE, SET_LIMITS, TASK
+from coordinator.ledger.tables import BUDGET, SET_LIMITS, SHARED_DUAL, TASK
 from coordinator.ledger.transitions import task_as_seen
 from coordinator.service.admin_api import MOST_LIMIT, budget_record, shared_price_record, task_record
 from edge.core.clock import SystemClock
@@ -78,7 +78,7 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
         if client is not None:
             return _reported(client)
     with open_rows(config) as rows:
-        budgets, prices = list(rows.all(BUDGET)), {row.key: row for row in rows.all(PRICE)}
+        budgets, prices = list(rows.all(BUDGET)), {row.key: row for row in rows.all(SHARED_DUAL)}
         tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all(TASK)]
         was_set = tuple(rows.all(SET_LIMITS))
     limits, now = overlaid(config.budgets if configured else limits_in_ledger(budgets), was_set), SystemClock().now()

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from coordinator import failpoints
 from coordinator.config import ANY_TASK, TaskConfig
-from coordinator.ledger.accounts import CloseStepRequest, OpenStepRequest, price_key
+from coordinator.ledger.accounts import CloseStepRequest, OpenStepRequest, dual_key
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import check_close, check_open
 from edge.core.clock import Clock
@@ -39,12 +39,12 @@ class StepController:
 
     def price_key_of(self, device: str, task: str) -> str:
         """The key of the λ that this task of this device moves now; "" for one of its own."""
-        return price_key(self.terms_of(task).dual_scope, device, task)
+        return dual_key(self.terms_of(task).dual_scope, device, task)
 
     async def first_dual(self, device: str, task: str) -> float:
         """The λ that a device meets at its first contact with a task: that of the others, where it is shared and has moved already."""
         key = self.price_key_of(device, task)
-        price = await self._store.get_price(key) if key else None
+        price = await self._store.get_shared_dual(key) if key else None
         return self.terms_of(task).dual_init if price is None else price.dual
 
     def note_refusal(self, device: str, task: str, step: int) -> None:

@@ -142,7 +142,7 @@ def share_key(budget: str, member: str) -> str:
     return f"{share_prefix(budget)}device:{member}"
 
 
-def price_key(scope: str, device: str, task: str) -> str:
+def dual_key(scope: str, device: str, task: str) -> str:
     """The key of the λ that a task of a device moves: "" for one of its own (scope `task`), `global[device:d1]` for one over all tasks of
     a device, `fleet[task:math]` for one over all devices, `fleet` (scope `fleet_all`) for one over everything."""
     if scope == "task":
@@ -150,7 +150,7 @@ def price_key(scope: str, device: str, task: str) -> str:
     return {"global": budget_key("global", device), "fleet": budget_key("fleet", task=task), "fleet_all": "fleet"}[scope]
 
 
-def is_fleet_price(key: str) -> bool:
+def is_fleet_dual(key: str) -> bool:
     """Whether many devices move this λ, each by its share of a round."""
     return key.startswith("fleet")
 
@@ -333,8 +333,8 @@ class TaskRow(Struct, frozen=True, gc=False):
     recent: tuple[float, ...] = ()
 
 
-class PriceRow(Struct, frozen=True, gc=False):
-    """A λ shared by several tasks or devices: see `price_key`. `updates` counts how often it moved; `units` sums its members'; `recent` is
+class SharedDual(Struct, frozen=True, gc=False):
+    """A λ shared by several tasks or devices: see `dual_key`. `updates` counts how often it moved; `units` sums its members'; `recent` is
     what DualState keeps of the reports in the window, of a λ that one device moves."""
 
     key: str
@@ -344,7 +344,7 @@ class PriceRow(Struct, frozen=True, gc=False):
     recent: tuple[float, ...] = ()
 
 
-class PriceMember(Struct, frozen=True, gc=False):
+class DualMember(Struct, frozen=True, gc=False):
     """A device that moves a fleet's price: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
 
     price: str
@@ -370,7 +370,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
-    `initial_dual`, `target_rate` and `price` (the key of its λ, see `price_key`) count only at a task's first contact.
+    `initial_dual`, `target_rate` and `price` (the key of its λ, see `dual_key`) count only at a task's first contact.
     `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
@@ -460,7 +460,7 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
     `initial_dual` counts only until a task's first step is opened; τ and the rule of λ of the first opening of a step stay its own.
-    `price` is the key of the λ to open it with and to move: see `price_key`.
+    `price` is the key of the λ to open it with and to move: see `dual_key`.
     """
 
     device: str

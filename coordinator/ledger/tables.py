@@ -23,10 +23,10 @@ from coordinator.ledger.accounts import (
     CallRow,
     CallState,
     DeviceRow,
+    DualMember,
     Limits,
-    PriceMember,
-    PriceRow,
     SetLimits,
+    SharedDual,
     StepRow,
     TaskRow,
 )
@@ -124,12 +124,12 @@ CALL = Table("call", CallRow, "device", "key", fixed=("fingerprint", "task", "st
 ATTEMPT = Table("attempt", AttemptRow, "device", "key", "number", fixed=(*_HOLD, "budgets", "epoch", "lease_ms"))
 STEP = Table("step", StepRow, "device", "task", "step")
 TASK = Table("task_state", TaskRow, "device", "task")
-PRICE = Table("price", PriceRow, "key")
-PRICE_MEMBER = Table("price_member", PriceMember, "price", "device")
+SHARED_DUAL = Table("price", SharedDual, "key")
+DUAL_MEMBER = Table("price_member", DualMember, "price", "device")
 DEVICE = Table("device", DeviceRow, "device")
 SET_LIMITS = Table("set_limits", SetLimits, "scope")
 JOURNAL = Table("journal", JournalEntry, "seq")
-TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, PRICE, PRICE_MEMBER, DEVICE, SET_LIMITS)
+TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, SHARED_DUAL, DUAL_MEMBER, DEVICE, SET_LIMITS)
 """All but the journal, whose entries are never changed."""
 
 
@@ -249,8 +249,8 @@ BUDGETS_AFTER = Question(
     lambda row, key, with_steps, most: row.key > key and (with_steps or not row.key.startswith(STEP_PREFIX)),
 )
 """A page of budgets, sorted by key; the call credits of steps only where asked for."""
-IDLE_PRICE_MEMBERS = Question(
-    PRICE_MEMBER,
+IDLE_DUAL_MEMBERS = Question(
+    DUAL_MEMBER,
     {"before_ms": "bigint"},
     "units > 0 AND seen_ms < :before_ms",
     lambda row, before_ms: row.units > 0 and row.seen_ms < before_ms,

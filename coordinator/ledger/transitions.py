@@ -32,13 +32,12 @@ from coordinator.ledger.accounts import (
     CallState,
     CloseStepRequest,
     DeviceRow,
+    DualMember,
     Ended,
     InProgress,
     Limits,
     OpenStepRequest,
     Outdated,
-    PriceMember,
-    PriceRow,
     Replay,
     Reserved,
     ReserveOutcome,
@@ -46,10 +45,11 @@ from coordinator.ledger.accounts import (
     Resolution,
     SetLimits,
     Settlement,
+    SharedDual,
     StepRow,
     TaskRow,
     amount_text,
-    is_fleet_price,
+    is_fleet_dual,
     is_share,
     limits_version,
     scope_of,
@@ -69,10 +69,10 @@ from coordinator.ledger.tables import (
     DEVICE,
     DEVICE_CALLS_AFTER,
     EXPIRED_ATTEMPTS,
-    IDLE_PRICE_MEMBERS,
+    IDLE_DUAL_MEMBERS,
     OLD_RESULTS,
     ORPHANED_ATTEMPTS,
-    PRICE,
+    SHARED_DUAL,
     STEP_CALLS,
     TASK,
 )
@@ -424,7 +424,7 @@ class Ledger:
             dual_ceiling=request.rule.ceiling,
         )
         self._tables.steps.put(row)
-        left = self._tables.prices.get(task.price) if task.price != request.price else None
+        left = self._tables.shared_duals.get(task.price) if task.price != request.price else None
         task = replace(task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, price=request.price)
         task = replace(task, version=task.version + (left.updates if left else 0))
         self._tables.tasks.put(task)
@@ -438,33 +438,33 @@ class Ledger:
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
         """The λ a step is opened with: that of its price, else the task's so far, or the initial one at the first step. A fleet's takes it
         over as it stands, without what one device's last reports had added to it."""
-        price = self._tables.prices.get(request.price) if request.price else None
+        price = self._tables.shared_duals.get(request.price) if request.price else None
         if price is not None:
             return DualState(price.dual, price.recent)
         if request.step == 0:
             return DualState(request.initial_dual)
         seen = self._as_seen(task)
-        return DualState(seen.dual, () if is_fleet_price(request.price) else seen.recent)
+        return DualState(seen.dual, () if is_fleet_dual(request.price) else seen.recent)
 
-    def _enter_price(self, step: StepRow, opening: DualState, units: int, now: float) -> PriceRow:
+    def _enter_price(self, step: StepRow, opening: DualState, units: int, now: float) -> SharedDual:
         """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
-        row = self._tables.prices.get(step.price) or PriceRow(step.price, opening.dual, recent=opening.recent)
-        if is_fleet_price(step.price):
-            known = self._tables.price_members.get(step.price, step.device)
-            member = PriceMember(step.price, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
-            self._tables.price_members.put(member)
+        row = self._tables.shared_duals.get(step.price) or SharedDual(step.price, opening.dual, recent=opening.recent)
+        if is_fleet_dual(step.price):
+            known = self._tables.dual_members.get(step.price, step.device)
+            member = DualMember(step.price, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
+            self._tables.dual_members.put(member)
             row = replace(row, units=row.units + member.units - (known.units if known else 0))
-        self._tables.prices.put(row)
+        self._tables.shared_duals.put(row)
         return row
 
-    def leave_idle_prices(self, seen_before: float, now: float) -> tuple[PriceMember, ...]:
+    def leave_idle_duals(self, seen_before: float, now: float) -> tuple[DualMember, ...]:
         """Members of fleets' prices not seen since then leave their rounds, so that the others move λ at full speed. Returns them."""
-        idle = tuple(self._tables.ask(IDLE_PRICE_MEMBERS, milliseconds(seen_before)))
+        idle = tuple(self._tables.ask(IDLE_DUAL_MEMBERS, milliseconds(seen_before)))
         for member in idle:
-            price = self._tables.prices.get(member.price)
+            price = self._tables.shared_duals.get(member.price)
             if price is not None:
-                self._tables.prices.put(replace(price, units=price.units - member.units))
-            self._tables.price_members.put(replace(member, units=0))
+                self._tables.shared_duals.put(replace(price, units=price.units - member.units))
+            self._tables.dual_members.put(replace(member, units=0))
             self._journal(now, "leave", {"price": member.price, "device": member.device})
         return idle
 
@@ -508,7 +508,7 @@ class Ledger:
         )
         self._tables.steps.put(closed)
         if price:
-            self._tables.prices.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
+            self._tables.shared_duals.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
             self._tables.note_change(EVERYTHING)  # tasks that are not written have another λ
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task, request.now)
@@ -558,13 +558,13 @@ class Ledger:
         """The tasks of all devices with the λ that holds now, sorted by device and task."""
         return tuple(map(self._as_seen, tuple(self._tables.all(TASK))))
 
-    def get_price(self, key: str) -> PriceRow | None:
-        """A λ shared by tasks or devices (`price_key`); None before its first step."""
-        return self._tables.prices.get(key)
+    def get_shared_dual(self, key: str) -> SharedDual | None:
+        """A λ shared by tasks or devices (`dual_key`); None before its first step."""
+        return self._tables.shared_duals.get(key)
 
-    def list_prices(self) -> tuple[PriceRow, ...]:
+    def list_shared_duals(self) -> tuple[SharedDual, ...]:
         """All shared λ, sorted by key."""
-        return tuple(self._tables.all(PRICE))
+        return tuple(self._tables.all(SHARED_DUAL))
 
     def list_devices(self) -> tuple[DeviceRow, ...]:
         """All devices, sorted by id."""
@@ -596,7 +596,7 @@ class Ledger:
 
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""
-        return task_as_seen(task, self._tables.prices.get(task.price) if task.price else None)
+        return task_as_seen(task, self._tables.shared_duals.get(task.price) if task.price else None)
 
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
         """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
@@ -674,15 +674,15 @@ class Ledger:
         if self._tables.tasks.get(request.device, request.task) is None:
             row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
             self._tables.tasks.put(row)
-            begins = {"begins": True} if self._begin_price(row) else {}
+            begins = {"begins": True} if self._begin_shared_dual(row) else {}
             self._journal(request.now, "task", {**task_data(row), **begins})
         return self._touch_task(request.device, request.task, request.now)
 
-    def _begin_price(self, task: TaskRow) -> bool:
+    def _begin_shared_dual(self, task: TaskRow) -> bool:
         """The shared λ of a task that nobody was held to yet begins as the task's; later ones must not change it unseen by this one."""
-        if not task.price or self._tables.prices.get(task.price) is not None:
+        if not task.price or self._tables.shared_duals.get(task.price) is not None:
             return False
-        self._tables.prices.put(PriceRow(task.price, task.dual))
+        self._tables.shared_duals.put(SharedDual(task.price, task.dual))
         return True
 
     def _touch_task(self, device: str, task: str, now: float, charge: Amount | None = None) -> TaskRow:
@@ -699,7 +699,7 @@ class Ledger:
         self._tables.append_journal(next_entry(seq, last_hash, milliseconds(now), kind, data))
 
 
-def task_as_seen(task: TaskRow, price: PriceRow | None) -> TaskRow:
+def task_as_seen(task: TaskRow, price: SharedDual | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
     if price is None:
         return task
@@ -784,7 +784,7 @@ def _check_rule(request: OpenStepRequest) -> None:
     gain, rule = request.rule.proportional, request.rule
     if not (math.isfinite(gain) and gain >= 0.0 and rule.ceiling >= 0.0 and 1 <= rule.window <= MOST_WINDOW):
         raise InvalidRequest(f"k_p must be finite and not negative, its window 1 to {MOST_WINDOW}, a ceiling of λ not negative")
-    if gain > 0.0 and is_fleet_price(request.price):
+    if gain > 0.0 and is_fleet_dual(request.price):
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
 
 

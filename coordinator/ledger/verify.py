@@ -23,9 +23,9 @@ from coordinator.ledger.tables import (
     BUDGET,
     CALL,
     DEVICE,
-    PRICE,
-    PRICE_MEMBER,
+    DUAL_MEMBER,
     SET_LIMITS,
+    SHARED_DUAL,
     STEP,
     TABLES,
     TASK,
@@ -158,7 +158,7 @@ class Replay:
         self.rows: dict[Table[Any], dict[Any, Row]] = {table: {} for table in TABLES}
         self.budgets, self.calls, self.attempts, self.steps = (self.rows[table] for table in (BUDGET, CALL, ATTEMPT, STEP))
         self.tasks, self.devices, self.set_limits = (self.rows[table] for table in (TASK, DEVICE, SET_LIMITS))
-        self.prices, self.price_members = self.rows[PRICE], self.rows[PRICE_MEMBER]
+        self.shared_duals, self.dual_members = self.rows[SHARED_DUAL], self.rows[DUAL_MEMBER]
         self.dual_updates = 0
         self._prices_begin = False
         self._shares: dict[str, list[str]] = {}
@@ -242,16 +242,16 @@ class Replay:
         terms = {"dual": data["dual"], "target_rate": data["target_rate"], "next_step": 0, "version": 0, "charged": [0, 0, 0]}
         price = data.get("price", "")
         self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": price, "recent": []}
-        self._begin_price(price, data)
+        self._begin_shared_dual(price, data)
 
-    def _begin_price(self, price: str, data: Row) -> None:
+    def _begin_shared_dual(self, price: str, data: Row) -> None:
         """A shared λ begins with the first task that is held to it; earlier versions let it begin with its first step."""
         if data.get("begins", False):
-            self._require(price != "" and price not in self.prices, f"price {price!r} begins, and had begun")
-            self.prices[price] = _new_price(price, data["dual"], [])
+            self._require(price != "" and price not in self.shared_duals, f"price {price!r} begins, and had begun")
+            self.shared_duals[price] = _new_price(price, data["dual"], [])
             self._prices_begin = True
         elif self._prices_begin:
-            self._require(price == "" or price in self.prices, f"price {price!r} did not begin")
+            self._require(price == "" or price in self.shared_duals, f"price {price!r} did not begin")
 
     def _reserve(self, data: Row) -> None:
         call_id, number = (data["device"], data["key"]), data["attempt"]
@@ -346,12 +346,15 @@ class Replay:
 
     def _open_step(self, data: Row) -> None:
         key, price = (data["device"], data["task"], data["step"]), data.get("price", "")
-        left = self.prices.get(self.tasks[data["device"], data["task"]]["price"])
+        left = self.shared_duals.get(self.tasks[data["device"], data["task"]]["price"])
         task = self._touch_task(data, [0, 0, 0], left["updates"] if left and left["key"] != price else 0)
         self._require(key not in self.steps, "the step was opened before")
         self._require(self._is_enabled(data["device"]), "the device is disabled")
         self._require(data["step"] == task["next_step"], f"step {task['next_step']} is next")
-        so_far = (self.prices.get(price) or (None if data["step"] == 0 else left or task)) or {"dual": data["dual"], "recent": []}
+        so_far = (self.shared_duals.get(price) or (None if data["step"] == 0 else left or task)) or {
+            "dual": data["dual"],
+            "recent": [],
+        }
         self._require(data["dual"] == so_far["dual"], f"λ {data['dual']} where {so_far['dual']} follows")
         fleet = _is_fleet(price)
         self._require(not (fleet and "dual_proportional" in data), "a fleet's λ has a proportional part")
@@ -369,18 +372,18 @@ class Replay:
 
     def _enter_price(self, data: Row, key: str, units: int, recent: list[str]) -> Row:
         """The shared λ of a step, a fleet's with what this device has to say in it."""
-        row = self.prices.setdefault(key, _new_price(key, data["dual"], recent) if "dual" in data else {})
+        row = self.shared_duals.setdefault(key, _new_price(key, data["dual"], recent) if "dual" in data else {})
         if _is_fleet(key):
             mine = {"price": key, "device": data["device"], "units": min(units, MOST_ROUND_UNITS), "seen_ms": self._at_ms}
-            known = self.price_members.get((key, data["device"]), {"units": 0})
-            self.price_members[key, data["device"]] = mine
+            known = self.dual_members.get((key, data["device"]), {"units": 0})
+            self.dual_members[key, data["device"]] = mine
             row["units"] += mine["units"] - known["units"]
         return row
 
     def _leave(self, data: Row) -> None:
-        member = self.price_members[data["price"], data["device"]]
+        member = self.dual_members[data["price"], data["device"]]
         self._require(member["units"] > 0, "the device had left before")
-        self.prices[data["price"]]["units"] -= member["units"]
+        self.shared_duals[data["price"]]["units"] -= member["units"]
         member["units"] = 0
 
     def _device(self, data: Row) -> None:

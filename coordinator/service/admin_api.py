@@ -85,7 +85,7 @@ class AdminApi:
         the empty name, which no device has.
         """
         size, after = _page(request, 2)
-        prices = [] if after[0] else [row for row in await self.store.list_prices() if row.key > after[1]]
+        prices = [] if after[0] else [row for row in await self.store.list_shared_duals() if row.key > after[1]]
         shared = _fitting(map(shared_price_record, sorted(prices, key=lambda row: row.key)))
         if len(shared) < len(prices):
             return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)

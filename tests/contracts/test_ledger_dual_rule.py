@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.ledger.accounts import price_key
+from coordinator.ledger.accounts import dual_key
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import InvalidRequest, KeyReused
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
@@ -18,7 +18,7 @@ from tests.unit.ledger_requests import NOW, close_request, open_request
 
 PI = {"dual_proportional": 0.5, "dual_window": 3, "dual_ceiling": 0.75}
 RULE = ProportionalIntegral(0.02, 0.5, 3, 0.75)
-GLOBAL = price_key("global", "d1", "")
+GLOBAL = dual_key("global", "d1", "")
 ASKED = (128, 96, 0, 10, 127, 64, 128, 128, 0, 0)
 """How many of 128 responses asked, step by step: enough to meet both bounds and to fill the window."""
 
@@ -79,7 +79,7 @@ async def test_global_price_has_one_window_over_all_tasks_of_a_device(store: Led
         await take_step(store, step, asked, task, price=GLOBAL, **PI) for (task, step), asked in zip(order, ASKED, strict=False)
     ]
     assert after == trace(ASKED[: len(order)])
-    price = await store.get_price(GLOBAL)
+    price = await store.get_shared_dual(GLOBAL)
     assert price is not None
     assert (price.dual, price.updates, len(price.recent)) == (after[-1], len(order), 3)
 
@@ -127,7 +127,7 @@ async def test_new_fleet_price_takes_over_the_price_but_not_the_devices_proporti
 async def test_ceiling_limits_a_fleet_price(store: LedgerStore) -> None:
     await store.open_step(open_request(price="fleet", dual_lr=5.0, dual_ceiling=1.0))
     assert (await store.close_step(close_request(0, 128))).dual_after == 1.0
-    price = await store.get_price("fleet")
+    price = await store.get_shared_dual("fleet")
     assert price is not None
     assert price.dual == 1.0
 

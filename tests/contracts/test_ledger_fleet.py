@@ -20,7 +20,7 @@ from coordinator.ledger.accounts import (
     Replay,
     Reserved,
     SetLimits,
-    price_key,
+    dual_key,
     share_key,
 )
 from coordinator.ledger.stores.changes import EVERYTHING
@@ -30,7 +30,7 @@ from edge.dagrpo.dual import dual_step, shared_lr
 from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
-QA = {"task": "qa", "price": price_key("fleet", "", "qa")}
+QA = {"task": "qa", "price": dual_key("fleet", "", "qa")}
 
 
 async def open_all(store: LedgerStore, devices: list[str], step: int = 0, **changes: object) -> None:
@@ -39,7 +39,7 @@ async def open_all(store: LedgerStore, devices: list[str], step: int = 0, **chan
 
 
 async def price_of(store: LedgerStore, key: str = QA["price"]) -> float:
-    row = await store.get_price(key)
+    row = await store.get_shared_dual(key)
     assert row is not None
     return row.dual
 
@@ -87,21 +87,21 @@ async def test_concurrent_reports_move_a_shared_price_once_each(store: LedgerSto
     await open_all(store, devices)
     reports = [store.close_step(close_request(device=device, task="qa")) for device in devices * 2]
     await asyncio.gather(*reports)
-    row = await store.get_price(QA["price"])
+    row = await store.get_shared_dual(QA["price"])
     assert row is not None
     assert (row.updates, row.units) == (12, 12 * 128)
     assert row.dual == pytest.approx(dual_step(0.5, 0.25, 0.3, 0.02), abs=1e-14)
 
 
 async def test_global_price_covers_all_tasks_of_one_device_only(store: LedgerStore) -> None:
-    key = price_key("global", "d1", "")
+    key = dual_key("global", "d1", "")
     await store.open_step(open_request(price=key))
     await store.open_step(open_request(task="qa", price=key, initial_dual=9.0))
     await store.close_step(close_request())
     second = await store.close_step(close_request(task="qa"))
     once = dual_step(0.5, 0.25, 0.3, 0.02)
     assert (second.dual, second.dual_before, second.dual_after) == (0.5, once, dual_step(once, 0.25, 0.3, 0.02))
-    other = await store.open_step(open_request(device="d2", price=price_key("global", "d2", "")))
+    other = await store.open_step(open_request(device="d2", price=dual_key("global", "d2", "")))
     assert other.dual == 0.5
 
 
@@ -141,21 +141,21 @@ async def test_change_of_a_shared_price_by_another_device_is_a_new_budget_versio
 @pytest.mark.parametrize("scope", ["global", "fleet", "fleet_all"])
 async def test_existing_shared_price_is_not_changed_by_its_first_user(store: LedgerStore, scope: str) -> None:
     """A version of a budget has exactly one λ, also before the first step."""
-    await store.reserve(reserve_request("k0", task="code", price=price_key(scope, "d1", "code"), initial_dual=0.5))
+    await store.reserve(reserve_request("k0", task="code", price=dual_key(scope, "d1", "code"), initial_dual=0.5))
     first = await store.get_task("d1", "code")
     other = {"device": "d1", "task": "qa"} if scope == "global" else {"device": "d2", "task": "code"}
-    await store.open_step(open_request(0, **other, price=price_key(scope, "d1", "code"), initial_dual=0.498))
+    await store.open_step(open_request(0, **other, price=dual_key(scope, "d1", "code"), initial_dual=0.498))
     assert first is not None
     assert await store.get_task("d1", "code") == first
-    assert first.dual == await price_of(store, price_key(scope, "d1", "code")) == 0.5
+    assert first.dual == await price_of(store, dual_key(scope, "d1", "code")) == 0.5
 
 
 async def test_an_idle_device_leaves_the_round_and_comes_back_with_its_next_step(store: LedgerStore) -> None:
     await open_all(store, ["gone", "d1"])
     await store.close_step(close_request(device="gone", task="qa"))
     await store.close_step(close_request(device="d1", task="qa", now=NOW + 100.0))
-    assert await store.leave_idle_prices(NOW + 50.0, NOW + 100.0) != ()
-    assert await store.leave_idle_prices(NOW + 50.0, NOW + 101.0) == ()
+    assert await store.leave_idle_duals(NOW + 50.0, NOW + 100.0) != ()
+    assert await store.leave_idle_duals(NOW + 50.0, NOW + 101.0) == ()
     await store.open_step(open_request(1, device="d1", now=NOW + 102.0, **QA))
     assert (await store.close_step(close_request(1, device="d1", task="qa", now=NOW + 103.0))).round_units == 128
     await store.open_step(open_request(1, device="gone", now=NOW + 104.0, **QA))

@@ -215,7 +215,7 @@ async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_pric
         await it["d2"].close_step("math", 0, StepUnits(32, 0))
         it.clock.advance(60.0)
         await it.coordinator._parts.upkeep.tick()
-        (price,) = await it.store.list_prices()
+        (price,) = await it.store.list_shared_duals()
         assert price.units == 32
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, price_key
+from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, dual_key
 from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.stores.migrations import upgrade_sqlite
@@ -24,11 +24,11 @@ from coordinator.ledger.tables import (
     BUDGET,
     CACHED_CALLS,
     CALL,
+    DUAL_MEMBER,
     EXPIRED_ATTEMPTS,
     GROUP_CALLS,
     OLD_RESULTS,
-    PRICE,
-    PRICE_MEMBER,
+    SHARED_DUAL,
     STEP,
     STEP_CALLS,
     TASK,
@@ -66,13 +66,13 @@ def _some_operation(rng: random.Random) -> Operation:
     device, key, step = rng.choice(DEVICES), rng.choice(KEYS), rng.choice((-1, 0, 0, 1))
     number = rng.choice((1, 1, 2))
     prompt, cache_key = rng.choice("pqr"), rng.choice(("", "x", "y"))
-    price = price_key("fleet", "", "math")
+    price = dual_key("fleet", "", "math")
     rare: tuple[Operation, ...] = (
         lambda ledger: ledger.open_step(open_request(max(0, step), device=device, price=price)),
         lambda ledger: ledger.close_step(close_request(max(0, step), device=device)),
         lambda ledger: ledger.sweep(NOW + 61.0),
         lambda ledger: ledger.purge_results(NOW + 5.0, NOW + 5.0),
-        lambda ledger: ledger.leave_idle_prices(NOW + 5.0, NOW + 5.0),
+        lambda ledger: ledger.leave_idle_duals(NOW + 5.0, NOW + 5.0),
         lambda ledger: ledger.get_budget(device, "math", (SHARED, LAST)),
         _listed,
     )
@@ -96,7 +96,7 @@ def _outcome(ledger: Ledger, tables: Any, operation: Operation) -> Any:
 
 def _everything(tables: BufferedTables) -> list[Any]:
     rows = (tables.all(BUDGET), tables.all(CALL), tables.all(ATTEMPT), tables.all(STEP), tables.all(TASK))
-    return [*rows, list(tables.all(PRICE)), list(tables.all(PRICE_MEMBER)), list(tables.journal_after(0))]
+    return [*rows, list(tables.all(SHARED_DUAL)), list(tables.all(DUAL_MEMBER)), list(tables.journal_after(0))]
 
 
 def _write(file: SqliteRows, batch: Batch) -> None:

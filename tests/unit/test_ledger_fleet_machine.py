@@ -124,7 +124,7 @@ class FleetHistories(TwoStores):
     @rule(seconds=st.integers(1, 20), age=st.integers(5, 30))
     def leave_idle(self, seconds: int, age: int) -> None:
         self.now += seconds
-        left = self.both(lambda store: store.leave_idle_prices(self.now - age, self.now))
+        left = self.both(lambda store: store.leave_idle_duals(self.now - age, self.now))
         idle = {device for device, (_, seen) in self.round.items() if seen < self.now - age}
         assert {member.device for member in left} == idle
         for device in idle:
@@ -138,7 +138,7 @@ class FleetHistories(TwoStores):
     @invariant()
     def a_shared_price_moved_once_by_each_step(self) -> None:
         weight = sum(mine for mine, _ in self.round.values())
-        prices = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_prices())]
+        prices = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_shared_duals())]
         assert prices == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
 
     @invariant()

@@ -23,7 +23,7 @@ from coordinator.ledger.stores.migrations import upgrade_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.tables import PRICE, STEP, TASK
+from coordinator.ledger.tables import SHARED_DUAL, STEP, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, read_export, verify, verify_file
 from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
@@ -68,7 +68,7 @@ async def write_fleet_history(store: LedgerStore) -> None:
         await store.settle(settlement("fair", device=device))
         await store.close_step(close_request(device=device, task="qa"))
     await store.open_step(open_request(1, now=NOW + 50.0, **shared))
-    await store.leave_idle_prices(NOW + 1.0, NOW + 50.0)
+    await store.leave_idle_duals(NOW + 1.0, NOW + 50.0)
     await store.set_device_disabled("d3", True, NOW + 51.0)
     await store.open_step(open_request(task="essay", price="global[device:d1]"))
 
@@ -375,7 +375,7 @@ async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore
         await memory.close_step(close_request(device="d9", task=f"of {price}"))
     assert verify(tables).ok
     task, step = ("d9", "of "), ("d9", "of ", 0)
-    for table, key, changed in ((TASK, task, (0.5,)), (PRICE, ("global[device:d9]",), ())):
+    for table, key, changed in ((TASK, task, (0.5,)), (SHARED_DUAL, ("global[device:d9]",), ())):
         tables.rows[table][key] = replace(kept := tables.rows[table][key], recent=changed)
         assert len(verify(tables).differences) == 1
         tables.rows[table][key] = kept
@@ -440,7 +440,7 @@ async def _met_and_used(store: MemoryLedgerStore) -> None:
 
 
 async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_begin_price", lambda self, task: False)
+    monkeypatch.setattr(Ledger, "_begin_shared_dual", lambda self, task: False)
     store = MemoryLedgerStore(NOW)
     await _met_and_used(store)
     assert verify(store.tables).ok
@@ -454,7 +454,7 @@ async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: p
         store = MemoryLedgerStore(NOW)
         await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
         with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "_begin_price", lambda self, task, begins=begins: begins)
+            patch.setattr(Ledger, "_begin_shared_dual", lambda self, task, begins=begins: begins)
             await _met_and_used(store)
         assert any(message in line for line in verify(store.tables).differences)
 

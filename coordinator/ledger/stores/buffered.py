@@ -22,10 +22,10 @@ from coordinator.ledger.tables import (
     CACHED_CALLS,
     CALL,
     DEVICE,
+    DUAL_MEMBER,
     GROUP_CALLS,
-    PRICE,
-    PRICE_MEMBER,
     SET_LIMITS,
+    SHARED_DUAL,
     STEP,
     TASK,
     Question,
@@ -197,12 +197,12 @@ class BufferedTables:
         self.attempts = rows(ATTEMPT, _is_open)
         self.steps = rows(STEP)
         self.tasks = rows(TASK)
-        self.prices = rows(PRICE)
-        self.price_members = rows(PRICE_MEMBER)
+        self.shared_duals = rows(SHARED_DUAL)
+        self.dual_members = rows(DUAL_MEMBER)
         self.devices = rows(DEVICE)
         self.limits = rows(SET_LIMITS)
         of_calls: tuple[Rows[Any], ...] = (self.budgets, self.calls, self.attempts)
-        of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.prices, self.price_members)
+        of_steps: tuple[Rows[Any], ...] = (self.steps, self.tasks, self.shared_duals, self.dual_members)
         self._tables = {rows.table: rows for rows in (*of_calls, *of_steps, self.devices, self.limits)}
         self._stored_limits: list[SetLimits] | None = None
         self.waiting = False

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
-from coordinator.ledger.stores.store import Job, LedgerStore, NoAnswer
+from coordinator.ledger.stores.store import LedgerStore, NoAnswer, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError
@@ -70,11 +70,11 @@ class GroupCommitStore(LedgerStore):
         self._tables: BufferedTables | None = None
         self._ledger: Ledger | None = None
         self._call_keys: CallKeys | None = None
-        self._gathering: list[Job] = []
+        self._gathering: list[PendingOperation] = []
         self._batch: Batch | None = None
-        self._under_way: list[Job] = []
+        self._under_way: list[PendingOperation] = []
         self._flush_comes = False
-        self._one_by_one: deque[Job] = deque()
+        self._one_by_one: deque[PendingOperation] = deque()
         self._last_commit = 0
         self._settled = asyncio.Event()
         self._closed = False
@@ -97,7 +97,7 @@ class GroupCommitStore(LedgerStore):
         """Run one transaction now, and answer when what it wrote or read is durable."""
         if self._closed:
             raise not_written("the ledger is closed")
-        waiter = Job(work)
+        waiter = PendingOperation(work)
         if self._one_by_one:
             self._one_by_one.append(waiter)
         else:
@@ -131,7 +131,7 @@ class GroupCommitStore(LedgerStore):
             self._ledger = Ledger(self._tables, self._epoch)
         return self._ledger, self._tables
 
-    def _run(self, waiter: Job) -> None:
+    def _run(self, waiter: PendingOperation) -> None:
         """Run an operation, or refuse it where the rows cannot be read."""
         try:
             waiter.run(*self._loaded())
@@ -139,7 +139,7 @@ class GroupCommitStore(LedgerStore):
             self.writability.failed(f"{self._where}: {error}")
             waiter.fail(not_written())
 
-    def _has_to_wait(self, waiter: Job) -> bool:
+    def _has_to_wait(self, waiter: PendingOperation) -> bool:
         """An outcome waits for the next commit where rows gather for it, else for the one under way, else for none."""
         if self._tables is not None and self._tables.waiting:
             self._gathering.append(waiter)
@@ -186,7 +186,7 @@ class GroupCommitStore(LedgerStore):
                 waiter.release()
         self._go_on()
 
-    def _failed(self, waiters: list[Job], error: Exception) -> None:
+    def _failed(self, waiters: list[PendingOperation], error: Exception) -> None:
         """The commit did not happen, as far as anybody knows; nor then did what ran on top of it."""
         waiters = waiters + self._gathering
         self._gathering = []

@@ -36,7 +36,7 @@ from coordinator.ledger.stores.postgres_statements import (
     read_statement,
     write_statement,
 )
-from coordinator.ledger.stores.store import Job, LedgerStore, Operation
+from coordinator.ledger.stores.store import LedgerStore, Operation, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
@@ -91,7 +91,7 @@ class HeadMoved(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Job(Job):
+class _ReplicaOperation(PendingOperation):
     """And what it can touch."""
 
     reach: Reach = NOTHING
@@ -107,7 +107,7 @@ class PostgresLedgerStore(LedgerStore):
         self.conflicts = 0
         self._dsn = dsn
         self._settings = settings
-        self._jobs: asyncio.Queue[_Job | None] = asyncio.Queue()
+        self._jobs: asyncio.Queue[_ReplicaOperation | None] = asyncio.Queue()
         self._writing: asyncpg.Connection[Any] | None = None
         self._epoch = 0
         self._written: tuple[int, str] | None = None  # the head this batch makes; None while it has written nothing
@@ -142,7 +142,7 @@ class PostgresLedgerStore(LedgerStore):
         if self._closed:
             raise not_written("the ledger is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put_nowait(_Job(work, future, reach=reach))
+        self._jobs.put_nowait(_ReplicaOperation(work, future, reach=reach))
         return await future
 
     async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -190,7 +190,7 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _serve(self) -> None:
         """Run batches until the store is closed."""
-        last: _Job | None
+        last: _ReplicaOperation | None
         while True:
             *_, last = batch = await self._next_batch()
             jobs = [job for job in batch if job is not None]
@@ -200,14 +200,14 @@ class PostgresLedgerStore(LedgerStore):
             if last is None:
                 return
 
-    async def _next_batch(self) -> list[_Job | None]:
+    async def _next_batch(self) -> list[_ReplicaOperation | None]:
         """Wait for one job and take along what else is queued."""
         batch = [await self._jobs.get()]
         while batch[-1] is not None and len(batch) < self._settings.max_batch and not self._jobs.empty():
             batch.append(self._jobs.get_nowait())
         return batch
 
-    async def _run_batch(self, jobs: list[_Job]) -> None:
+    async def _run_batch(self, jobs: list[_ReplicaOperation]) -> None:
         """Run and commit; on return every job has its value or its error."""
         try:
             await self._commit(jobs)
@@ -221,7 +221,7 @@ class PostgresLedgerStore(LedgerStore):
             for job in jobs:
                 job.fail(not_written())
 
-    async def _blame(self, jobs: list[_Job], error: Exception) -> None:
+    async def _blame(self, jobs: list[_ReplicaOperation], error: Exception) -> None:
         """The database refused a batch, which then did not happen: find the operation by running each by itself."""
         if len(jobs) == 1:
             rule = getattr(error, "constraint_name", None) or type(error).__name__
@@ -231,7 +231,7 @@ class PostgresLedgerStore(LedgerStore):
         for job in jobs:
             await self._run_batch([job])
 
-    async def _commit(self, jobs: list[_Job]) -> None:
+    async def _commit(self, jobs: list[_ReplicaOperation]) -> None:
         """Run the batch as one transaction. A connection lost while it was being written is no answer: the journal has it."""
         self._written = None
         try:
@@ -244,7 +244,7 @@ class PostgresLedgerStore(LedgerStore):
             self.writability.wrote()
             self.operations += len(jobs)
 
-    async def _transaction(self, jobs: list[_Job]) -> None:
+    async def _transaction(self, jobs: list[_ReplicaOperation]) -> None:
         """First without a lock; if another replica was quicker, again under it."""
         connection = await self._connected()
         try:
@@ -255,7 +255,7 @@ class PostgresLedgerStore(LedgerStore):
                 await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
                 await self._run(connection, jobs)
 
-    async def _run(self, connection: asyncpg.Connection[Any], jobs: list[_Job]) -> None:
+    async def _run(self, connection: asyncpg.Connection[Any], jobs: list[_ReplicaOperation]) -> None:
         """Fetch, run, write. Raises HeadMoved."""
         fetched, wants = Fetched(), frozenset[Want]().union(*(job.reach for job in jobs))
         while True:

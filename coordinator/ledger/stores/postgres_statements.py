@@ -32,14 +32,14 @@ from coordinator.ledger.tables import (
     CACHED_CALLS,
     CALL,
     DEVICE,
+    DUAL_MEMBER,
     EXPIRED_ATTEMPTS,
     GROUP_CALLS,
     JOURNAL,
     JOURNAL_AFTER,
     ORPHANED_ATTEMPTS,
-    PRICE,
-    PRICE_MEMBER,
     SET_LIMITS,
+    SHARED_DUAL,
     STEP,
     STEP_CALLS,
     TABLES,
@@ -87,7 +87,7 @@ def _open_step(request: OpenStepRequest) -> Iterator[Want]:
     device, task = request.device, request.task
     yield from ((STEP, device, task, request.step), (TASK, device, task), (DEVICE, device))
     if request.price:
-        yield from ((PRICE, request.price), (PRICE_MEMBER, request.price, device))
+        yield from ((SHARED_DUAL, request.price), (DUAL_MEMBER, request.price, device))
 
 
 def _close_step(request: CloseStepRequest) -> Iterator[Want]:
@@ -241,11 +241,11 @@ def _with_linked(table: Table[Any], rows: str) -> Iterator[tuple[Table[Any], str
         yield CALL, calls
         yield BUDGET, f"SELECT b.* FROM budget b WHERE b.key IN (SELECT unnest(a.budgets) FROM ({rows}) a)"
         yield from _with_linked(TASK, tasks)
-    elif table in (STEP, TASK, PRICE_MEMBER):
-        yield PRICE, f"SELECT p.* FROM price p WHERE p.key IN (SELECT r.price FROM ({rows}) r)"
+    elif table in (STEP, TASK, DUAL_MEMBER):
+        yield SHARED_DUAL, f"SELECT p.* FROM price p WHERE p.key IN (SELECT r.price FROM ({rows}) r)"
         if table is STEP:
             mine = f"SELECT r.price, r.device FROM ({rows}) r"
-            yield PRICE_MEMBER, f"SELECT m.* FROM price_member m WHERE (m.price, m.device) IN ({mine})"
+            yield DUAL_MEMBER, f"SELECT m.* FROM price_member m WHERE (m.price, m.device) IN ({mine})"
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------------

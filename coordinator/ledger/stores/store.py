@@ -33,7 +33,7 @@ class NoAnswer(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PendingOperation:
     """An operation, its outcome once it has run, and who gets it when that is durable."""
 
     work: Callable[[Ledger], Any]
@@ -127,10 +127,10 @@ class LedgerStore:
     close_step = Operation(Ledger.close_step)
     get_call = Operation(Ledger.get_call)
     get_task = Operation(Ledger.get_task)
-    get_price = Operation(Ledger.get_price)
+    get_shared_dual = Operation(Ledger.get_shared_dual)
     get_budget = Operation(Ledger.get_budget)
     list_tasks = Operation(Ledger.list_tasks)
-    list_prices = Operation(Ledger.list_prices)
+    list_shared_duals = Operation(Ledger.list_shared_duals)
     list_devices = Operation(Ledger.list_devices)
     list_budgets_after = Operation(Ledger.list_budgets_after)
     list_calls_after = Operation(Ledger.list_calls_after)
@@ -139,7 +139,7 @@ class LedgerStore:
     register_device = Operation(Ledger.register_device)
     saw_devices = Operation(Ledger.saw_devices)
     set_device_disabled = Operation(Ledger.set_device_disabled)
-    leave_idle_prices = Operation(Ledger.leave_idle_prices)
+    leave_idle_duals = Operation(Ledger.leave_idle_duals)
     purge_results = Operation(Ledger.purge_results)
     read_journal = Operation(Ledger.read_journal)
     last_entry = Operation(Ledger.last_entry)

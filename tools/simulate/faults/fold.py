@@ -179,7 +179,7 @@ class Fold:
         def fits(terms: Terms) -> bool:
             mine = terms.tasks[body["task"]]
             rates = {mine.rate(0, entry["at_ms"], wished).hex() for wished in (self._rules.wished_rate, mine.target_rate)}
-            return (mine.dual_init.hex(), mine.price_key(*who)) == (dual.hex(), price) and body["target_rate"] in rates
+            return (mine.dual_init.hex(), mine.dual_key(*who)) == (dual.hex(), price) and body["target_rate"] in rates
 
         what = f"λ {dual} of {price!r} and τ {float.fromhex(body['target_rate'])}"
         self._check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
@@ -414,7 +414,7 @@ class Fold:
 
         def fits(terms: Terms) -> bool:
             mine = terms.tasks[body["task"]]
-            price = mine.price_key(*task)
+            price = mine.dual_key(*task)
             rate = mine.rate(body["step"], entry["at_ms"], self._rules.wished_rate)
             dual = self.duals.expected_at_opening(task, body["step"], price, mine.dual_init)
             told = (body.get("price", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])

@@ -66,7 +66,7 @@ class TaskTerms:
         """The calls that a step may make."""
         return None if self.credit_factor is None else math.ceil(self.credit_factor * rate * prompts - 1e-9)
 
-    def price_key(self, device: str, task: str) -> str:
+    def dual_key(self, device: str, task: str) -> str:
         """The name of the λ that a task of a device moves; "" for one of its own."""
         return {"task": "", "global": f"global[device:{device}]", "fleet": f"fleet[task:{task}]", "fleet_all": "fleet"}[
             self.scope

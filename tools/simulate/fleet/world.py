@@ -17,7 +17,7 @@ from coordinator.config import CoordinatorConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, CallRow, CallState, budget_key
 from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
-from coordinator.ledger.tables import BUDGET, CALL, PRICE
+from coordinator.ledger.tables import BUDGET, CALL, SHARED_DUAL
 from coordinator.ledger.verify import verify
 from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
 from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
@@ -259,7 +259,7 @@ class FleetWorld(Surroundings):
         series.calls.append(spent.calls)
         series.limit_uusd.append(budget.spend_limit_uusd)
         series.limit_calls.append(budget.calls_limit)
-        duals = [row.dual for row in self.disk.tables.all(PRICE)]
+        duals = [row.dual for row in self.disk.tables.all(SHARED_DUAL)]
         series.fleet_dual.append(mean(duals) if duals else None)
 
     def _spent(self, window: str) -> Amount:
