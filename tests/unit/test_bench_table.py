@@ -16,7 +16,7 @@ import pytest
 
 from tests.until import until
 from tools.bench import __main__ as bench
-from tools.bench import endpoint, rollout, sandbox, update
+from tools.bench import endpoint, sandbox
 from tools.bench.coordinator import __main__ as coordinator
 from tools.bench.harness import Part, Results, Row, command, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
@@ -294,14 +294,11 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
     ("play", "arguments", "names"),
     [
         (bench.main, ["tabel"], "tabel"),
-        (bench.main, ["rollout", "table"], "table"),
         (table.main, ["--rows", "smal"], "smal"),
         (table.main, ["--rounds", "0"], "--rounds"),
         (table.main, ["--out", "{file}/out"], "--out {file}"),
         (table.main, ["--out", "{folder}", "--cache", "{file}/cache"], "--cache {file}"),
         (coordinator.main, ["--rows", "cals"], "cals"),
-        (rollout.main, ["--rows", "1,x"], "--rows"),
-        (update.main, ["--prompts", "0"], "--prompts"),
         (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
         (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
         (endpoint.main, ["--rounds", "0"], "--rounds"),
