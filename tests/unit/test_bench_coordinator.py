@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
 from coordinator.ledger.journal import GENESIS, next_entry
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from edge.core.errors import UsageError
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import rows, services
-from tools.bench.coordinator.__main__ import QUICK, ROWS, parse, plan_of
 from tools.bench.coordinator.audit import WRONG, audit
-from tools.bench.harness import rows_of
 
 COST = (1, 100, 300)
 LIMITS = BudgetTerms(FLEET, Limits(calls=5))
@@ -123,18 +118,6 @@ def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     assert verdicts["added p50, one call at a time"].value == 1.0
     assert verdicts["GetBudget per core"].met is False
     assert row.missed
-
-
-def test_rows_are_those_named_and_rounds_those_asked_for() -> None:
-    assert rows_of(",".join(ROWS), ROWS) == list(ROWS)
-    with pytest.raises(UsageError, match="unknown row nothing"):
-        rows_of("calls,nothing", ROWS)
-    assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
-
-
-def test_benchmark_configuration_is_accepted_by_the_coordinator(tmp_path: Path) -> None:
-    config = CoordinatorConfig.model_validate(services.settings(tmp_path, 80, metrics_port=None))
-    assert config.budgets.fleet.calls_limit == services.AMPLE
 
 
 @pytest.mark.parametrize("service", ["echo-grpc", "echo-http"])
