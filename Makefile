@@ -72,8 +72,8 @@ format: $(VENV)/.dev-ready ## rewrite the code in the project's format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev-ready ## measure speed and memory side by side
-	@$(BIN)/python -m tools.bench $(ARGS)
+bench: $(VENV)/.dev-ready ## measure learning steps; ARGS=table compares speed and memory with peers, side by side
+	@$(BIN)/python -m tools.bench $(or $(ARGS),table --quick --rows floor)
 
 proto: $(VENV)/.dev-ready ## generate edge/rpc/v1 from proto/
 	@$(BIN)/python -m tools.codegen

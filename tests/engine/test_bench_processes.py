@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from edge.core.worker import EngineWorker
-from edge.inference.llamacpp import LlamaCppBackend
 from tools.bench.harness import Part
 from tools.bench.part import main
-from tools.bench.table import agent_steps, rows
+from tools.bench.table import rows
 from tools.bench.table.jobs import LEAN, Jobs
 from tools.bench.table.models import gguf_file, make_random
 from tools.bench.table.plan import RolloutLoad, Workload
@@ -90,13 +88,3 @@ def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_origina
     assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
     assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
     assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)
-
-
-async def test_model_without_an_end_of_turn_token_can_be_shown_an_answer(jobs: Jobs) -> None:
-    worker = EngineWorker()
-    backend = LlamaCppBackend(gguf_file(jobs.models, "tiny", "Q8_0"), worker, n_threads=1, n_ctx=64, max_rows=2)
-    try:
-        assert agent_steps.endless(backend).response_tokens("3 cars") == backend.text_tokens("3 cars")
-    finally:
-        await backend.aclose()
-        worker.close()

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore
-from edge.core.errors import UsageError
+from coordinator.ledger.journal import GENESIS, next_entry
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import rows, services
-from tools.bench.coordinator.__main__ import QUICK, ROWS, parse, plan_of
-from tools.bench.coordinator.audit import Books, audit
-from tools.bench.harness import rows_of
+from tools.bench.coordinator.audit import WRONG, audit
 
 COST = (1, 100, 300)
 LIMITS = BudgetTerms(FLEET, Limits(calls=5))
 
 
-async def _ledger(path: Path, keys: list[str]) -> list[str]:
+async def _ledger(path: Path, keys: list[str], **changes: object) -> list[str]:
     """A closed ledger with these calls answered; the billing keys sent upstream."""
     store = await SqliteLedgerStore.open(path, NOW)
     sent = []
     for key in keys:
-        reserved = await store.reserve(reserve_request(key, budgets=[LIMITS]))
+        reserved = await store.reserve(reserve_request(key, budgets=[LIMITS], **changes))
         assert isinstance(reserved, Reserved)
         sent.append(reserved.billing_key)
         await store.settle(settlement(key, charge=Amount(*COST)))
@@ -55,26 +53,58 @@ async def test_each_kind_of_disagreement_is_counted(
 ) -> None:
     await _ledger(tmp_path / "ledger.sqlite3", ["a"])
     found = audit(tmp_path / "ledger.sqlite3", seen, acknowledged, cost).to_json()
-    assert {
-        name: found[name] for name in ("overspends", "lost", "doubled", "undercharged", "differences") if found[name]
-    } == wrong
+    assert {name: found[name] for name in WRONG if found[name]} == wrong
 
 
-def test_budget_above_its_limit_is_an_overspend_at_every_such_entry() -> None:
-    books = Books()
-    hold = {"device": "d", "task": "t", "step": 0, "budgets": ["b"], "hold": [1, 0, 0], "attempt": 1}
-    books.take("limits", {"budget": "b", "limits": [1, None, None]})
-    books.take("reserve", {**hold, "key": "x", "prompt_id": "p"})
-    books.take("reserve", {**hold, "key": "y", "prompt_id": "q"})
-    books.take("completed", {"device": "d", "key": "y", "attempt": 1, "charge": [1, 0, 0]})
-    assert books.overspends == 2
+def _lower_limit(path: Path, calls: int) -> None:
+    """As if the ledger had held its budget to so many calls from the beginning: the journal's chain and the tables agree."""
+    with open_read_only(path) as rows:
+        journal = list(rows.journal_after(0))
+    previous = GENESIS
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("DROP TRIGGER IF EXISTS journal_keeps")
+        connection.execute("UPDATE budget SET asked_calls = ?, limit_calls = ?", (calls, calls))
+        for entry in journal:
+            lowered = [calls, None, None]
+            data = entry.data() | ({"asked": lowered, "limits": lowered} if entry.kind == "limits" else {})
+            forged = next_entry(entry.seq - 1, previous, entry.at_ms, entry.kind, data)
+            new = (forged.body, forged.previous, forged.hash, forged.seq)
+            connection.execute("UPDATE journal SET body = ?, previous = ?, hash = ? WHERE seq = ?", new)
+            previous = forged.hash
+
+
+async def test_budget_above_its_limit_is_a_difference_at_every_such_entry(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    sent = await _ledger(path, ["a", "b"])
+    _lower_limit(path, 2)
+    assert audit(path, sent, [], COST).wrong == 0
+    _lower_limit(path, 1)
+    found = audit(path, sent, [], COST)
+    assert (found.differences, found.wrong) == (2, 2)
+
+
+async def test_two_charges_for_one_group_are_counted(tmp_path: Path) -> None:
+    sent = await _ledger(tmp_path / "ledger.sqlite3", ["a", "b"], prompt_id="p")
+    found = audit(tmp_path / "ledger.sqlite3", sent, [], COST)
+    assert (found.doubled, found.wrong) == (1, 1)
+
+
+async def test_an_attempt_that_was_doubted_is_no_loss(tmp_path: Path) -> None:
+    store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", NOW)
+    for key in ("cut", "open"):
+        await store.reserve(reserve_request(key))
+    await store.doubt("d1", "cut", 1, "cut", NOW)
+    await store.aclose()
+    found = audit(tmp_path / "ledger.sqlite3", ["d1|cut|1"], [], COST)
+    assert (found.in_doubt, found.wrong) == (1, 0)
+    assert audit(tmp_path / "ledger.sqlite3", ["d1|open|1"], [], COST).lost == 1
 
 
 def _round(**spent: float) -> dict[str, Any]:
     phase = {"ms": {"p50": 7.0, "p99": 9.0}, "direct_ms": {"p50": 6.0}, "calls": 3000, "memory_mib": 90.0, "errors": {}}
     phase["spent_s"] = {"service": 1.0, "upstream": 0.1, "wall": 2.0, **spent}
-    names = ("overspends", "lost", "doubled", "undercharged", "differences")
-    books = {"upstream_requests": 3000, **dict.fromkeys(names, 0)}
+    books = {"upstream_requests": 3000, **dict.fromkeys(WRONG, 0)}
     return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "batch", "budget", "close"), phase), "audit": books}
 
 
@@ -88,18 +118,6 @@ def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     assert verdicts["added p50, one call at a time"].value == 1.0
     assert verdicts["GetBudget per core"].met is False
     assert row.missed
-
-
-def test_rows_are_those_named_and_rounds_those_asked_for() -> None:
-    assert rows_of(",".join(ROWS), ROWS) == list(ROWS)
-    with pytest.raises(UsageError, match="unknown row nothing"):
-        rows_of("calls,nothing", ROWS)
-    assert plan_of(parse(["--quick", "--rounds", "2"])) == replace(QUICK, rounds=2)
-
-
-def test_benchmark_configuration_is_accepted_by_the_coordinator(tmp_path: Path) -> None:
-    config = CoordinatorConfig.model_validate(services.settings(tmp_path, 80, metrics_port=None))
-    assert config.budgets.fleet.calls_limit == services.AMPLE
 
 
 @pytest.mark.parametrize("service", ["echo-grpc", "echo-http"])

@@ -1,4 +1,4 @@
-"""The table of goals: comparisons, resuming, both sides of a comparison, and processes that always end."""
+"""The table of goals: comparisons, resuming, and processes that always end."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from tests.until import until
 from tools.bench import __main__ as bench
-from tools.bench import endpoint, rollout, sandbox, update
+from tools.bench import endpoint, sandbox
 from tools.bench.coordinator import __main__ as coordinator
 from tools.bench.harness import Part, Results, Row, command, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import __main__ as table
 from tools.bench.table import rows
-from tools.bench.table.agent_steps import answering
 from tools.bench.table.batched_peer import seconds_of
-from tools.bench.table.jobs import BF16, FP32, Jobs
-from tools.bench.table.peers import peer_constraints
-from tools.bench.table.plan import Workload
-from tools.bench.table.trl_peer import arguments_of, centred
-
-WORK = Workload(2, 320, 128, 512, warmup=1, steps=2, rounds=2)
-
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------------------
 
@@ -80,24 +70,6 @@ def test_small_row_is_compared_with_fp32_and_the_peers_best_and_leanest() -> Non
     memory = goals["TRL, its defaults (its leanest)", "≤ 0.45x"]
     assert memory.value == pytest.approx(600 / 1100)
     assert memory.met is False
-
-
-def test_answering_cloud_is_right_on_known_questions(tmp_path: Path) -> None:
-    items = tmp_path / "items.jsonl"
-    items.write_text(json.dumps({"question": "What is 2 + 3?", "answer": "5"}) + "\n")
-    with answering(items) as cloud:
-        port = cloud.ready["port"]
-        texts = [_answer(port, content) for content in ("Think. What is 2 + 3?", "What is 2 + 4?")]
-    assert "\\boxed{5}" in texts[0]
-    assert "\\boxed{}" in texts[1]
-    with pytest.raises(URLError):
-        _answer(port, "What is 2 + 3?")
-
-
-def _answer(port: int, content: str) -> str:
-    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
-    with urlopen(f"http://127.0.0.1:{port}/v1/chat/completions", body, timeout=10) as response:
-        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
@@ -235,56 +207,11 @@ def gone(pid: int) -> bool:
 # -- peers -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_peer_gets_our_torch_build_and_versions() -> None:
-    text = peer_constraints("# a comment\ntorch==2.13.0\npeft==0.21.2\n", "2.13.0+cpu")
-    assert text.splitlines() == ["torch==2.13.0+cpu", "peft==0.21.2"]
-
-
 def test_batched_bench_counts_each_prompt_once_and_its_decodes_once() -> None:
     output = 'noise\n{"n_kv_max": 7168, "pp": 320, "tg": 127, "pl": 16, "t_pp": 0.5, "t_tg": 10.0, "speed": 1}\n'
     assert seconds_of(output, prefills=2) == 11.0
     with pytest.raises(ValueError, match="no measurement"):
         seconds_of("nothing", prefills=2)
-
-
-def trl_job(tmp_path: Path, setting, *, random_model: bool) -> dict:
-    prompts = [{"text": "a", "ids": [1], "answer": "1"}]
-    part = Jobs(tmp_path, tmp_path, 2).trl(Path("/venv/python"), tmp_path, prompts, WORK, setting, random_model=random_model)
-    return {**part.job, "scratch": str(tmp_path)}
-
-
-def test_peer_arguments_are_dagrpos_and_keep_the_measured_defaults(tmp_path: Path) -> None:
-    given = arguments_of(trl_job(tmp_path, {}, random_model=False))
-    assert given["reward_weights"] == [1.0, -0.5]
-    assert given["scale_rewards"] == "none"
-    assert given["per_device_train_batch_size"] == 16
-    assert given["num_generations"] == 8
-    assert given["max_steps"] == 3
-    assert not {"bf16", "gradient_checkpointing", "generation_kwargs"} & given.keys()
-    fp32 = arguments_of(trl_job(tmp_path, FP32, random_model=False))
-    assert (fp32["bf16"], fp32["gradient_checkpointing"]) == (False, False)
-    large = arguments_of(trl_job(tmp_path, BF16, random_model=True))
-    assert large["generation_kwargs"] == {"min_new_tokens": 128}
-    assert large["gradient_checkpointing"] is True
-
-
-def test_expected_advantages_are_reward_minus_lambda_cost_centred_in_each_group() -> None:
-    found = centred([1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], dual=0.5, group_size=2)
-    assert found == pytest.approx([0.25, -0.25, 0.25, -0.25])
-
-
-# -- our side ----------------------------------------------------------------------------------------------------------------------
-
-
-def our_job(tmp_path: Path, **changes) -> dict:
-    (tmp_path / "m.gguf").touch()
-    return dict(Jobs(tmp_path, tmp_path, 2).agent(tmp_path / "m.gguf", WORK, random_model=True, **changes).job)
-
-
-def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
-    ours, theirs = our_job(tmp_path), trl_job(tmp_path, BF16, random_model=True)
-    shared = "prompts_per_step group_size max_tokens rank alpha learning_rate dual dual_lr target_rate warmup steps threads"
-    assert [ours[name] for name in shared.split()] == [theirs[name] for name in shared.split()]
 
 
 # -- command line ------------------------------------------------------------------------------------------------------------------
@@ -294,14 +221,11 @@ def test_both_sides_have_the_same_step_in_their_jobs(tmp_path: Path) -> None:
     ("play", "arguments", "names"),
     [
         (bench.main, ["tabel"], "tabel"),
-        (bench.main, ["rollout", "table"], "table"),
         (table.main, ["--rows", "smal"], "smal"),
         (table.main, ["--rounds", "0"], "--rounds"),
         (table.main, ["--out", "{file}/out"], "--out {file}"),
         (table.main, ["--out", "{folder}", "--cache", "{file}/cache"], "--cache {file}"),
         (coordinator.main, ["--rows", "cals"], "cals"),
-        (rollout.main, ["--rows", "1,x"], "--rows"),
-        (update.main, ["--prompts", "0"], "--prompts"),
         (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
         (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
         (endpoint.main, ["--rounds", "0"], "--rounds"),
@@ -319,13 +243,3 @@ def test_wrong_use_is_refused_before_anything_is_measured(
         code = end.code
     assert code == 2
     assert names.format(**places) in capsys.readouterr().err
-
-
-def test_output_that_nobody_reads_any_more_ends_it_quietly() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tools.bench", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0

@@ -23,11 +23,11 @@ from typing import Any
 
 import aiohttp
 
+from edge.app import bundled_models
 from edge.core.machine import physical_cores
 from tools.arguments import positive
 from tools.bench.harness import command, show
 from tools.bench.processes import answers, free_port, running
-from tools.bench.rollout import BUNDLED
 
 ROUTES = ("completions", "chat/completions")
 WARM_UP = 3
@@ -125,7 +125,7 @@ def _bare(text: str) -> str:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench endpoint", description="Our endpoint beside llama-cpp-python's.")
-    parser.add_argument("--model", type=Path, default=BUNDLED)
+    parser.add_argument("--model", type=Path, default=bundled_models() / "nano-edge.gguf")
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--requests", type=positive, default=10, help="a round and server (default: %(default)s)")
     parser.add_argument("--max-tokens", type=positive, default=110)

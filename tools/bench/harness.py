@@ -28,6 +28,7 @@ from edge.core.files import write_atomically
 from edge.core.machine import cpu_name, usable_cores
 from tools.arguments import positive
 from tools.bench.processes import REPOSITORY, OnLine, own, run_child
+from tools.markdown import table_lines
 from tools.places import check_folder
 
 CACHE = REPOSITORY / "runs" / "bench"
@@ -106,6 +107,12 @@ class Verdict:
     value: float | None = None
     bound: float | None = None
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Its line in the report."""
+        mark = "" if self.met is None else "met" if self.met else "**missed**"
+        return self.what, self.against, self.measured, self.goal, mark
+
 
 @dataclass(slots=True)
 class Row:
@@ -143,13 +150,8 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
         f"{about} {machine['cores']} cores ({machine['cpu']}), {machine['memory_mib'] / 1024:.0f} GiB, "
         f"{machine['system']}, Python {machine['python']}, {packages}.",
         "",
-        "| what | against | measured | goal | |",
-        "|---|---|---|---|---|",
+        *table_lines(("what", "against", "measured", "goal", ""), (verdict.cells for row in rows for verdict in row.verdicts)),
     ]
-    for verdict in (verdict for row in rows for verdict in row.verdicts):
-        mark = "" if verdict.met is None else "met" if verdict.met else "**missed**"
-        cells = (verdict.what, verdict.against, verdict.measured, verdict.goal, mark)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     for row in rows:
         if row.missed and row.profile:
             lines += ["", f"**Missed: {row.title}.** Where it goes:", "", *(f"- {entry}" for entry in row.profile)]
@@ -306,10 +308,18 @@ def version_of(package: str) -> str:
         return ""
 
 
-def commit() -> str:
-    """The commit of the checkout, with a + where files differ from it; "" outside a checkout."""
-    command = ["git", "describe", "--always", "--dirty=+"]
-    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip()
+def commit(*code: str) -> str:
+    """The commit of the checkout, with a + where files (of `code`, where it is given) differ from it; "" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *code)
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 # -- the command of a table ------------------------------------------------------------------------------------------------------------

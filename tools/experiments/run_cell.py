@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import resource
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +27,7 @@ from edge.core.errors import EdgeError
 from edge.core.machine import MachineFacts, machine_facts
 from edge.learning.curriculum import StepPlan
 from edge.learning.run_folder import RunFolder, require_same_run
+from tools.bench.harness import commit
 from tools.bench.table.memory import memory_now
 from tools.experiments.cells import Cell
 from tools.experiments.held_out import Evaluator, Report, evaluations_in
@@ -46,7 +46,6 @@ from tools.places import put
 
 BEGUN_WITH = "begun-with.json"
 """In a cell's folder: its settings and models when it was begun."""
-_ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("edge", "coordinator", "tools/experiments/*.py")
 DONE, FAILED, STOPPED, BUSY = 0, 1, 130, 75
 
@@ -165,7 +164,7 @@ class Meter:
         self._began = clock.monotonic()
         self._coordinator = coordinator
         self._coordinator_cpu_s, self._coordinator_peak_mib = 0.0, 0.0
-        self._commit = commit_of(_ROOT)
+        self._commit = commit(*_CODE)
 
     def note(self) -> None:
         """Record the use so far; programs are those that this process has waited for (judged programs)."""
@@ -208,20 +207,6 @@ def account(folder: Path) -> dict[str, Any]:
     }
 
 
-def commit_of(root: Path) -> str:
-    """The commit that is checked out, with a + where the code differs from it; "" without git."""
-    try:
-        head = _git(root, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE) else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
 def machine_of(facts: MachineFacts) -> dict[str, Any]:
     """Processor, cores and memory; no names of hosts or people."""
     return {"cpu": facts.chip or facts.board or facts.architecture, "cores": facts.cores, "memory_mib": facts.memory_mib}
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()

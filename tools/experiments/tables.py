@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tools.experiments.stats import Estimate
+from tools.markdown import table_lines
 
 MISSING = "missing"
 S = TypeVar("S")
@@ -23,11 +24,8 @@ class Table:
 
     def to_markdown(self) -> str:
         """Aligned, so that it can be read as it is."""
-        widths = [max(len(cell) for cell in column) for column in zip(self.header, *self.rows, strict=True)]
-        lines = [_line(self.header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
-        lines += [_line(row, widths) for row in self.rows]
         notes = [f"\n{note}" for note in self.notes]
-        return "\n".join([f"**{self.title}**", "", *lines, *notes])
+        return "\n".join([f"**{self.title}**", "", *table_lines(self.header, self.rows), *notes])
 
 
 def table_of(
@@ -90,7 +88,3 @@ def seeds_text(seeds: Iterable[int], wanted: int) -> str:
     if there == [wanted]:
         return str(wanted)
     return f"{there[0]} of {wanted}" if len(there) == 1 else f"{there[0]} to {there[-1]} of {wanted}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

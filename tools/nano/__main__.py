@@ -9,10 +9,10 @@ from pathlib import Path
 
 from edge.cli.exits import ending
 from edge.core.errors import UsageError
+from edge.models.catalogue import bundled_folder
 
 RUNS = Path("runs/nano")
 MODELS = ("nano-edge", "nano-edge-llama", "nano-cloud")
-BUNDLED = Path("edge/models/files")
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     from tools.nano.export import export_weights
 
     weights = arguments.weights or RUNS / arguments.model / "final.pt"
-    output = arguments.output or BUNDLED / f"{arguments.model}.gguf"
+    output = arguments.output or bundled_folder() / f"{arguments.model}.gguf"
     check_there(weights, hint=f"python -m tools.nano train {arguments.model}")
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
@@ -102,7 +102,7 @@ def run_passes(arguments: argparse.Namespace) -> None:
     """Print how often one response of one, and of eight, is right."""
     from tools.nano.passes import pass_table
 
-    path = BUNDLED / f"{arguments.model}.gguf"
+    path = bundled_folder() / f"{arguments.model}.gguf"
     path = path if path.exists() else Path(arguments.model)
     check_there(path, hint="name one of edge/models/files, or a GGUF file")
     print(asyncio.run(pass_table(path, arguments.per_level, arguments.seed, arguments.threads)))

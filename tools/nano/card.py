@@ -9,6 +9,7 @@ from typing import Any
 
 from edge.core.errors import UsageError
 from edge.tasks.practice import FAMILIES
+from tools.markdown import table_lines
 
 COLUMNS = ("format", "asks help", "kept accuracy", "forced-local accuracy", "tokens")
 
@@ -27,26 +28,26 @@ def card(reports: Sequence[Path]) -> str:
 
 def table(report: Mapping[str, Any]) -> str:
     """The scores of one report: all families, each family, each of its levels."""
-    head = f"| T = {report['temperature']:g}, n = {report['scores']['items']} | {' | '.join(COLUMNS)} |"
-    lines = [head, "|---" * (len(COLUMNS) + 1) + "|", row("**all families**", report["scores"])]
+    head = f"T = {report['temperature']:g}, n = {report['scores']['items']}"
+    rows = [row("**all families**", report["scores"])]
     for family in report["families"]:
-        lines.append(row(f"**{family['family']}**, usual mix", family["scores"]))
+        rows.append(row(f"**{family['family']}**, usual mix", family["scores"]))
         bands = FAMILIES[family["family"]].bands
-        lines += [row(f"{family['family']} {one['level']}, {bands[one['level']]}", one["scores"]) for one in family["levels"]]
-    return "\n".join([*lines, ""])
+        rows += [row(f"{family['family']} {one['level']}, {bands[one['level']]}", one["scores"]) for one in family["levels"]]
+    return "\n".join([*table_lines((head, *COLUMNS), rows), ""])
 
 
-def row(name: str, scores: Mapping[str, Any]) -> str:
-    """One line of a table; shares in per cent, forced-local accuracy with its 95 % interval."""
+def row(name: str, scores: Mapping[str, Any]) -> list[str]:
+    """The cells of one line; shares in per cent, forced-local accuracy with its 95 % interval."""
     low, high = scores["intervals"]["forced_local_accuracy"]
-    cells = [
+    return [
+        name,
         percent(scores["format_ok"]),
         percent(scores["assist_rate"]),
         percent(scores["kept_accuracy"]),
         f"{percent(scores['forced_local_accuracy'])} [{percent(low)}, {percent(high)}]",
         f"{scores['mean_response_tokens']:.0f}",
     ]
-    return f"| {name} | {' | '.join(cells)} |"
 
 
 def percent(share: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -72,19 +72,23 @@ def add_description(writer: GGUFWriter, name: str) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
-    """Tokens in id order, their types, merges, end-of-turn and padding ids, and the chat template."""
+    """The vocabulary of a trained tokenizer, and the models' own chat template."""
     by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-    tokens = [by_id[index] for index in range(len(by_id))]
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    add_vocabulary(writer, [by_id[index] for index in range(len(by_id))], merges, CHAT_TEMPLATE)
+
+
+def add_vocabulary(writer: GGUFWriter, tokens: Sequence[str], merges: Iterable[Sequence[str]], chat_template: str) -> None:
+    """Tokens in id order, their types, merges, end-of-turn and padding ids, and a chat template."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
+    writer.add_token_list(list(tokens))
     writer.add_token_types([token_type(token) for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(tokenizer.token_to_id(TURN_END))
-    writer.add_pad_token_id(tokenizer.token_to_id(END_OF_TEXT))
+    writer.add_eos_token_id(tokens.index(TURN_END))
+    writer.add_pad_token_id(tokens.index(END_OF_TEXT))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(chat_template)
 
 
 def token_type(token: str) -> gguf.TokenType:

@@ -16,6 +16,7 @@ from edge.tasks.practice import FAMILIES
 from edge.tasks.practice.family import Family
 from edge.verifiers.choice_answer import ChoiceAnswer
 from edge.verifiers.math_answer import ExactMathAnswer
+from tools.markdown import table_lines
 
 SAMPLES = 8
 MAX_TOKENS = 320
@@ -25,7 +26,7 @@ async def pass_table(path: Path, per_level: int, seed: int, threads: int) -> str
     """pass@1 and pass@8 of a GGUF file at T = 1 with help suppressed, by family and band, as a Markdown table."""
     worker = EngineWorker()
     backend = LlamaCppBackend(path, worker, n_threads=threads)
-    lines = ["| family | band | items | pass@1 | pass@8 |", "|---|---|---|---|---|"]
+    rows: list[tuple[str, ...]] = []
     try:
         for family in FAMILIES.values():
             by_band: dict[str, list[float]] = {}
@@ -33,11 +34,11 @@ async def pass_table(path: Path, per_level: int, seed: int, threads: int) -> str
                 items = [family.generate(seed * 1_000_000 + index, "test", level) for index in range(per_level)]
                 shares = await asyncio.gather(*(share_right(backend, family, item, seed) for item in items))
                 by_band.setdefault(family.bands[level], []).extend(shares)
-            lines += [_row(family.name, band, shares) for band, shares in by_band.items()]
+            rows += [_row(family.name, band, shares) for band, shares in by_band.items()]
     finally:
         await backend.aclose()
         worker.close()
-    return "\n".join(lines)
+    return "\n".join(table_lines(("family", "band", "items", "pass@1", "pass@8"), rows))
 
 
 async def share_right(backend: LlamaCppBackend, family: Family, item: TaskItem, seed: int) -> float:
@@ -56,7 +57,7 @@ def is_right(item: TaskItem, text: str) -> bool:
     return ChoiceAnswer().is_correct(item, text) if item.kind is AnswerKind.CHOICE else ExactMathAnswer().is_correct(item, text)
 
 
-def _row(family: str, band: str, shares: Iterable[float]) -> str:
+def _row(family: str, band: str, shares: Iterable[float]) -> tuple[str, ...]:
     known = list(shares)
     once, ever = sum(known) / len(known), sum(one > 0 for one in known) / len(known)
-    return f"| {family} | {band} | {len(known)} | {100 * once:.0f} | {100 * ever:.0f} |"
+    return family, band, str(len(known)), f"{100 * once:.0f}", f"{100 * ever:.0f}"

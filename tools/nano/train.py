@@ -19,6 +19,7 @@ from torch import Tensor
 
 from edge.core.clock import SystemClock
 from edge.core.files import replacing
+from edge.models.catalogue import bundled_folder
 from edge.models.decoder import Decoder, load_decoder
 from tools.nano.data import Batch, ExampleSource
 from tools.nano.grow import grow_into
@@ -26,7 +27,6 @@ from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
 
 Optimisers = tuple[torch.optim.Optimizer, ...]
-BUNDLED = Path(__file__).resolve().parents[2] / "edge" / "models" / "files"
 CHECKPOINT_EVERY_S = 120.0
 REPORT_EVERY_STEPS = 20
 
@@ -81,7 +81,7 @@ def started(recipe: Recipe, vocab_size: int, grow_from: Path | None = None) -> D
     decoder = initialise(Decoder(recipe.spec(vocab_size)))
     if grow_from is None and recipe.grown_from is None:
         return decoder
-    return grow_into(decoder, load_decoder(grow_from or BUNDLED / f"{recipe.grown_from}.gguf"))
+    return grow_into(decoder, load_decoder(grow_from or bundled_folder() / f"{recipe.grown_from}.gguf"))
 
 
 def initialise(decoder: Decoder) -> Decoder:

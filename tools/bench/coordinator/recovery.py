@@ -86,15 +86,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             raise RuntimeError(f"the filling process ended with {code}")
         with serving(settings(state, 1, metrics_port=None), scratch) as server:
             result: dict[str, Any] = {"start_s": server.start_s, "memory_mib": memory_mib(server.pid)}
-        return result | {"audit": audit(ledger, [], [], COST).to_json(), "in_doubt": _in_doubt(ledger)}
-
-
-def _in_doubt(ledger: Path) -> int:
-    from coordinator.ledger.stores.sqlite import open_read_only
-    from coordinator.ledger.tables import ATTEMPT
-
-    with open_read_only(ledger) as rows:
-        return sum(str(attempt.state) == "in_doubt" for attempt in rows.all(ATTEMPT))
+        return result | {"audit": audit(ledger, [], [], COST).to_json()}
 
 
 if __name__ == "__main__":

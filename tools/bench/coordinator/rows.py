@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.bench.coordinator.audit import WRONG
 from tools.bench.harness import Rounds, Row, Spread, spread
 
 UNSATURATED = 0.5
@@ -70,10 +71,10 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
     entries = rounds[0]["audit"]["entries"]
     what = f"SERVING after SIGKILL, {entries} journal entries, {holds} open holds"
     row.at_most(what, "", start.text("s"), start.median, 2.0, " s")
-    unresolved = sum(abs(holds - result["in_doubt"]) for result in rounds)
+    unresolved = sum(abs(holds - result["audit"]["in_doubt"]) for result in rounds)
     row.at_most("open holds not charged as in doubt", "", str(unresolved), unresolved, 0, "")
-    differences = sum(result["audit"]["differences"] + result["audit"]["overspends"] for result in rounds)
-    row.at_most("overspends and differences afterwards", "", str(differences), differences, 0, "")
+    differences = sum(result["audit"]["differences"] for result in rounds)
+    row.at_most("differences and overspends afterwards", "", str(differences), differences, 0, "")
     return row
 
 
@@ -124,9 +125,7 @@ def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
 
 def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:
     calls = sum(audit["upstream_requests"] for audit in audits)
-    wrong = {
-        name: sum(audit[name] for audit in audits) for name in ("overspends", "lost", "doubled", "undercharged", "differences")
-    }
+    wrong = {name: sum(audit[name] for audit in audits) for name in WRONG}
     text = ", ".join(f"{count} {name}" for name, count in wrong.items())
     total = sum(wrong.values())
     row.at_most(f"books of {calls} calls against the upstream's log", "", text, total, 0, "")

@@ -117,7 +117,7 @@ class Jobs:
             "threads": self.threads,
         }
         if program is None:
-            return self._own("rollout", job)
+            return self._own("table.rollout", job)
         return self._own("table.batched_peer", {"program": str(program), "shared": shared, **job})
 
     def speed(self, models: Mapping[str, Path], seconds: float) -> Part:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.core.files import replacing
 from tools.integrations.trl.bundled import write_hf_folder
+from tools.nano.tokenizer import CONTROL_TOKENS, TAG_TOKENS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +24,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAG_TOKENS = ("<think>", "</think>", "<answer>", "</answer>")
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "qwen2.5-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64, "ffn_width": 4864},
     "qwen2.5-1.5b": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "head_dim": 128, "ffn_width": 8960},
@@ -156,6 +155,7 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
 
     from edge.models.convert import add_shape
     from edge.models.spec import parameter_shapes, stored_name
+    from tools.nano.export import add_vocabulary
 
     with replacing(path) as draft:
         writer = gguf.GGUFWriter(str(draft), spec.architecture)
@@ -163,7 +163,8 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
         writer.add_string("edge_agent.prompt_form", "compact")
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
         add_shape(writer, spec)
-        add_vocabulary(writer, made_up_tokens(spec.vocab_size))
+        tokens = made_up_tokens(spec.vocab_size)
+        add_vocabulary(writer, tokens, [tokens[:2]], CHAT_TEMPLATE)
         for name, shape in parameter_shapes(spec).items():
             kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
             writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
@@ -187,22 +188,6 @@ def made_up_tokens(size: int) -> list[str]:
     fixed = [*letters, merged, *TAG_TOKENS]
     filling = [f"<{number}>" for number in range(size - len(fixed) - len(CONTROL_TOKENS))]
     return [*fixed, *filling, *CONTROL_TOKENS]
-
-
-def add_vocabulary(writer: Any, tokens: Sequence[str]) -> None:
-    """Tokens with types, the one merge, ends and the chat template."""
-    import gguf
-
-    control = set(CONTROL_TOKENS)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(list(tokens))
-    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 def progress(text: str) -> None:
