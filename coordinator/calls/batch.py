@@ -1,4 +1,4 @@
-"""Many items answered at once, in any order; both ends of a CompleteBatch stream are made of it.
+"""Many items answered at once, in any order: what a CompleteBatch stream is made of.
 
 Flow control: while `most` items are under way, or answered but not yet taken, no further item is read;
 who makes the items then waits.

@@ -153,11 +153,6 @@ class CallReply:
     call_key: str
     outcome: CloudCompletion | CoordinatorError
 
-    @classmethod
-    def failed(cls, call: CloudCall) -> CallReply:
-        """The reply to a call whose answering broke a program, without saying how."""
-        return cls(call.call_key, CoordinatorError("internal error; the log has the details"))
-
 
 class CallProgress(StrEnum):
     """Where a call stands. DROPPED: it waited for its turn and is gone, uncharged; RUNNING: sent, it will be settled by itself."""

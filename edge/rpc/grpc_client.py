@@ -66,8 +66,7 @@ PASSING = (CoordinatorUnavailable, CallInProgress, RateLimited)
 class ClientPolicy:
     """Patience: seconds to connect, seconds for a control call, retries of one call, and the backoff between them.
 
-    `max_upstream_failures`: how often one call may end with UPSTREAM_FAILED before it is given up. `batch_calls`: how many calls of one
-    batch may be under way (`BatchingClient`).
+    `max_upstream_failures`: how often one call may end with UPSTREAM_FAILED before it is given up.
     """
 
     connect_timeout_s: float = 2.0
@@ -77,7 +76,6 @@ class ClientPolicy:
     first_backoff_s: float = 0.1
     max_backoff_s: float = 3.0
     max_message_bytes: int = 4 << 20
-    batch_calls: int = 256
 
 
 class GrpcCoordinatorClient:
@@ -214,8 +212,8 @@ class GrpcCoordinatorClient:
             watching.cancel()
         raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
 
-    async def _complete_until(self, call: CloudCall, end: float, failures: int = 0, *, lost: bool = False) -> CloudCompletion:
-        request = _encode(lambda: codec.encode_call(call))
+    async def _complete_until(self, call: CloudCall, end: float, failures: int = 0) -> CloudCompletion:
+        request, lost = _encode(lambda: codec.encode_call(call)), False
 
         async def attempt() -> CloudCompletion:
             nonlocal lost

@@ -1,9 +1,9 @@
-"""CompleteBatch, WatchBudget and CancelCall over real gRPC: deadlines, flow control, drains, broken connections, older peers."""
+"""CompleteBatch, WatchBudget and CancelCall over real gRPC: deadlines, flow control, drains, broken connections."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 
 import grpc
 import pytest
@@ -176,20 +176,13 @@ async def test_unreadable_items_get_an_error_and_end_nothing(tmp_path) -> None:
     assert [reply.outcome.text for reply in replies if reply.call_key == "good"] == ["WHAT IS 2+2?"]
 
 
-async def test_a_call_too_large_to_send_is_refused_by_the_client_and_ends_nothing(tmp_path) -> None:
-    async with running_coordinator(tmp_path, ProgrammedProvider()), connected(tmp_path, max_message_bytes=4096) as client:
-        outcomes = await replies_of(client, [call("k1"), call("k2", "x" * 5000), call("k3", "\ud800"), call("k4", "other")])
-    assert isinstance(outcomes["k2"], InvalidRequest) and isinstance(outcomes["k3"], InvalidRequest)
-    assert (outcomes["k1"].text, outcomes["k4"].text) == ("WHAT IS 2+2?", "OTHER")
-
-
 async def test_call_too_large_for_the_coordinator_is_refused_and_the_others_are_answered(tmp_path) -> None:
     store = MemoryLedgerStore()
     service = {"max_message_bytes": 2048}
     async with running_coordinator(tmp_path, ProgrammedProvider(), store=store, service=service), connected(tmp_path) as client:
         outcomes = await replies_of(client, [call("k1", "one"), call("big", "x" * 3000), call("k2", "two")])
         assert await fleet_calls(store) == (2, 0)
-    assert isinstance(outcomes["big"], InvalidRequest)
+    assert isinstance(outcomes[""], InvalidRequest)  # its key was not read
     assert (outcomes["k1"].text, outcomes["k2"].text) == ("ONE", "TWO")
 
 
@@ -217,77 +210,18 @@ async def test_a_drain_answers_what_was_read_and_ends_the_stream_with_draining(t
     assert await fleet_calls(store) == (1, 0)
 
 
-class OlderService:
-    """A coordinator of before CompleteBatch: gRPC itself answers UNIMPLEMENTED."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    async def Complete(self, request, context):
-        self.asked.append(request.call_key)
-        completion = call_pb2.Completion(call_key=request.call_key, text=request.messages[-1].content)
-        return call_pb2.CompleteResponse(completion=completion)
-
-
-class CuttingService(OlderService):
-    """A coordinator that reads items and ends the stream after the first reply; GetCall finds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recovered: list[str] = []
-
-    async def CompleteBatch(self, requests, context):
-        await context.send_initial_metadata(())
-        async for item in requests:
-            completion = call_pb2.Completion(call_key=item.call.call_key, text=item.call.messages[-1].content)
-            finished = call_pb2.CompleteResponse(completion=completion)
-            yield call_pb2.CompleteBatchResponse(call_key=item.call.call_key, finished=finished)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
-
-    async def GetCall(self, request, context):
-        self.recovered.append(request.call_key)
-        await context.abort(grpc.StatusCode.NOT_FOUND, "no")
-
-
-@asynccontextmanager
-async def served(folder, service):
-    """The methods that the service has, and no others."""
-    answered = {
-        "Complete": (grpc.unary_unary_rpc_method_handler, call_pb2.CompleteRequest, call_pb2.CompleteResponse),
-        "CompleteBatch": (grpc.stream_stream_rpc_method_handler, call_pb2.CompleteBatchRequest, call_pb2.CompleteBatchResponse),
-        "GetCall": (grpc.unary_unary_rpc_method_handler, call_pb2.GetCallRequest, call_pb2.GetCallResponse),
-    }
-    handlers = {
-        name: kind(getattr(service, name), request.FromString, reply.SerializeToString)
-        for name, (kind, request, reply) in answered.items()
-        if hasattr(service, name)
-    }
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("edge.rpc.v1.DeviceService", handlers),))
-    server.add_insecure_port(f"unix:{folder}/c.sock")
-    await server.start()
-    try:
-        yield
-    finally:
-        await server.stop(None)
-
-
-async def test_coordinator_without_batches_is_asked_call_by_call(tmp_path) -> None:
-    service = OlderService()
-    async with served(tmp_path, service), connected(tmp_path, first_backoff_s=0.001) as client:
-        for again in range(2):
-            calls = [call(f"{again}-{number}", f"q{number}") for number in range(5)]
-            outcomes = await replies_of(client, calls)
-            assert {key: outcome.text for key, outcome in outcomes.items()} == {f"{again}-{n}": f"q{n}" for n in range(5)}
-    assert len(service.asked) == 10
-
-
-async def test_broken_batch_stream_recovers_each_call_by_its_key(tmp_path) -> None:
-    service = CuttingService()
-    async with served(tmp_path, service), connected(tmp_path, first_backoff_s=0.001, max_backoff_s=0.002) as client:
-        outcomes = await replies_of(client, numbered(5))
-    assert {key: outcome.text for key, outcome in outcomes.items()} == {f"k{n}": f"question {n}" for n in range(5)}
-    assert len(service.asked) == len(set(service.asked)) == 4 and set(service.recovered) <= set(service.asked)
+async def test_a_call_on_a_stream_that_breaks_runs_on_and_is_answered_by_its_key(tmp_path) -> None:
+    held, store = Held(), MemoryLedgerStore()
+    provider = ProgrammedProvider(held)
+    async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
+        async with raw_channel(tmp_path) as channel:
+            rpc = device_pb2_grpc.DeviceServiceStub(channel).CompleteBatch()
+            await rpc.write(codec.encode_item(call("k1"), 20.0))
+            await held.reached.wait()
+        held.release.set()
+        assert (await client.complete(call("k1"), 10.0)).text == "WHAT IS 2+2?"
+        assert await fleet_calls(store) == (1, 0)
+    assert len(provider.requests) == 1
 
 
 async def test_unreachable_coordinator_fails_every_call_of_a_batch_soon(tmp_path) -> None:

@@ -135,13 +135,16 @@ async def test_a_revoked_administrator_reads_no_more_of_the_journal(fleet) -> No
         assert (await ended(journal)).metadata["cause"] == "REVOKED"
 
 
-async def test_batch_and_watch_continue_after_token_renewal(tmp_path) -> None:
+async def test_after_token_renewal_a_watch_continues_and_a_batch_begins_anew(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
     auth = {"clock_skew_s": 0}
 
     async def calls(file, first, ends_at):
         yield call("k0", "question 0")
         await until(lambda: file.token() != first and fleet.clock.now() >= ends_at)
+        yield call("k1", "question 1")
+
+    async def the_rest():
         for number in range(1, 5):
             yield call(f"k{number}", f"question {number}")
 
@@ -154,6 +157,9 @@ async def test_batch_and_watch_continue_after_token_renewal(tmp_path) -> None:
         budgets = await stack.enter_async_context(aclosing(lamp.watch_budget("math")))
         assert (await anext(budgets)).calls == 0
         outcomes = {reply.call_key: reply.outcome async for reply in lamp.complete_batch(asked, 10.0)}
+        assert outcomes["k0"].text == "QUESTION 0"
+        assert isinstance(outcomes["k1"], Unauthenticated) and outcomes["k1"].metadata["cause"] == "EXPIRED"
+        outcomes |= {reply.call_key: reply.outcome async for reply in lamp.complete_batch(the_rest(), 10.0)}
         async with asyncio.timeout(60):
             while (await anext(budgets)).calls < 5:
                 pass

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, OutcomeUnknown, StepMismatch
 from edge.core.rng import stream
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
@@ -271,6 +271,9 @@ class SimulatedDevice:
         await self._batched([call, *extra])
 
     async def _batched(self, calls: list[CloudCall]) -> None:
+        """All on one stream, and what it was not answered for by itself: the stream may have broken, and the calls on it run on."""
+        unanswered = []
+
         async def items() -> AsyncIterator[CloudCall]:
             for each in calls:
                 self.log.note("complete", each.call_key, "asked")
@@ -283,6 +286,9 @@ class SimulatedDevice:
             else:
                 self.log.note("complete", reply.call_key, "completed", answer_parts(outcome))
             self.log.note("batch", reply.call_key, "ok")
+            if isinstance(outcome, CoordinatorUnavailable):
+                unanswered.append(reply.call_key)
+        await asyncio.gather(*(self._complete(call) for call in calls if call.call_key in unanswered))
 
     async def _cancel(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")

@@ -157,8 +157,7 @@ class Network:
 @dataclass(eq=False, slots=True)
 class Exchange:
     """One RPC under way. `replies` holds ("message", bytes), ("end", None) or ("error", AioRpcError) in the order they came; `requests`
-    what the client of a stream sent after it was opened, None for its end. `heard`: the server has said anything; `status`: how it ended.
-    """
+    what the client of a stream sent after it was opened, None for its end."""
 
     path: str
     request: bytes
@@ -170,8 +169,6 @@ class Exchange:
     requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     client: Host | None = field(default_factory=current_host)
     over: bool = False
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
-    status: grpc.StatusCode | None = None
 
     @property
     def abandoned(self) -> bool:
@@ -179,10 +176,7 @@ class Exchange:
         return self.over or (self.client is not None and not self.client.alive)
 
     def answer(self, kind: str, value: Any) -> None:
-        """Something arrived at the client; a greeting says only that it was heard."""
-        self.heard.set()
-        if kind in ("end", "error"):
-            self.status = self.status or (value.code() if kind == "error" else grpc.StatusCode.OK)
+        """Something arrived at the client; a greeting is for nobody."""
         if not self.over and kind != "greeting":
             self.replies.put_nowait((kind, value))
 
@@ -340,7 +334,7 @@ class ServerContext:
         return None if self._end is None else max(0.0, self._end - self._loop.time())
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Let the client know that it was heard."""
+        """No client waits for it; on its way it can be lost as any message."""
         self._greet()
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
@@ -481,19 +475,6 @@ class SimulatedStream:
         async for reply in self._replies:
             yield self._deserialize(reply)
 
-    async def initial_metadata(self) -> Metadata:
-        """Wait until the server has said anything."""
-        await self._exchange.heard.wait()
-        return ()
-
-    def done(self) -> bool:
-        """Whether it is over, as far as the client knows."""
-        return self._exchange.status is not None
-
-    async def code(self) -> grpc.StatusCode | None:
-        """How it ended."""
-        return self._exchange.status
-
     async def write(self, message: Any) -> None:
         """Send another request."""
         if self._exchange.over:
@@ -502,7 +483,8 @@ class SimulatedStream:
 
     async def done_writing(self) -> None:
         """Say that no request follows."""
-        self._sender.send(None)
+        if not self._exchange.over:
+            self._sender.send(None)
 
     def cancel(self) -> None:
         """End it, at the server too."""
