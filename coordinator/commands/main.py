@@ -305,7 +305,7 @@ def upstreams(settings: Settings, json_lines: Json = False) -> None:
 @app.command()
 @takes()
 def status(settings: Settings, json_lines: Json = False) -> None:
-    """How a running coordinator is doing: open calls, what was spent today (UTC), devices seen, upstreams."""
+    """How a running coordinator is doing: open calls, what was spent today (UTC), devices that registered, upstreams."""
     from coordinator.commands.admin_client import required_coordinator
     from coordinator.commands.status import status_of
 

@@ -74,7 +74,6 @@ def _client_command(role: str, holder: str, default_days: int) -> None:
         from coordinator.service.holders import Holder
         from coordinator.service.pki import Authority
 
-        _require_name(name)
         guessed_without: Path | None = None
         if epoch is None:
             _, store = _tokens(settings.config())
@@ -116,10 +115,11 @@ def token_issue(
 ) -> None:
     """Issue a token. Its holder renews it before it ends; `coordinator.token_file` of the agent is where it lies."""
     from coordinator.commands.admin_client import required_coordinator
+    from coordinator.service.holders import require_name
     from coordinator.service.pki import write_private
     from edge.rpc.v1 import admin_pb2
 
-    _require_name(name)
+    require_name(name)
     config = settings.config()
     if config.admin.address is not None:
         _require_device_role(role, "issued")
@@ -163,10 +163,10 @@ def token_revoke(name: Holder, role: RoleName = "device", *, settings: Settings,
     """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
     later is valid."""
     from coordinator.commands.admin_client import required_coordinator
-    from coordinator.service.holders import HOLDERS
+    from coordinator.service.holders import HOLDERS, require_name
     from edge.rpc.v1 import admin_pb2
 
-    _require_name(name)
+    require_name(name)
     config = settings.config()
     if config.admin.address is not None:
         _require_device_role(role, "revoked")
@@ -205,13 +205,6 @@ def token_list(settings: Settings, json_lines: Json = False) -> None:
         ),
     ]
     print_result(value, lines or "nothing was issued yet", as_json=json_lines)
-
-
-def _require_name(name: str) -> None:
-    from coordinator.control.devices import is_device_id
-
-    if not is_device_id(name):
-        raise UsageError(f"{name!r} is no name", hint="1 to 64 letters, digits, dots, dashes or underscores")
 
 
 def _require_device_role(role: str, done: str) -> None:

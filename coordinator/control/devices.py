@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 LOCAL_DEVICE = "local"
 MOST_SEEN_AT_ONCE = 256
 MAX_VERSION_CHARS = 100
+DEVICE_ID_FORM = "1 to 64 letters, digits, dots, dashes or underscores"
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 
@@ -29,6 +30,13 @@ LOCAL_PEERS = ("unix:", "ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D")
 def is_device_id(text: str) -> bool:
     """Whether a device may be called that."""
     return _DEVICE_ID.fullmatch(text) is not None
+
+
+def require_device_id(text: str) -> str:
+    """The text. Raises InvalidRequest when no device may be called that."""
+    if not is_device_id(text):
+        raise InvalidRequest(f"a device id is {DEVICE_ID_FORM}")
+    return text
 
 
 def identify(peer: str, claimed: str, *, allow_remote: bool = False) -> str:
@@ -40,9 +48,7 @@ def identify(peer: str, claimed: str, *, allow_remote: bool = False) -> str:
         raise PermissionDenied(
             "a device of another machine needs a credential", hint="connect over TLS with a certificate or a token"
         )
-    if claimed and not is_device_id(claimed):
-        raise InvalidRequest("device-id must be 1 to 64 letters, digits, dots, dashes or underscores")
-    return claimed or LOCAL_DEVICE
+    return require_device_id(claimed) if claimed else LOCAL_DEVICE
 
 
 class Fleet:
@@ -70,9 +76,7 @@ class Fleet:
     async def set_disabled(self, device_id: str, disabled: bool) -> DeviceRow:
         """Shut a device out, or let it in again. What it has under way is settled as ever. Raises InvalidRequest on a malformed
         id, NotFound for one to be enabled that nobody knows."""
-        if not is_device_id(device_id):
-            raise InvalidRequest("a device id is 1 to 64 letters, digits, dots, dashes or underscores")
-        row = await self._store.set_device_disabled(device_id, disabled, self._clock.now())
+        row = await self._store.set_device_disabled(require_device_id(device_id), disabled, self._clock.now())
         self._disabled = self._disabled | {device_id} if disabled else self._disabled - {device_id}
         return row
 

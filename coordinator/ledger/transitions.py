@@ -367,7 +367,7 @@ class Ledger:
         self._tables.attempts.put(ended)
         resolved = replace(call, state=state, charged=call.charged.plus(charge), reason=reason, updated_ms=milliseconds(now))
         self._tables.calls.put(resolved)
-        task = self._touch_task(call.device, call.task, now, charge=charge)
+        task = self._touch_task(call.device, call.task, charge)
         data = {"device": call.device, "key": call.key, "attempt": attempt.number, "charge": charge, "reason": reason}
         self._journal(now, str(state), {**data, **extra, "version": task.version})
         return Resolution(True, resolved, ended)
@@ -511,7 +511,7 @@ class Ledger:
             self._tables.shared_duals.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
             self._tables.note_change(EVERYTHING)  # tasks that are not written have another λ
         failpoints.reach("in_close_step")
-        task = self._touch_task(row.device, row.task, request.now)
+        task = self._touch_task(row.device, row.task)
         self._tables.tasks.put(replace(task, dual=after.dual, recent=after.recent, next_step=row.step + 1))
         self._journal(request.now, "close_step", {**close_data(closed), "version": task.version})
         return closed
@@ -676,7 +676,7 @@ class Ledger:
             self._tables.tasks.put(row)
             begins = {"begins": True} if self._begin_shared_dual(row) else {}
             self._journal(request.now, "task", {**task_data(row), **begins})
-        return self._touch_task(request.device, request.task, request.now)
+        return self._touch_task(request.device, request.task)
 
     def _begin_shared_dual(self, task: TaskRow) -> bool:
         """The shared λ of a task that nobody was held to yet begins as the task's; later ones must not change it unseen by this one."""
@@ -685,12 +685,12 @@ class Ledger:
         self._tables.shared_duals.put(SharedDual(task.price, task.dual))
         return True
 
-    def _touch_task(self, device: str, task: str, now: float, charge: Amount | None = None) -> TaskRow:
-        """Raise a task's version."""
+    def _touch_task(self, device: str, task: str, charge: Amount = NO_AMOUNT) -> TaskRow:
+        """Raise a task's version, and what was charged for it."""
         row = self._tables.tasks.get(device, task)
         if row is None:
             raise NotFound(f"there is no task {task!r} of this device")
-        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge or NO_AMOUNT))
+        row = replace(row, version=row.version + 1, charged=row.charged.plus(charge))
         self._tables.tasks.put(row)
         return row
 

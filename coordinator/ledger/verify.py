@@ -550,11 +550,3 @@ def _sum(left: Units, right: Units) -> Units:
 
 def _difference(left: Units, right: Units) -> Units:
     return [a - b for a, b in zip(left, right, strict=True)]
-
-
-def read_export(lines: Iterable[str]) -> Iterator[JournalEntry]:
-    """Entries of an export, to check its chain elsewhere. Raises ValueError on a line that is not one."""
-    for line in lines:
-        data = json.loads(line)
-        body = json.dumps(data["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-        yield JournalEntry(data["seq"], data["at_ms"], data["kind"], body, data["previous"], data["hash"])

@@ -20,7 +20,7 @@ from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
-from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, is_device_id
+from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, require_device_id
 from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
 from coordinator.ledger.budgets import SCOPES, SETTINGS, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.stores.store import LedgerStore
@@ -119,12 +119,12 @@ class AdminApi:
         self, request: admin_pb2.SetDeviceDisabledRequest, caller: Identity
     ) -> admin_pb2.SetDeviceDisabledResponse:
         """Shut a device out, or let it in again, at every replica. Raises InvalidRequest on a malformed name, NotFound."""
-        device = await self.fleet.set_disabled(_device_id(request.device), request.disabled)
+        device = await self.fleet.set_disabled(request.device, request.disabled)
         return admin_pb2.SetDeviceDisabledResponse(device=device_record(device))
 
     async def issue_token(self, request: admin_pb2.IssueTokenRequest, caller: Identity) -> admin_pb2.IssueTokenResponse:
         """A first token for a device. Raises InvalidRequest on a malformed name or a life that is too long."""
-        device, life_s = _device_id(request.device), self.tokens.life_s
+        device, life_s = require_device_id(request.device), self.tokens.life_s
         if request.HasField("lifetime"):
             life_s = request.lifetime.seconds
         if not 1 <= life_s <= MAX_LIFE_S:
@@ -136,7 +136,7 @@ class AdminApi:
 
     async def revoke_device(self, request: admin_pb2.RevokeDeviceRequest, caller: Identity) -> admin_pb2.RevokeDeviceResponse:
         """End all tokens and certificates of a device. Raises InvalidRequest on a malformed name."""
-        row = await asyncio.to_thread(self.tokens.revoke, "device", _device_id(request.device))
+        row = await asyncio.to_thread(self.tokens.revoke, "device", require_device_id(request.device))
         known = row.issued_at is not None or any(each.device == row.name for each in await self.fleet.devices())
         return admin_pb2.RevokeDeviceResponse(epoch=row.epoch, known=known)
 
@@ -305,9 +305,3 @@ def _call(row: CallRow) -> admin_pb2.CallRecord:
         state=codec.encode_progress(progress_of(row.state)),
         finish=row.finish[:MAX_WORD_CHARS],
     )
-
-
-def _device_id(text: str) -> str:
-    if not is_device_id(text):
-        raise InvalidRequest("a device is called by 1 to 64 letters, digits, dots, dashes or underscores")
-    return text

@@ -17,8 +17,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
+from coordinator.config import AuthConfig
 from coordinator.control.devices import LOCAL_PEERS, identify
 from coordinator.service.holders import ShownCertificate, shown_certificate
 from coordinator.service.tokens import Claims, Tokens
@@ -74,14 +75,6 @@ class Identity:
             )
 
 
-class Grants(Protocol):
-    """Which tasks a device may work on."""
-
-    def tasks_of(self, device: str) -> frozenset[str] | None:
-        """None: every task. Raises PermissionDenied for a device that is not admitted."""
-        ...
-
-
 class FailureLimiter:
     """Counts failed authentications of each peer; one with too many in a minute is turned away before any cryptography."""
 
@@ -120,7 +113,7 @@ class Authenticator:
     """
 
     tokens: Tokens
-    grants: Grants
+    grants: AuthConfig
     limiter: FailureLimiter
     clock: Clock
     local_role: Literal["device", "admin"] = "device"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
-from coordinator.control.devices import is_device_id
-from edge.core.errors import Unauthenticated
+from coordinator.control.devices import DEVICE_ID_FORM, is_device_id
+from edge.core.errors import Unauthenticated, UsageError
 
 SCHEME = "edge"
 HOLDERS = ("device", "admin")
@@ -36,6 +36,12 @@ class ShownCertificate:
     holder: Holder
     not_before: float
     not_after: float
+
+
+def require_name(name: str) -> None:
+    """Raises UsageError for what no holder may be called."""
+    if not is_device_id(name):
+        raise UsageError(f"{name!r} is no name", hint=DEVICE_ID_FORM)
 
 
 def holder_of(uris: Iterable[str]) -> Holder | None:

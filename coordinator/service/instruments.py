@@ -31,7 +31,7 @@ from coordinator.ledger.stores.store import LedgerStore, Operation
 from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.service.methods import RunningRpc
-from coordinator.service.metrics import Histogram, Meters, Refusals, RpcMeter
+from coordinator.service.metrics import OK, Histogram, Meters, Refusals
 from coordinator.service.tracing import Tracing, end_rpc
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.errors import DETAILS_KEY
@@ -48,26 +48,26 @@ class MeasuredRpcs:
     """Times, counts and traces every RPC, what is refused included; the duration of a stream that lasts says nothing."""
 
     def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None) -> None:
-        self._meters = meters
+        self.meters = meters
         self.refusals = refusals
         self.tracing = tracing
 
     def measure(self, method: MethodDescriptor, lasting: bool) -> Callable[[Any], RunningRpc]:
         """What makes a running RPC of the method of its context."""
-        meter, time = self._meters.rpc(method.name), None if lasting else asyncio.get_running_loop().time
-        return partial(_MeasuredRpc, self, method, meter, time)
+        seconds, time = self.meters.rpc(method.name), None if lasting else asyncio.get_running_loop().time
+        return partial(_MeasuredRpc, self, method, seconds, time)
 
 
 class _MeasuredRpc(RunningRpc):
     """A class, since a generator's context manager costs too much at every call."""
 
-    __slots__ = ("_began", "_context", "_meter", "_method", "_rpcs", "_span", "_time")
+    __slots__ = ("_began", "_context", "_method", "_rpcs", "_seconds", "_span", "_time")
 
-    def __init__(self, rpcs: MeasuredRpcs, method: MethodDescriptor, meter: RpcMeter, time: Time | None, context: Any) -> None:
+    def __init__(self, rpcs: MeasuredRpcs, method: MethodDescriptor, seconds: Histogram, time: Time | None, context: Any) -> None:
         super().__init__(context)
         self._rpcs = rpcs
         self._method = method
-        self._meter = meter
+        self._seconds = seconds
         self._context = context
         self._time = time
         self._began = 0.0 if time is None else time()
@@ -75,13 +75,10 @@ class _MeasuredRpc(RunningRpc):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """It is over: without an error, or as its context says; nothing is said to a caller that left."""
-        code, reason = "OK", ""
-        if kind is None:
-            self._meter.answered += 1
-        else:
-            code, reason = self._failed()
+        code, reason = OK if kind is None else self._failed()
+        self._rpcs.meters.rpcs[self._method.name, code, reason] += 1
         if self._time is not None:
-            self._meter.seconds.observe(self._time() - self._began)
+            self._seconds.observe(self._time() - self._began)
         if self._span is not None:
             end_rpc(self._span, code, reason)
 
@@ -93,7 +90,6 @@ class _MeasuredRpc(RunningRpc):
             code, reason = str(_CODES.get(status.code, "UNKNOWN")), _reason_of(status)
             who = self.who or str(self._context.peer())[:64]
             self._rpcs.refusals.note(self._method.name, who, code, reason, str(status.message))
-        self._meter.refused[code, reason] += 1
         return code, reason
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from coordinator.ledger.accounts import AttemptRow, CallRow, CallState
@@ -28,6 +29,8 @@ MAX_TASKS = 64
 MAX_PAIRS = 10_000
 MAX_OUTCOMES = 32
 OTHER = "other"
+OK = ("OK", "")
+"""Code and reason of an RPC that was answered."""
 MAX_REFUSALS = 50
 MAX_REFUSAL_CHARS = 200
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,15 +60,40 @@ class Histogram:
         return rows
 
 
-class RpcMeter:
-    """One RPC method: how many answered, how long, and how many ended otherwise by (code, reason)."""
+class Counted(Counter[Any]):
+    """A series that counts, by the text of its label or by a tuple of several."""
 
-    __slots__ = ("answered", "refused", "seconds")
+    def __init__(self, name: str, what: str, *labels: str) -> None:
+        super().__init__()
+        self._series = (name, what, labels)
 
-    def __init__(self) -> None:
-        self.answered = 0
-        self.refused: Counter[tuple[str, str]] = Counter()
-        self.seconds = Histogram(RPC_BOUNDS_S)
+    def family(self) -> Metric:
+        """As it is scraped."""
+        name, what, labels = self._series
+        return counter(name, what, self, *labels)
+
+
+class Timed(dict[Any, Histogram]):
+    """A series of histograms, each made at its first use, by the text of its label or by a tuple of several."""
+
+    def __init__(self, name: str, what: str, bounds: tuple[float, ...], *labels: str) -> None:
+        super().__init__()
+        self._series = (name, what, labels)
+        self._bounds = bounds
+
+    def __missing__(self, key: Any) -> Histogram:
+        made = self[key] = Histogram(self._bounds)
+        return made
+
+    def family(self) -> Metric:
+        """As it is scraped."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        name, what, labels = self._series
+        family = HistogramMetricFamily(PREFIX + name, what, labels=labels)
+        for values, histogram in self.items():
+            family.add_metric(_texts(values), buckets=histogram.buckets(), sum_value=histogram.total)
+        return family
 
 
 @dataclass(slots=True)
@@ -76,15 +104,6 @@ class TaskMeter:
     target_rate: float
     assist_rate: float | None = None
     units: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamGauge:
-    """An upstream now: calls that wait for its slot, and where its breaker stands."""
-
-    alias: str
-    waiting: int
-    breaker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,48 +123,38 @@ class BudgetGauge:
         return max(0, (self.limit or 0) - self.used)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What is looked up at each scrape instead of counted. `tls_connections`: those that made a call, and those that came to none."""
-
-    upstreams: Sequence[UpstreamGauge] = ()
-    budgets: Sequence[BudgetGauge] = ()
-    in_flight: int = 0
-    admitting: bool = True
-    commits: int | None = None
-    operations: int | None = None
-    conflicts: int | None = None
-    tls_connections: tuple[int, int] | None = None
-    tasks: int = 0
-
-
 class Meters:
     """Everything that is counted. Belongs to one event loop; `devices` is how many devices get series of their own."""
 
     def __init__(self, devices: int = 20) -> None:
-        self.rpcs: dict[str, RpcMeter] = {}
-        self.upstream_seconds: dict[tuple[str, str], Histogram] = {}
-        self.ledger_seconds: dict[str, Histogram] = {}
-        self.ledger_failures: Counter[str] = Counter()
-        self.attempts: Counter[tuple[str, str]] = Counter()
-        self.charged_uusd: Counter[tuple[str, str]] = Counter()
-        self.tokens: Counter[tuple[str, str, str]] = Counter()
+        self.rpcs = Counted("rpcs", "RPCs that ended, by gRPC code and reason.", "method", "code", "reason")
+        what = "Seconds from an RPC's arrival to its end; streams that last are left out."
+        self.rpc_seconds = Timed("rpc_seconds", what, RPC_BOUNDS_S, "method")
+        what = "Seconds an upstream took, by how it ended."
+        self.upstream_seconds = Timed("upstream_seconds", what, RPC_BOUNDS_S, "upstream", "outcome")
+        what = "Seconds from asking for a ledger transaction to its durable end."
+        self.ledger_seconds = Timed("ledger_operation_seconds", what, LEDGER_BOUNDS_S, "operation")
+        self.ledger_failures = Counted("ledger_failures", "Transactions that the ledger could not write.", "operation")
+        self.attempts = Counted("attempts", "Attempts that were resolved, by state.", "task", "state")
+        self.charged_uusd = Counted("charged_micro_usd", "Micro-USD charged.", "task", "model")
+        self.tokens = Counted("tokens", "Tokens that upstreams billed.", "task", "model", "direction")
+        self.exhausted = Counted("budget_refusals", "Calls refused because a budget was used up.", "scope", "unit")
+        self.total_units = Counted("responses", "Responses reported by closed steps.", "task")
+        self.help_units = Counted("responses_asking", "Responses of closed steps that asked for help.", "task")
+        self.loop_lag = Timed("event_loop_lateness_seconds", "How late the event loop came.", LAG_BOUNDS_S)
+        self.last_lag_s = 0.0
         self.doubt_uusd = 0
-        self.exhausted: Counter[tuple[str, str]] = Counter()
         self.holds_uusd: dict[tuple[str, str, int], int] = {}
         """What each attempt (device, key, number) that this process has open holds."""
-        self.help_units: Counter[str] = Counter()
-        self.total_units: Counter[str] = Counter()
-        self.loop_lag = Histogram(LAG_BOUNDS_S)
-        self.last_lag_s = 0.0
         self.pairs: OrderedDict[tuple[str, str], TaskMeter] = OrderedDict()
         self._tasks: set[str] = set()
         self._devices: dict[str, None] = {}
         self._max_devices = devices
 
-    def rpc(self, method: str) -> RpcMeter:
-        """The meter of a method, made at its first use."""
-        return self.rpcs.setdefault(method, RpcMeter())
+    def rpc(self, method: str) -> Histogram:
+        """The seconds of a method, whose answers are shown from the start."""
+        self.rpcs.setdefault((method, *OK), 0)
+        return self.rpc_seconds[method]
 
     def task_label(self, task: str) -> str:
         """The task, or "other" once there are too many."""
@@ -186,26 +195,51 @@ class Meters:
 
     def upstream_took(self, alias: str, outcome: str, seconds: float) -> None:
         """An upstream was asked; `outcome` is "ok" or the kind of its failure, "other" once there are too many."""
-        histogram = self.upstream_seconds.get((alias, outcome)) or self._new_outcome(alias, outcome)
-        histogram.observe(seconds)
-
-    def _new_outcome(self, alias: str, outcome: str) -> Histogram:
-        known = sum(each == alias for each, _ in self.upstream_seconds)
-        return self.upstream_seconds.setdefault((alias, outcome if known < MAX_OUTCOMES else OTHER), Histogram(RPC_BOUNDS_S))
+        if (alias, outcome) not in self.upstream_seconds and sum(
+            each == alias for each, _ in self.upstream_seconds
+        ) >= MAX_OUTCOMES:
+            outcome = OTHER
+        self.upstream_seconds[alias, outcome].observe(seconds)
 
     def ledger(self, operation: str) -> Histogram:
-        """The histogram of a ledger operation, made at its first use."""
-        self.ledger_failures.setdefault(operation, 0)  # shown from the start, so that the first failure is an increase
-        return self.ledger_seconds.setdefault(operation, Histogram(LEDGER_BOUNDS_S))
+        """The seconds of a ledger operation, whose failures are shown from the start, so that the first one is an increase."""
+        self.ledger_failures.setdefault(operation, 0)
+        return self.ledger_seconds[operation]
 
     def lagged(self, seconds: float) -> None:
         """The event loop came late by so much."""
         self.last_lag_s = seconds
-        self.loop_lag.observe(seconds)
+        self.loop_lag[()].observe(seconds)
 
     def named_pairs(self) -> list[tuple[str, str]]:
         """(device, task) of the devices and tasks that have series of their own."""
         return [(device, task) for device, task in self.pairs if device in self._devices and self.task_label(task) in self._tasks]
+
+    def families(self) -> Iterator[Metric]:
+        """All of it as it is scraped."""
+        yield from (each.family() for each in vars(self).values() if isinstance(each, Counted | Timed))
+        yield counter("in_doubt_micro_usd", "Micro-USD charged for attempts whose outcome is unknown.", {(): self.doubt_uusd})
+        yield gauge("holds_open", "Attempts that hold a part of a budget.", {(): len(self.holds_uusd)})
+        yield gauge("holds_micro_usd", "Micro-USD held by them.", {(): sum(self.holds_uusd.values())})
+        yield gauge("event_loop_lag_seconds", "How late the event loop came at the last look.", {(): self.last_lag_s})
+        yield from self._task_families()
+
+    def _task_families(self) -> Iterator[Metric]:
+        folds: dict[str, _TaskFold] = {}
+        for (_, task), meter in self.pairs.items():
+            folds.setdefault(self.task_label(task), _TaskFold()).take(meter)
+        rates = {task: fold.helped / fold.units for task, fold in folds.items() if fold.units}
+        yield gauge("assist_rate", "Ĵ_c of the last closed steps, over all devices of a task.", rates, "task")
+        duals = {(task, kind): of(fold.duals) for task, fold in folds.items() for kind, of in _KINDS.items()}
+        yield gauge("dual", "λ over all devices of a task.", duals, "task", "kind")
+        targets = {task: fmean(fold.targets) for task, fold in folds.items()}
+        yield gauge("target_rate", "τ, mean over the devices of a task.", targets, "task")
+        named = {(task, device): self.pairs[device, task] for device, task in self.named_pairs()}
+        duals_of_devices = {key: meter.dual for key, meter in named.items()}
+        yield gauge("device_dual", "λ of each of the first devices.", duals_of_devices, "task", "device")
+        known = {key: meter.assist_rate for key, meter in named.items() if meter.assist_rate is not None}
+        what = "Ĵ_c of the last closed step of each of the first devices."
+        yield gauge("device_assist_rate", what, known, "task", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,20 +276,21 @@ class ItemMeter:
     METHOD = "CompleteBatch.item"
 
     def __init__(self, meters: Meters, refusals: Refusals) -> None:
-        self._meter = meters.rpc(self.METHOD)
+        self._seconds = meters.rpc(self.METHOD)
+        self._ended = meters.rpcs
         self._refusals = refusals
 
     def ended(self, device: str, seconds: float, reply: Any) -> None:
         """An item got its reply (a CompleteBatchResponse): an answer, or an error."""
-        self._meter.seconds.observe(seconds)
+        self._seconds.observe(seconds)
         if reply.WhichOneof("outcome") == "finished":
-            self._meter.answered += 1
+            self._ended[(self.METHOD, *OK)] += 1
             return
         from edge.rpc.errors import from_status, row_for
 
         error = from_status(reply.error)
         code = row_for(error).code.name
-        self._meter.refused[code, error.reason] += 1
+        self._ended[self.METHOD, code, error.reason] += 1
         self._refusals.note(self.METHOD, device, code, error.reason, str(error))
 
 
@@ -268,15 +303,26 @@ class _TaskFold:
     helped: float = 0.0
     units: int = 0
 
+    def take(self, meter: TaskMeter) -> None:
+        """One more device."""
+        self.duals.append(meter.dual)
+        self.targets.append(meter.target_rate)
+        if meter.assist_rate is not None:
+            self.helped += meter.assist_rate * meter.units
+            self.units += meter.units
 
-def exposition(meters: Meters, gauges: Gauges, build: dict[str, str]) -> bytes:
-    """The metrics as text. `build` are the labels of the build info."""
+
+_KINDS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "max": max}
+
+
+def exposition(families: Iterable[Metric]) -> bytes:
+    """Metrics as text, those of the process among them."""
     from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
     PlatformCollector(registry=registry)
     ProcessCollector(registry=registry)
-    registry.register(_Families(lambda: _families(meters, gauges, build)))
+    registry.register(_Families(lambda: families))
     return generate_latest(registry)
 
 
@@ -287,153 +333,25 @@ class _Families:
         self.collect = collect
 
 
-def _families(meters: Meters, gauges: Gauges, build: dict[str, str]) -> Iterator[Metric]:
-    yield _gauge("build_info", "What runs.", tuple(build), [(tuple(build.values()), 1)])
-    yield from _rpc_families(meters)
-    yield from _tls_families(gauges)
-    yield from _upstream_families(meters, gauges)
-    yield from _money_families(meters)
-    yield from _ledger_families(meters, gauges)
-    yield from _budget_families(meters, gauges)
-    yield from _task_families(meters)
-    yield _gauge("admitting", "1 while new work is taken, 0 from the beginning of a drain.", (), [((), int(gauges.admitting))])
-    yield _gauge("calls_in_flight", "Calls that run or wait for a slot.", (), [((), gauges.in_flight)])
-    yield _gauge("event_loop_tasks", "Tasks of the event loop.", (), [((), gauges.tasks)])
-    yield _gauge("event_loop_lag_seconds", "How late the event loop came at the last look.", (), [((), meters.last_lag_s)])
-    yield _histogram("event_loop_lateness_seconds", "How late the event loop came.", (), [((), meters.loop_lag)])
-
-
-def _rpc_families(meters: Meters) -> Iterator[Metric]:
-    ended = [((name, "OK", ""), meter.answered) for name, meter in meters.rpcs.items()]
-    ended += [((name, *why), count) for name, meter in meters.rpcs.items() for why, count in meter.refused.items()]
-    yield _counter("rpcs", "RPCs that ended, by gRPC code and reason.", ("method", "code", "reason"), ended)
-    seconds = [((name,), meter.seconds) for name, meter in meters.rpcs.items()]
-    yield _histogram(
-        "rpc_seconds", "Seconds from an RPC's arrival to its end; streams that last are left out.", ("method",), seconds
-    )
-
-
-def _tls_families(gauges: Gauges) -> Iterator[Metric]:
-    if gauges.tls_connections is not None:
-        served, failed = gauges.tls_connections
-        what = "TLS connections, by whether they made a call; one that made none (failed) was turned away in its handshake, or a probe."
-        yield _counter("tls_connections", what, ("outcome",), [(("served",), served), (("failed",), failed)])
-
-
-def _upstream_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
-    labels = ("upstream", "outcome")
-    yield _histogram(
-        "upstream_seconds", "Seconds an upstream took, by how it ended.", labels, list(meters.upstream_seconds.items())
-    )
-    waiting = [((row.alias,), row.waiting) for row in gauges.upstreams]
-    yield _gauge("upstream_waiting_calls", "Calls that wait for an upstream's slot.", ("upstream",), waiting)
-    states = [((row.alias, state), int(row.breaker == state)) for row in gauges.upstreams for state in BREAKER_STATES]
-    yield _gauge("upstream_breaker_state", "1 for the state an upstream's breaker is in.", ("upstream", "state"), states)
-
-
-def _money_families(meters: Meters) -> Iterator[Metric]:
-    yield _counter("attempts", "Attempts that were resolved, by state.", ("task", "state"), list(meters.attempts.items()))
-    charged = list(meters.charged_uusd.items())
-    yield _counter("charged_micro_usd", "Micro-USD charged.", ("task", "model"), charged)
-    yield _counter("tokens", "Tokens that upstreams billed.", ("task", "model", "direction"), list(meters.tokens.items()))
-    yield _counter(
-        "in_doubt_micro_usd", "Micro-USD charged for attempts whose outcome is unknown.", (), [((), meters.doubt_uusd)]
-    )
-    yield _gauge("holds_open", "Attempts that hold a part of a budget.", (), [((), len(meters.holds_uusd))])
-    yield _gauge("holds_micro_usd", "Micro-USD held by them.", (), [((), sum(meters.holds_uusd.values()))])
-
-
-def _ledger_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
-    seconds = [((name,), histogram) for name, histogram in meters.ledger_seconds.items()]
-    what = "Seconds from asking for a ledger transaction to its durable end."
-    yield _histogram("ledger_operation_seconds", what, ("operation",), seconds)
-    failures = [((name,), count) for name, count in meters.ledger_failures.items()]
-    yield _counter("ledger_failures", "Transactions that the ledger could not write.", ("operation",), failures)
-    if gauges.commits is not None and gauges.operations is not None:
-        yield _counter("ledger_commits", "Commits of the ledger.", (), [((), gauges.commits)])
-        what = "Operations in those commits; over the commits it is the mean size of a batch."
-        yield _counter("ledger_operations", what, (), [((), gauges.operations)])
-    if gauges.conflicts is not None:
-        what = "Batches that ran again because another replica had written first."
-        yield _counter("ledger_conflicts", what, (), [((), gauges.conflicts)])
-
-
-def _budget_families(meters: Meters, gauges: Gauges) -> Iterator[Metric]:
-    exhausted = list(meters.exhausted.items())
-    yield _counter("budget_refusals", "Calls refused because a budget was used up.", ("scope", "unit"), exhausted)
-    limited = [row for row in gauges.budgets if row.limit is not None]
-    labels = ("scope", "device", "task", "unit")
-    remaining = [((row.scope, row.device, row.task, row.unit), row.remaining) for row in limited]
-    yield _gauge("budget_remaining", "What is left of a limited budget in its present window.", labels, remaining)
-    limits = [((row.scope, row.device, row.task, row.unit), row.limit or 0) for row in limited]
-    yield _gauge("budget_limit", "The limit of a budget in its present window.", labels, limits)
-    used = [((row.scope, row.device, row.task, row.unit), row.used) for row in gauges.budgets]
-    yield _gauge("budget_used", "Committed and reserved in the present window.", labels, used)
-
-
-def _task_families(meters: Meters) -> Iterator[Metric]:
-    units = [((task,), count) for task, count in meters.total_units.items()]
-    yield _counter("responses", "Responses reported by closed steps.", ("task",), units)
-    helped = [((task,), meters.help_units[task]) for task in meters.total_units]
-    yield _counter("responses_asking", "Responses of closed steps that asked for help.", ("task",), helped)
-    folds = _folded(meters)
-    rates = [((task,), fold.helped / fold.units) for task, fold in folds.items() if fold.units]
-    yield _gauge("assist_rate", "Ĵ_c of the last closed steps, over all devices of a task.", ("task",), rates)
-    duals = [((task, kind), of(fold.duals)) for task, fold in folds.items() for kind, of in _KINDS.items()]
-    yield _gauge("dual", "λ over all devices of a task.", ("task", "kind"), duals)
-    targets = [((task,), _mean(fold.targets)) for task, fold in folds.items()]
-    yield _gauge("target_rate", "τ, mean over the devices of a task.", ("task",), targets)
-    named = meters.named_pairs()
-    of_devices = [((task, device), meters.pairs[device, task].dual) for device, task in named]
-    yield _gauge("device_dual", "λ of each of the first devices.", ("task", "device"), of_devices)
-    known = [((task, device), meters.pairs[device, task].assist_rate) for device, task in named]
-    what = "Ĵ_c of the last closed step of each of the first devices."
-    yield _gauge("device_assist_rate", what, ("task", "device"), [(key, rate) for key, rate in known if rate is not None])
-
-
-def _folded(meters: Meters) -> dict[str, _TaskFold]:
-    folds: dict[str, _TaskFold] = {}
-    for (_, task), meter in meters.pairs.items():
-        fold = folds.setdefault(meters.task_label(task), _TaskFold())
-        fold.duals.append(meter.dual)
-        fold.targets.append(meter.target_rate)
-        if meter.assist_rate is not None:
-            fold.helped += meter.assist_rate * meter.units
-            fold.units += meter.units
-    return folds
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-_KINDS: dict[str, Callable[[Sequence[float]], float]] = {"mean": _mean, "max": max}
-BREAKER_STATES = ("closed", "open", "half_open")
-Rows = Sequence[tuple[tuple[str, ...], Any]]
-
-
-def _counter(name: str, what: str, labels: Sequence[str], rows: Rows) -> Metric:
+def counter(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Metric:
+    """A metric that grows, by the text of its label or a tuple of several."""
     from prometheus_client.core import CounterMetricFamily
 
     family = CounterMetricFamily(PREFIX + name, what, labels=labels)
-    for values, count in rows:
-        family.add_metric(values, count)
+    for values, value in rows.items():
+        family.add_metric(_texts(values), value)
     return family
 
 
-def _gauge(name: str, what: str, labels: Sequence[str], rows: Rows) -> Metric:
+def gauge(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Metric:
+    """A metric that rises and falls, by the text of its label or a tuple of several."""
     from prometheus_client.core import GaugeMetricFamily
 
     family = GaugeMetricFamily(PREFIX + name, what, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
+    for values, value in rows.items():
+        family.add_metric(_texts(values), value)
     return family
 
 
-def _histogram(name: str, what: str, labels: Sequence[str], rows: Sequence[tuple[tuple[str, ...], Histogram]]) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(PREFIX + name, what, labels=labels)
-    for values, histogram in rows:
-        family.add_metric(values, buckets=histogram.buckets(), sum_value=histogram.total)
-    return family
+def _texts(values: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (values,) if isinstance(values, str) else values

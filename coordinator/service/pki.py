@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.control.devices import is_device_id
-from coordinator.service.holders import Holder
+from coordinator.service.holders import Holder, require_name
 from edge.core.errors import StateError, UsageError
 from edge.core.files import write_atomically
 
@@ -71,8 +70,7 @@ class Authority:
 
     def issue_client(self, holder: Holder, now: float, *, days: int, force: bool = False) -> Written:
         """A client certificate for a device or an admin. Raises UsageError for a malformed name."""
-        if not is_device_id(holder.name):
-            raise UsageError(f"{holder.name!r} is no device name", hint="1 to 64 letters, digits, dots, dashes or underscores")
+        require_name(holder.name)
         alternatives = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(holder.uri)])
         stem = f"{holder.role}-{holder.name}"
         return self._issue(stem, holder.name, alternatives, ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)

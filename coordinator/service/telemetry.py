@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from coordinator.calls.breaker import BreakerState
 from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import UNITS, BudgetRow, BudgetTerms, scope_of
 from coordinator.service.instruments import MeasuredProvider, MeasuredRpcs, MeasuredStore
 from coordinator.service.metrics import (
     CONTENT_TYPE,
     BudgetGauge,
-    Gauges,
     ItemMeter,
     Meters,
     Refusals,
-    UpstreamGauge,
+    counter,
     exposition,
+    gauge,
 )
 from coordinator.service.tracing import open_tracing
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from coordinator.calls.broker import Broker
     from coordinator.calls.upstreams import Upstream, UpstreamTable
     from coordinator.ledger.budgets import BudgetBook
@@ -49,6 +52,41 @@ class Sources:
     upstreams: UpstreamTable
     admin: AdminApi
     handshakes: Handshakes | None = None
+
+    def families(self, budgets: Sequence[BudgetGauge]) -> Iterator[Metric]:
+        """What is looked up at each scrape instead of counted."""
+        now_s, upstreams, store = asyncio.get_running_loop().time(), self.upstreams.all(), self.store
+        yield gauge("admitting", "1 while new work is taken, 0 from the beginning of a drain.", {(): self.broker.admitting})
+        yield gauge("calls_in_flight", "Calls that run or wait for a slot.", {(): self.broker.in_flight})
+        yield gauge("event_loop_tasks", "Tasks of the event loop.", {(): len(asyncio.all_tasks())})
+        waiting = {each.alias: each.gate.waiting for each in upstreams}
+        yield gauge("upstream_waiting_calls", "Calls that wait for an upstream's slot.", waiting, "upstream")
+        states = {(each.alias, state): each.breaker.state(now_s) == state for each in upstreams for state in BreakerState}
+        yield gauge("upstream_breaker_state", "1 for the state an upstream's breaker is in.", states, "upstream", "state")
+        for name, what in _OF_THE_STORE.items():
+            if (count := getattr(store, name, None)) is not None:
+                yield counter(f"ledger_{name}", what, {(): count})
+        if self.handshakes is not None:
+            what = "TLS connections, by whether they made a call; one that made none (failed) was turned away in its handshake, or a probe."
+            yield counter(
+                "tls_connections", what, dict(zip(("served", "failed"), self.handshakes.counts(), strict=True)), "outcome"
+            )
+        labels = ("scope", "device", "task", "unit")
+        used = {(row.scope, row.device, row.task, row.unit): row for row in budgets}
+        limited = {key: row for key, row in used.items() if row.limit is not None}
+        remaining = {key: row.remaining for key, row in limited.items()}
+        yield gauge("budget_remaining", "What is left of a limited budget in its present window.", remaining, *labels)
+        limits = {key: row.limit or 0 for key, row in limited.items()}
+        yield gauge("budget_limit", "The limit of a budget in its present window.", limits, *labels)
+        amounts = {key: row.used for key, row in used.items()}
+        yield gauge("budget_used", "Committed and reserved in the present window.", amounts, *labels)
+
+
+_OF_THE_STORE = {
+    "commits": "Commits of the ledger.",
+    "operations": "Operations in those commits; over the commits it is the mean size of a batch.",
+    "conflicts": "Batches that ran again because another replica had written first.",
+}
 
 
 class Telemetry:
@@ -138,30 +176,13 @@ class Telemetry:
         """The metrics as text. A ledger that does not answer costs the budgets' series, not the rest."""
         from edge import __version__
 
-        gauges = self.gauges(sources)
+        budgets: Sequence[BudgetGauge] = ()
         try:
-            pairs = self.meters.named_pairs()
-            gauges = replace(gauges, budgets=await budgets_now(sources.store, sources.book, pairs, self._clock.now()))
+            budgets = await budgets_now(sources.store, sources.book, self.meters.named_pairs(), self._clock.now())
         except CoordinatorError:
             self.meters.ledger_failures["scrape"] += 1
-        return exposition(self.meters, gauges, {"version": __version__})
-
-    def gauges(self, sources: Sources) -> Gauges:
-        """What is looked up now, without the budgets."""
-        now_s = asyncio.get_running_loop().time()
-        return Gauges(
-            upstreams=[
-                UpstreamGauge(upstream.alias, upstream.gate.waiting, str(upstream.breaker.state(now_s)))
-                for upstream in sources.upstreams.all()
-            ],
-            in_flight=sources.broker.in_flight,
-            admitting=sources.broker.admitting,
-            commits=getattr(sources.store, "commits", None),
-            operations=getattr(sources.store, "operations", None),
-            conflicts=getattr(sources.store, "conflicts", None),
-            tasks=len(asyncio.all_tasks()),
-            tls_connections=None if sources.handshakes is None else sources.handshakes.counts(),
-        )
+        build = gauge("build_info", "What runs.", {__version__: 1}, "version")
+        return exposition([build, *self.meters.families(), *sources.families(budgets)])
 
 
 async def budgets_now(

@@ -13,11 +13,11 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
-from coordinator.ledger.verify import read_export
 from coordinator.service.pki import Written
 from edge.core.errors import BudgetExhausted, Unauthenticated
 from tests.service.in_process import call
 from tests.service.security import SecureFleet, device
+from tests.unit.ledger_requests import read_export
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
 

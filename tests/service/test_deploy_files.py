@@ -7,13 +7,16 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 import coordinator.deploy
 from coordinator.config import resolve_coordinator_config
-from coordinator.service.metrics import Gauges, Meters, exposition
+from coordinator.service.metrics import exposition
+from coordinator.service.telemetry import Sources
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from edge.rpc.client import StepUnits
 from tests.service.in_process import call
@@ -70,7 +73,9 @@ async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check
     panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     named = {name for expression in (*panels, *(rule["expr"] for rule in rules())) for name in NAME.findall(expression)}
     assert len(named) > 25
-    with_tls_and_replicas = exposition(Meters(), Gauges(tls_connections=(0, 0), conflicts=0), {}).decode()
+    broker, none = SimpleNamespace(admitting=True, in_flight=0), SimpleNamespace(all=list)
+    sources: Any = (SimpleNamespace(conflicts=0), broker, None, none, None, SimpleNamespace(counts=lambda: (0, 0)))
+    with_tls_and_replicas = exposition(Sources(*sources).families(())).decode()
     shown |= {name for name in NAME.findall(with_tls_and_replicas) if "tls_" in name or "conflicts" in name}
     assert named <= shown, named - shown
 

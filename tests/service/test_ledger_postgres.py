@@ -137,7 +137,6 @@ async def test_running_calls_of_a_live_replica_survive_the_start_of_another(dsn:
     await store.reserve(reserve_request(lease_until=NOW + 600.0))
     async with replica(dsn) as other:
         assert await other.sweep(NOW + 1.0) == ()
-        assert other.epoch == store.epoch + 1
     assert (await store.settle(settlement())).applied
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from coordinator.ledger.accounts import (
     Settlement,
     budget_key,
 )
+from coordinator.ledger.journal import JournalEntry
 from edge.dagrpo.dual import ProportionalIntegral
 from edge.rpc.client import StepUnits
 
@@ -90,3 +92,11 @@ def close_request(
     """A quarter of the responses asked."""
     units = StepUnits(total_units, help_units, uncalled_units, own_rate)
     return replace(CloseStepRequest("d1", "math", step, units, NOW + 2.0), **changes)  # type: ignore[arg-type]
+
+
+def read_export(lines: Iterable[str]) -> Iterator[JournalEntry]:
+    """Entries of an export, to check its chain elsewhere. Raises ValueError on a line that is not one."""
+    for line in lines:
+        data = json.loads(line)
+        body = json.dumps(data["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        yield JournalEntry(data["seq"], data["at_ms"], data["kind"], body, data["previous"], data["hash"])

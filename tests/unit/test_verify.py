@@ -25,8 +25,8 @@ from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.tables import SHARED_DUAL, STEP, TASK
 from coordinator.ledger.transitions import Ledger
-from coordinator.ledger.verify import export, read_export, verify, verify_file
-from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+from coordinator.ledger.verify import export, verify, verify_file
+from tests.unit.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
 
 ENTRIES = 46
 

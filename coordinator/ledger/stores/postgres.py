@@ -132,11 +132,6 @@ class PostgresLedgerStore(LedgerStore):
             raise
         return store
 
-    @property
-    def epoch(self) -> int:
-        """The number of this process run among all replicas' runs."""
-        return self._epoch
-
     async def transact(self, work: Callable[[Ledger], T], reach: Reach = NOTHING) -> T:
         """Run one transaction."""
         if self._closed:

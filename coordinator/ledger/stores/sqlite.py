@@ -51,7 +51,7 @@ class SqliteSettings:
 class SqliteLedgerStore(GroupCommitStore):
     """LedgerStore over one SQLite file; make it with `open`."""
 
-    def __init__(self, disk: SqliteDisk, epoch: int, settings: SqliteSettings) -> None:
+    def __init__(self, disk: SqliteDisk, epoch: int) -> None:
         super().__init__(disk, epoch, str(disk.path))
         self._file = disk
 
@@ -61,11 +61,10 @@ class SqliteLedgerStore(GroupCommitStore):
 
         Raises StateError: in use by another process, damaged, of another version, or in a folder that cannot be written.
         """
-        settings = settings or SqliteSettings()
-        disk = SqliteDisk(Path(path), settings)
+        disk = SqliteDisk(Path(path), settings or SqliteSettings())
         try:
             epoch = await disk.open()
-            store = cls(disk, epoch, settings)
+            store = cls(disk, epoch)
             await store.begin(now)
         except BaseException as error:
             await disk.close(clean=False)  # who gets the error may try again immediately
