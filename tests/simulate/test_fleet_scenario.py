@@ -125,14 +125,24 @@ def test_a_device_that_cannot_be_is_refused(tmp_path: Path, values: dict[str, An
         (GOOD + "coordinator: {tasks: {math: {target_rate: 2}}}\n", "day.yaml:4: coordinator.tasks.math.target_rate"),
     ],
 )
-@pytest.mark.parametrize("engine", [[], ["--vectorised"]], ids=["exact", "vectorised"])
 def test_what_cannot_be_played_ends_with_2_and_one_line_that_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str, engine: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
 ) -> None:
     (tmp_path / "bad.yaml").write_text("link: {name: x}")
     if text is not None:
         (tmp_path / "day.yaml").write_text(text)
-    assert main(["run", str(tmp_path / "day.yaml"), *engine]) == 2
+    assert main(["run", str(tmp_path / "day.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "day.yaml"), (GOOD.replace("phone", "toaster"), "toaster")])
+def test_the_vectorised_engine_refuses_it_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / "day.yaml").write_text(text)
+    assert main(["run", str(tmp_path / "day.yaml"), "--vectorised"]) == 2
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1
 

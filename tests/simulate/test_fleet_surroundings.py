@@ -87,21 +87,6 @@ def cloud(**values: Any) -> SimulatedCloud:
     return SimulatedCloud(part, lambda number: asked, lambda: 0, 1)
 
 
-def test_the_cloud_answers_in_its_time_and_reports_its_usage() -> None:
-    one = cloud()
-
-    async def ask(loop: SeededLoop) -> Any:
-        result = await one.complete(request())
-        return result, loop.time()
-
-    result, took = in_virtual_time(ask)
-    assert took == pytest.approx(1.0 + 79 / 80)
-    assert (result.usage.input_tokens, result.usage.output_tokens) == (120, 80)
-    assert result.usage.input_tokens <= one.input_token_bound(request())
-    assert f"boxed{{{QUESTION.number}}}" in result.text
-    assert one.executed == {"k": 1}
-
-
 @pytest.mark.parametrize(
     ("values", "down", "deadline_s", "kind", "executed"),
     [
