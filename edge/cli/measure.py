@@ -132,6 +132,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
     cost, shape, cores = sizing.model_cost(path), sizing.model_shape(path), usable_cores()
     prefill = _rounded(rates.prefill_tokens_per_s)
     decode = tuple(DecodeRate(rows=rows, tokens_per_s=_rounded(rate)) for rows, rate in rates.decode_tokens_per_s.items())
+    products = max(cost.block_weights * rates.prefill_tokens_per_s, cost.weights * max(rates.decode_tokens_per_s.values()))
     speed = SpeedConfig(
         model=path.stem,
         prefill_tokens_per_s=prefill,
@@ -144,7 +145,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
         backend=app.choose_engine(config, path).name,
         cores=cores,
         memory_mib=psutil.virtual_memory().total >> 20,
-        infer_gflop_per_s=_rounded(2e-9 * cost.block_weights * rates.prefill_tokens_per_s),
+        infer_gflop_per_s=_rounded(2e-9 * products),
         model=path.stem,
         prefill_tokens_per_s=prefill,
         decode=decode,
@@ -374,7 +375,8 @@ def measured_lines(measured: Measured) -> Iterator[str]:
     size = measured.cost.weights / 1e6
     yield f"measured with {device.model} ({size:.1f} M weights of {measured.cost.bytes_per_weight:.2f} bytes) on {device.name}"
     yield _line("memory bandwidth", device.bandwidth_gb_per_s, "GB/s")
-    yield _line("prompt", device.prefill_tokens_per_s, f"tokens/s ({device.infer_gflop_per_s:g} GFLOP/s)")
+    yield _line("arithmetic of inference", device.infer_gflop_per_s, "GFLOP/s")
+    yield _line("prompt", device.prefill_tokens_per_s, "tokens/s")
     for rate in device.decode:
         yield _line(f"generation, {counted(rate.rows, 'row')}", rate.tokens_per_s, "tokens/s")
     yield _line("training, fp32", device.train_fp32_gflop_per_s, "GFLOP/s")

@@ -93,7 +93,8 @@ class DeviceConfig(Section):
         None, description="GFLOP/s of torch's bfloat16 matrix products of training's shapes."
     )
     infer_gflop_per_s: Positive | None = Field(
-        None, description="GFLOP/s of the engine at a prompt: 2 x weights of the blocks x tokens/s."
+        None,
+        description="GFLOP/s of the engine: 2 x weights x tokens/s at a prompt (its blocks) or of generation, whichever reached more.",
     )
     dequantise_gweights_per_s: Positive | None = Field(None, description="G weights/s turned from the file's form into floats.")
     model: str = Field("", description="The model that the engine's numbers were taken with.")
