@@ -305,12 +305,13 @@ async def test_bytes_that_are_no_message_are_an_invalid_request(tmp_path, data) 
 
 
 async def test_oversized_message_is_an_invalid_request_with_the_reason(tmp_path) -> None:
-    async with surfaces(tmp_path, service={"max_message_bytes": 8192}) as found:
+    async with surfaces(tmp_path, service={"max_message_bytes": 16384}) as found:
         for surface, name in all_methods(found):
-            replies, reason, error = await surface.send(name, b"\xfa\x3f\xe0\x5d" + b"x" * 12000)  # an unknown field, well formed
+            unknown_field = b"\xfa\x3f\xc0\xbb\x01" + b"x" * 24000  # well formed
+            replies, reason, error = await surface.send(name, unknown_field)
             assert reason == "INVALID_REQUEST", name
             text = error.details() if error is not None else replies[0].error.message
-            assert "8192" in text
+            assert "16384" in text
 
 
 async def test_a_malformed_device_id_is_refused_by_every_device_method(tmp_path) -> None:
