@@ -72,6 +72,14 @@ def test_seeds_of_the_present_time_are_played_for_so_many_minutes(capsys: pytest
     assert re.match(r"\d+ seeds?, .* 0 violations$", said)
 
 
+@pytest.mark.parametrize("minutes", ["0", "nan", "soon"])
+def test_a_time_that_is_no_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["explore", "--minutes", minutes])
+    assert refusal.value.code == 2
+    assert "--minutes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
