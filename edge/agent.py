@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,6 +141,7 @@ class AgentStatus:
     """Of older versions; `/api/steps` has the steps."""
 
 
+_FIT_THREADS_S = 2.0
 _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 
 
@@ -295,6 +296,11 @@ class Agent:
         versions = Versions(components.state, self._checkpoints, components.sound)
         self.adapter = ServingAdapter(backend, components.state, self._checkpoints, versions, components.sink, components.clock)
         self.learning = self._learning(settings)
+        if fit_threads := self.learning.session.fit_threads:
+            fit_threads()  # before the first answer
+            engine.push_async_callback(
+                _cancelled, asyncio.create_task(_repeated(fit_threads, _FIT_THREADS_S), name="fit-threads")
+            )
         if beginning is not None:
             await beginning
         await self._resume()
@@ -376,6 +382,12 @@ class Agent:
 
     def _notice(self, text: str) -> None:
         self.components.sink.emit(Notice(text, self.components.clock.now()))
+
+
+async def _repeated(function: Callable[[], None], pause_s: float) -> None:
+    while True:
+        await asyncio.sleep(pause_s)
+        function()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

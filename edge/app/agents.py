@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,8 +93,8 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
-    fit_threads = thread_fitting(config, path, sink, clock) if lives_here else None
-    if fit_threads is None:
+    fit_threads = thread_fitting(config, path, sink, clock, learner=lives_here)
+    if fit_threads is None or not lives_here:
         sink = with_load_notice(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
@@ -167,25 +167,29 @@ def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
 
 
 def thread_fitting(
-    config: AgentConfig, path: Path, sink: EventSink, clock: Clock
-) -> Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None:
-    """What fits the threads that nobody has set to the cores that other programs leave; None where all are set or none is used."""
+    config: AgentConfig, path: Path, sink: EventSink, clock: Clock, *, learner: bool
+) -> Callable[[Sequence[InferenceBackend], Learner | None], None] | None:
+    """What fits the threads that nobody has set to the cores that other programs leave; None where all are set or none is used.
+
+    `learner`: torch's threads, too. Their number changes the last bits of an update, so a run that must be repeatable keeps them; the
+    engine's does not.
+    """
     from edge.inference.backend import ThreadedBackend
     from edge.learning.conditions import MachineProbe, SpareCores
     from edge.training.learner import ThreadedLearner
 
-    set_by_hand = config.engine.threads and config.learning.torch_threads
-    if set_by_hand or physical_cores() < 2 or not choose_engine(config, path).shares_cores:
+    fits_engine, fits_learner = not config.engine.threads, learner and not config.learning.torch_threads
+    if not (fits_engine or fits_learner) or physical_cores() < 2 or not choose_engine(config, path).shares_cores:
         return None
     spare = SpareCores(MachineProbe(clock), physical_cores(), sink, clock)
 
-    async def fit(engines: Sequence[InferenceBackend], learner: Learner) -> None:
+    def fit(engines: Sequence[InferenceBackend], trained: Learner | None) -> None:
         threads = spare.threads()
-        for engine in dict.fromkeys(engines):
-            if not config.engine.threads and isinstance(engine, ThreadedBackend):
-                await engine.use_threads(threads)
-        if not config.learning.torch_threads and isinstance(learner, ThreadedLearner):
-            learner.use_threads(threads)
+        for engine in engines:
+            if fits_engine and isinstance(engine, ThreadedBackend):
+                engine.use_threads(threads)
+        if fits_learner and isinstance(trained, ThreadedLearner):
+            trained.use_threads(threads)
 
     return fit
 

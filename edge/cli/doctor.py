@@ -227,7 +227,7 @@ def check_other_load(config: AgentConfig, busy: float, usable: int) -> Finding:
     settings = " ".join(f"--set {one}" for one in high_load_settings(config))
     if busy < HIGH_LOAD * usable or not settings:
         return Finding("other programs", "ok", text)
-    hint = f"run uses fewer threads by itself then; for learn try {settings}"
+    hint = f"run and ask use fewer threads by themselves then; for learn try {settings}"
     return Finding("other programs", "warn", f"{text}: threads that wait for each other get many times slower", hint)
 
 

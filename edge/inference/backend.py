@@ -99,8 +99,8 @@ class RawText(Protocol):
 class ThreadedBackend(Protocol):
     """A backend that computes with threads of the processor, whose number can be changed while it runs."""
 
-    async def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next decode on."""
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next decode on; returns immediately, also while it computes."""
         ...
 
 

@@ -62,7 +62,7 @@ class LlamaEngine:
         params.n_seq_max = params.n_outputs_max = streams
         params.n_ctx = n_ctx * streams
         params.n_batch = params.n_ubatch = max(PREFILL_CHUNK, streams)
-        params.n_threads = params.n_threads_batch = n_threads
+        self._threads = n_threads
         kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.flash_attn_type = kinds[flash_attention]
         params.kv_unified = False
@@ -80,8 +80,8 @@ class LlamaEngine:
         self._batch = _Batch(max(PREFILL_CHUNK, streams))
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from now on; between two decodes."""
-        llama_cpp.llama_set_n_threads(self._context, threads, threads)
+        """Compute with so many from the next decode on; may be called on any thread."""
+        self._threads = threads
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
         """Clear a row, decode a prompt into it, and return the logits behind its last token [V] (a copy)."""
@@ -182,6 +182,7 @@ class LlamaEngine:
 
     def _decode(self) -> None:
         ENGINE_LOG.forget()
+        llama_cpp.llama_set_n_threads(self._context, self._threads, self._threads)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if code != 0:
             raise EdgeError(f"llama.cpp failed to decode (code {code}): {ENGINE_LOG.last_error() or 'no reason given'}")

@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 
 from edge.core.machine import physical_cores
-from edge.core.worker import EngineWorker, Priority
+from edge.core.worker import EngineWorker
 from edge.inference.batched import BatchedBackend, rows_that_fit
 from edge.inference.gguf_model import GgufModel, on_graphics
 from edge.inference.llama_engine import LlamaEngine
@@ -68,13 +68,9 @@ class LlamaCppBackend(BatchedBackend):
         )
         self._batcher.sampler.use_threads(n_threads or physical_cores())
 
-    async def use_threads(self, threads: int) -> None:
-        """Compute with so many from now on."""
-        await self._worker.call(lambda: self._use_threads(threads), Priority.SERVING)
-
-    def _use_threads(self, threads: int) -> None:
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many from the next decode on."""
         self._llama.use_threads(threads)
-        self._batcher.sampler.use_threads(threads)
 
     def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""

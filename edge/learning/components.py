@@ -57,8 +57,8 @@ class AgentComponents:
     """What is learned beside the phases: feedback on answers, watched task files."""
     conditions: LearningConditions | None = None
     """When learning may use the machine; None: always."""
-    fit_threads: Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None = None
-    """Before each step: the engines' and the learner's threads as many as other programs leave cores for; None: they stay as they are."""
+    fit_threads: Callable[[Sequence[InferenceBackend], Learner | None], None] | None = None
+    """Called every few seconds: uses as many threads as other programs leave cores for. None: their number stays as it is."""
     step_measure: Callable[[], StepMeasure | None] = lambda: None
     """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
 

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sqlite3
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -346,40 +347,44 @@ SLOW_S = 10.0
 """A step that takes as long is worth a word."""
 HIGH_LOAD = 0.25
 """Share of the processors that other programs use, from which threads wait for each other."""
+_CALM = 4
 
 
 class SpareCores:
-    """How many threads fit beside other programs; asked before each step.
+    """How many threads fit on the cores that other programs leave; asked every few seconds.
 
-    Threads of ours that share a core with another program keep the others waiting: beside one busy program two of them took 19.5 s for a
-    step that one alone made in 2.0 s (two cores). Fewer are used at once, more where two steps in a row leave room for them.
+    Threads of ours that share a core with another program keep the others waiting: with one busy program two of them took 19.5 s for a
+    step that one alone made in 2.0 s (two cores). Fewer are used immediately, more once the last `_CALM` calls all left cores for them,
+    since too many threads cost far more than too few. The first change is reported, later ones would only repeat it.
     """
 
     def __init__(self, probe: Probe, cores: int, sink: EventSink, clock: Clock) -> None:
         self._probe, self._cores, self._sink, self._clock = probe, cores, sink, clock
-        self._threads, self._room_before = cores, cores
-        probe.read()  # so that the first step, too, knows what others used: while the model was loaded
+        self._spare = deque([cores], maxlen=_CALM)
+        self._is_reported = False
+        probe.read()  # so that the first call knows what others used while the model was loaded
 
     def threads(self) -> int:
         """From 1 to all cores, by what other programs used since the last call."""
         load = self._probe.read().other_load
-        if load is None:
-            return self._threads
-        taken = math.ceil(load * self._cores - HIGH_LOAD)
-        room, before = max(1, self._cores - max(0, taken)), self._room_before
-        self._room_before = room
-        wanted = room if room < self._threads else max(self._threads, min(room, before))
-        if wanted != self._threads:
+        if load is not None:
+            taken = math.ceil(load * self._cores - HIGH_LOAD)
+            self._spare.append(max(1, self._cores - max(0, taken)))
+        threads = min(self._spare)
+        if load is not None and threads < self._cores and not self._is_reported:
             used = f"other programs use {100 * load:.0f} % of the processors"
-            text = f"{used}: learning uses {counted(wanted, 'thread')} of {self._cores} from here on"
+            text = f"{used}: computing with {counted(threads, 'thread')} on {self._cores} cores while they do"
             self._sink.emit(Notice(text, self._clock.now()))
-            self._threads = wanted
-        return wanted
+            self._is_reported = True
+        return threads
 
 
 def thread_settings(engine_threads: int, torch_threads: int, cores: int) -> tuple[str, ...]:
-    """The settings that would help where other programs have the processors: those by which several threads compute (0: all `cores`)."""
-    threads = {"engine.threads": engine_threads or cores, "learning.torch_threads": torch_threads or cores}
+    """The settings that would help `learn` where other programs have the processors: those by which several threads compute.
+
+    0 threads of the engine are fitted to the load anyway, 0 of torch are all `cores`.
+    """
+    threads = {"engine.threads": engine_threads, "learning.torch_threads": torch_threads or cores}
     return tuple(f"{name}=1" for name, count in threads.items() if count > 1)
 
 

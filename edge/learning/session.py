@@ -63,6 +63,12 @@ class TrainingSession:
             raise UsageError("this agent is not learning")
         return self._learner
 
+    @property
+    def fit_threads(self) -> Callable[[], None] | None:
+        """Fits the threads of what is open by then to the cores that other programs leave."""
+        fit = self.components.fit_threads
+        return fit and (lambda: fit([self.adapter.backend, self._engine or self.adapter.backend], self._learner))
+
     async def prepare(self) -> None:
         """Bring learner and engine to the latest version. Raises StateError when no checkpoint of the lineage is intact."""
         state, engine = self.components.state, await self.engine()
@@ -117,7 +123,6 @@ class TrainingSession:
             pace=self.pace,
             measure=cache(components.step_measure),
             failpoint=components.failpoint,
-            fit_threads=components.fit_threads,
         )
 
     async def monitor(self) -> RollbackMonitor | None:

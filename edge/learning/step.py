@@ -7,7 +7,7 @@ call keys. From the checkpoint on, its manifest holds all that is needed to repo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -61,7 +61,6 @@ class LearningStep:
     pace: Pace | None = None
     measure: Callable[[], StepMeasure | None] = lambda: None
     failpoint: Callable[[str], None] = lambda name: None
-    fit_threads: Callable[[Sequence[InferenceBackend], Learner], Awaitable[None]] | None = None
     interruptible: bool = field(default=True, init=False)
     was_refused: bool = field(default=False, init=False)
     was_unanswered: bool = field(default=False, init=False)
@@ -69,8 +68,6 @@ class LearningStep:
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
         phase = self._phases(plan.step)
-        if self.fit_threads is not None:
-            await self.fit_threads((self.backend, self.rollout_backend), self.learner())
         opened = await self.reporter.open(
             plan.task, len(plan.items), self.group_size, self._target_rate(plan)
         )  # its number, λ and τ
