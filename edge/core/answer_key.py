@@ -13,6 +13,7 @@ MOST_SHORT_WORDS = 8
 _MOST_NUMBER_CHARS = 80
 _NUMBER = re.compile(
     r"""[$€£]?\s*[+-]?[\d.,]*\d[\d.,]*\s*%?                                        # $12.50, 30 %
+    |[+-]?[\d.,]*\d[\d.,]*e[+-]?\d+                                                # 1e16, 6.02E-23
     |[+-]?[\d.,]*\d\s*[a-zµ°]{1,3}(/[a-z]{1,3})?                                   # 3 kg, 25 km/h
     |.*\\[a-z]+.*                                                                  # \frac{1}{2}
     |(?!.*[a-z]([a-z]|\d))[-+*/^()\d\s.,=a-z]*\d[-+*/^()\d\s.,=a-z]*               # 2x + 3, but no word and no name as B12""",
@@ -51,7 +52,7 @@ class OwnKey:
 
 def is_number(answer: str) -> bool:
     """Whether it is read as mathematics: a number, an amount, a short formula."""
-    return len(answer) <= _MOST_NUMBER_CHARS and _NUMBER.fullmatch(answer.strip()) is not None
+    return len(answer) <= _MOST_NUMBER_CHARS and _NUMBER.fullmatch(without_invisible(answer).strip()) is not None
 
 
 def is_short(answer: str) -> bool:
@@ -59,7 +60,12 @@ def is_short(answer: str) -> bool:
     return "\n" not in answer.strip() and 0 < len(answer.split()) <= MOST_SHORT_WORDS
 
 
+def without_invisible(text: str) -> str:
+    """The text without characters that nobody sees: zero-width blanks and joiners, soft hyphens, marks of direction, byte order marks."""
+    return text if text.isascii() else "".join(char for char in text if unicodedata.category(char) != "Cf")
+
+
 def plain_words(text: str) -> str:
-    """The text as it is compared: one form of each character, no case, single blanks, no full stop at the end."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    """The text as it is compared: one form of each character, none that is invisible, no case, single blanks, no full stop at the end."""
+    folded = unicodedata.normalize("NFKC", without_invisible(text)).casefold()
     return " ".join(folded.split()).rstrip(".! ")

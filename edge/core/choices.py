@@ -1,6 +1,8 @@
 """Which option of a multiple-choice question an answer names.
 
-A lone letter is always read as one. "A) text" must agree with itself. What names two options, or one by a text that stands there twice,
+A lone letter names the option of this letter, as prompts ask for it, also where another option's text is this letter (the blood groups O, A
+and B); a file's answer that may mean either is refused (`two_readings`). Where no option has the letter, it is a text like others (of the
+notes E, G and C the answer E). "A) text" must agree with itself. What names two options, or one by a text that stands there twice,
 names none. A number names an option only where the question numbers its options: `\\boxed{1}` under options A, B and C says nothing.
 """
 
@@ -10,6 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+
+from edge.core.answer_key import without_invisible
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.DOTALL)
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
@@ -54,10 +58,9 @@ def chosen_option(answer: str, options: Sequence[str], first_number: int | None 
     of them) any letter or number names itself.
     """
     text, count = _unwrapped(answer), len(options) or 26
-    if found := _LETTER.fullmatch(text):
-        return _within(_of_letter(found[1]), count)
-    exact = [index for index, option in enumerate(options) if option.strip() == text]
-    named = exact or [index for index, option in enumerate(options) if _plain(option) == _plain(text)]
+    if (found := _LETTER.fullmatch(text)) and (index := _within(_of_letter(found[1]), count)) is not None:
+        return index
+    named = _of_text(text, options)
     if len(named) == 1:
         return named[0]
     if found := _INDEX.fullmatch(text):
@@ -75,8 +78,27 @@ def reference_option(question: str, answer: str, options: Sequence[str]) -> int 
     return chosen_option(answer, options, 0 if first is None else first)
 
 
+def two_readings(answer: str, options: Sequence[str]) -> tuple[int, int] | None:
+    """Indices of the option that a lone letter names and of another one whose text it is; None where an answer has one reading."""
+    text = _unwrapped(answer)
+    index = _within(_of_letter(text), len(options)) if re.fullmatch("[A-Za-z]", text) else None
+    named = _of_text(text, options)
+    return (index, named[0]) if index is not None and named and index not in named else None
+
+
+def option_name(index: int, options: Sequence[str]) -> str:
+    """The option's letter; "A) text" where the letter alone is the text of another option."""
+    letter = chr(ord("A") + index)
+    return letter if two_readings(letter, options) is None else f"{letter}) {options[index]}"
+
+
+def _of_text(text: str, options: Sequence[str]) -> list[int]:
+    exact = [index for index, option in enumerate(options) if option.strip() == text]
+    return exact or [index for index, option in enumerate(options) if _plain(option) == _plain(text)]
+
+
 def _unwrapped(answer: str) -> str:
-    text = answer.strip().strip("$").strip()
+    text = without_invisible(answer).strip().strip("$").strip()
     while found := _WRAPPED.fullmatch(text):
         text = found[1].strip()
     return text

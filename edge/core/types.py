@@ -7,7 +7,7 @@ LLM returns (y^c).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, Self
@@ -22,6 +22,12 @@ class Message:
 
     role: Role
     content: str
+
+
+def joined_parts(texts: Iterable[str]) -> str:
+    """The text of a message that came in parts, in learning and in serving: nothing stands between them, as chat templates that read parts
+    write them; who wants a line end writes it."""
+    return "".join(texts)
 
 
 class AnswerKind(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 from edge.core.errors import TaskFileError
 from edge.core.formatting import shown
 from edge.learning.own_items import OwnItem, own_item
-from edge.tasks.jsonl import SUFFIXES, notes_of, read_items
+from edge.tasks.jsonl import SUFFIXES, read_file
 
 MOST_FILES = 200
 MOST_BYTES = 64 << 20
@@ -127,13 +127,11 @@ def _read(path: Path, seen: tuple[int, int], digest: str) -> _File:
     if seen[0] > MOST_BYTES:
         return _File(*seen, digest, problem=f"larger than {MOST_BYTES >> 20} MiB")
     try:
-        items = read_items(path)
+        file = read_file(path)
     except TaskFileError as error:
         return _File(*seen, digest, problem=str(error))
-    answered = [item for item in items if item.answer]
+    answered = [item for item in file.items if item.answer]
     if not answered:
         return _File(*seen, digest, problem="has only items without an answer, which nobody can judge")
     most = (f"has {len(answered)} items; the first {MOST_ITEMS} are used",) if len(answered) > MOST_ITEMS else ()
-    return _File(
-        *seen, digest, tuple(own_item(item, sent=True) for item in answered[:MOST_ITEMS]), notes=(*notes_of(items), *most)
-    )
+    return _File(*seen, digest, tuple(own_item(item, sent=True) for item in answered[:MOST_ITEMS]), notes=(*file.notes, *most))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
-from edge.core.types import AnswerForm, BeyondText, Message, Role, ScoredToken, ToolConversation, ToolUse
+from edge.core.types import AnswerForm, BeyondText, Message, Role, ScoredToken, ToolConversation, ToolUse, joined_parts
 from edge.serve.answer_forms import answer_form, tool_use, turns_of
 from edge.serve.errors import RequestProblem, invalid_value
 from edge.serve.ports import MODELS, AnswerNote, Mode
@@ -138,10 +138,15 @@ class ChatMessage(Passed):
         """Whether it has calls of tools, which plain text cannot hold."""
         return self.role == "tool" or bool(self.tool_calls)
 
+    @property
+    def text(self) -> str:
+        """Its content in one piece."""
+        content = self.content or ""
+        return content if isinstance(content, str) else joined_parts(part.text for part in content)
+
     def in_words(self) -> Message:
         """The message as the SLM reads it; calls of tools become sentences."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        text = self.text
         if self.role == "tool":
             text = f"The tool answered: {text}"
         if self.role == "assistant" and self.tool_calls:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from edge.core.types import joined_parts
 from edge.serve.chat_schemas import ChatRequest, edge_metadata
 from edge.serve.errors import RequestProblem, invalid_request, invalid_value
 from edge.serve.ports import AnswerNote
@@ -164,7 +165,7 @@ def _text_of(content: Any, place: str) -> str:
         if not isinstance(text, str):
             raise invalid_value(f"{place}[{number}].text", "must be a text")
         texts.append(text)
-    return "".join(texts)
+    return joined_parts(texts)
 
 
 def _chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from edge.core.answer_key import is_number, is_short
 from edge.core.choices import chosen_option, listed_options
 from edge.core.errors import TaskFileError
-from edge.core.types import AnswerKind, Message, Role
+from edge.core.types import AnswerKind, Message, Role, joined_parts
 from edge.dagrpo.answers import final_answer
 from edge.tasks.record import Record
 
@@ -95,7 +95,7 @@ def _message(record: Record, number: int, turn: Mapping[str, Any]) -> Message:
         raise record.bad("messages", f"has in message {number} no role of {', '.join(_ROLES)}")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-        content = "\n".join(cast(list[str], parts)) if all(isinstance(part, str) for part in parts) else None
+        content = joined_parts(cast(list[str], parts)) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(content, str):
         raise record.bad("messages", f"has in message {number} something else than text")
     return Message(_ROLES[role], content)

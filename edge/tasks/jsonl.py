@@ -20,7 +20,8 @@ One object a line, or one row:
 | id | text | from the question's hash |
 
 Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
-this schema. A byte order mark at the beginning is passed over.
+this schema. Byte order marks are passed over wherever they stand, as in files that were joined end to end. A line that says the same as an
+earlier one counts once; the same question with another answer is an error. A number as an answer is the text that stands in the file.
 
 An answer of which nobody stated the kind, and which is too long to be compared, makes an open item: of kind feedback, with the answer as
 the one that is known to be right (edge.core.answer_key.OwnKey). It is learned from and never held out.
@@ -34,14 +35,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short
-from edge.core.choices import first_number, listed_options, reference_option
+from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short, without_invisible
+from edge.core.choices import first_number, listed_options, reference_option, two_readings
 from edge.core.errors import TaskFileError
-from edge.core.formatting import shown
+from edge.core.formatting import counted, shown
 from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
 from edge.core.types import AnswerKind, Split, TaskItem
 from edge.dagrpo.format import check_format
@@ -69,20 +70,15 @@ thirty facts wants all of them learned."""
 
 
 class JsonLinesSource(ListedItems):
-    """A TaskSource over one file, held-out items in file order.
-
-    `notes`: what a person should know of its items, a line each; `states_split`: whether the file itself has any held out or not.
-    """
+    """A TaskSource over one file, held-out items in file order. `notes` and `states_split` as of a TaskFile."""
 
     def __init__(self, path: Path, older_label: str = OWN_LABEL) -> None:
-        """Reads and checks the whole file. `older_label`: of JSON lines with question and answer that state none, for a state folder that
-        has learned them under it. Raises TaskFileError naming file and line."""
-        read = _read(path, older_label)
-        items = [item for _, item in read]
-        self.notes = notes_of(items)
-        self.states_split = any("split" in record.fields for record, _ in read)
+        """Reads and checks the whole file, as `read_file` does."""
+        file = read_file(path, older_label)
+        self.notes = file.notes
+        self.states_split = file.states_split
         hint = 'leave "split" out or add lines with "split": "train"'
-        super().__init__(items, name=str(path), order_name="jsonl", hint=hint)
+        super().__init__(file.items, name=str(path), order_name="jsonl", hint=hint)
 
     def to_measure(self) -> ListedItems:
         """What is evaluated: the held-out items, and of a label that holds none out all, unless the file itself states the split."""
@@ -94,15 +90,29 @@ class JsonLinesSource(ListedItems):
         return ListedItems(items, name=self.name, order_name="jsonl", hint="")
 
 
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """All items of a file in order.
+
+    `notes`: what a person should know of them, a line each; `states_split`: whether the file itself has any held out or not.
+    """
+
+    items: tuple[TaskItem, ...]
+    notes: tuple[str, ...]
+    states_split: bool
+
+
 def read_items(path: Path) -> list[TaskItem]:
-    """All items of the file in order. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
-    return [item for _, item in _read(path)]
+    """All items of the file in order, as `read_file` reads them."""
+    return list(read_file(path).items)
 
 
-def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskItem]]:
+def read_file(path: Path, older_label: str = OWN_LABEL) -> TaskFile:
+    """Reads and checks the whole file. `older_label`: of JSON lines with question and answer that state none, for a state folder that has
+    learned them under it. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     is_table = path.suffix.lower() in TABLES
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8").replace("\ufeff", "")
     except (OSError, UnicodeDecodeError) as error:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
@@ -111,24 +121,26 @@ def _read(path: Path, older_label: str = OWN_LABEL) -> list[tuple[Record, TaskIt
     if not read:
         example = "a header and one question a row" if is_table else f"one JSON object a line, e.g. {_EXAMPLE}"
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
-    first: dict[str, str] = {}
+    first: dict[str, tuple[Record, TaskItem]] = {}
     for record, item in read:
-        if item.id in first:
+        earlier, same = first.setdefault(item.id, (record, item))
+        if item != same:
             what = f"id {shown(item.id)!r}" if "id" in record.fields else f"the question {shown(item.question)!r}"
             raise TaskFileError(
-                f"{record.where}: {what} occurs twice, first in line {first[item.id].rpartition(':')[2]}",
-                hint="remove the repeated question or give it its own id",
+                f"{record.where}: {what} occurs twice, first in line {earlier.where.rpartition(':')[2]}, where it says something else",
+                hint="remove one of them or give it its own id",
             )
-        first[item.id] = record.where
-    if any("split" in record.fields for record, _ in read):
-        return read
-    sizes = Counter(item.task for _, item in read)
-    return [(record, item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else replace(item, split="train")) for record, item in read]
-
-
-def notes_of(items: Sequence[TaskItem]) -> tuple[str, ...]:
-    """What a person should know of the items of a file, a line each."""
-    return tuple(filter(None, [_note_on_long_answers(items), _note_on_tests(items)]))
+    items = [item for _, item in first.values()]
+    repeats, states_split = len(read) - len(items), any("split" in record.fields for record, _ in read)
+    if not states_split:
+        sizes = Counter(item.task for item in items)
+        items = [item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else replace(item, split="train") for item in items]
+    notes = (
+        f"{counted(repeats, 'line says', 'lines say')} the same as an earlier one, which counts once" if repeats else "",
+        _note_on_long_answers(items),
+        _note_on_tests(items),
+    )
+    return TaskFile(tuple(items), tuple(filter(None, notes)), states_split)
 
 
 def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
@@ -264,7 +276,7 @@ def _judged(record: Record, asked: Exchange, kind: AnswerKind | None) -> tuple[A
 
 def _answer_text(record: Record, asked: Exchange) -> str:
     value = asked.answer
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not without_invisible(str(value)).strip():
         raise record.bad(asked.answer_key, "must be a non-empty text or a number")
     if isinstance(value, float) and not math.isfinite(value):
         raise record.bad(
@@ -276,6 +288,11 @@ def _answer_text(record: Record, asked: Exchange) -> str:
 def _check_choice(record: Record, asked: Exchange, answer: str, options: tuple[str, ...]) -> None:
     if not 2 <= len(options) <= _MOST_OPTIONS:
         raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
+    if two := two_readings(answer, options):
+        readings = " or ".join(f'"{chr(ord("A") + index)}) {shown(options[index])}"' for index in two)
+        raise record.bad(
+            asked.answer_key, f"{answer.strip()!r} is the letter of one option and the text of another: write {readings}"
+        )
     named = reference_option(asked.question, answer, options)
     if named is None:
         first = first_number(asked.question, options) or 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Record:
     def of(cls, value: object, where: str) -> Record:
         """A record from a JSON value. Raises TaskFileError when it is not an object."""
         if not isinstance(value, dict):
-            raise TaskFileError(f"{where}: expected a JSON object, found {type(value).__name__}")
+            raise TaskFileError(f"{where}: expected a JSON object, found {shown(json.dumps(value))}")
         return cls(value, where)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -50,7 +51,7 @@ class Record:
         value = self.fields.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.bad(key, f"must be a whole number from {least} to {most}")
-        return value
+        return int(value)
 
     def one_of(self, key: str, known: Sequence[str], default: str) -> str:
         """One of the known words."""
@@ -71,10 +72,39 @@ class Record:
         return TaskFileError(f'{self.where}: "{key}" {complaint}')
 
 
+class _AsWritten:
+    """A number of which `str` is what stands in the file: an answer of 1.50 is not rewritten to 1.5."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class _Int(_AsWritten, int):
+    pass
+
+
+class _Float(_AsWritten, float):
+    pass
+
+
 def parsed_json(text: str, where: str) -> object:
-    """The JSON value of a text. Raises TaskFileError with the column of what is wrong, and for texts that are not Unicode."""
+    """The JSON value of a text; `str` of its numbers is as they are written.
+
+    Raises TaskFileError with the column of what is wrong, for a key that an object has twice, and for texts that are not Unicode.
+    """
+
+    def object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            key, times = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise TaskFileError(f"{where}: the key {shown(key)!r} occurs {times} times in one object", hint="give it once")
+        return fields
+
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_int=_Int, parse_float=_Float, object_pairs_hook=object_of)
         code = lone_surrogate(value) if "\\u" in text else None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""

@@ -6,7 +6,8 @@ answer. CPU time and not the wall clock decides, so that verdicts do not depend 
 behind its CPU limit all the same is killed a moment later.
 
 math-verify takes the last side of an equation, and a percentage both with and without its hundredth. Here `3=4=5` is not 5, since its
-sides differ (`x=5` is), and `10\\%` is 0.1 and not 10.
+sides differ (`x=5` is), and `10\\%` is 0.1 and not 10. It reads LaTeX, in which 1e16 is a product and 1 000.5 is none: such numbers are
+written for it as LaTeX has them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from edge.core.answer_key import without_invisible
 from edge.core.errors import EdgeError, UsageError
 from edge.core.install import pip_install
 
@@ -37,6 +39,8 @@ _THOUSANDS = re.compile(r"\{,\}|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _SEVERAL = re.compile(r"[,;&\n]|\\\\|\\(?:begin|quad|qquad|land|lor|not)\b|\b(?:and|or)\b")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _PERCENT = re.compile(r"\\?%")
+_BLANK_IN_NUMBER = re.compile(r"(?<=[0-9])\s+(?=[0-9]{3}(?![0-9]))")
+_EXPONENT = re.compile(r"([+-]?[0-9.]+)[eE]([+-]?[0-9]{1,6})")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 
 
@@ -67,7 +71,7 @@ class Equivalence:
 
         Never raises on any text. Raises EdgeError when the comparing process cannot be started.
         """
-        reference, answer = reference.strip(), answer.strip()
+        reference, answer = _as_latex(reference), _as_latex(answer)
         if reference == answer:
             return bool(reference)
         if max(len(reference), len(answer)) > _LONGEST or not (reference and answer):
@@ -158,6 +162,11 @@ class Equivalence:
     def _end(self) -> None:
         self._stop()
         self._process = None
+
+
+def _as_latex(text: str) -> str:
+    text = _BLANK_IN_NUMBER.sub("", without_invisible(text).strip())
+    return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
 
 
 def _sides(text: str) -> list[str]:

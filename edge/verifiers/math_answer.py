@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from edge.core.answer_key import without_invisible
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_boxed
 from edge.verifiers.equivalence import Equivalence, equivalence_available
@@ -70,5 +71,5 @@ def _exact(item: TaskItem, boxed: str | None) -> bool:
 
 
 def _normalised(answer: str) -> str:
-    text = "".join(answer.split())
+    text = "".join(without_invisible(answer).split())
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text

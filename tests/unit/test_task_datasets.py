@@ -94,6 +94,11 @@ RECORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"id": "M1", "question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answerKey": "3"},
         {"id": "arc-challenge/M1", "answer": "C", "options": ("x", "y", "z"), "level": 2},
     ),
+    "arc: options that are letters": (
+        "arc-easy",
+        {"id": "M1", "question": "q?", "choices": {"text": ["O", "A", "B"], "label": ["A", "B", "C"]}, "answerKey": "B"},
+        {"answer": "B) A", "options": ("O", "A", "B")},
+    ),
     "arc: as its authors wrote it": (
         "arc-easy",
         {
@@ -102,6 +107,11 @@ RECORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "answerKey": "B",
         },
         {"question": "q?", "answer": "B", "options": ("x", "y")},
+    ),
+    "mmlu: options that are letters": (
+        "mmlu",
+        {"question": "q?", "subject": "s", "choices": ["b", "a"], "answer": 0},
+        {"answer": "A) b", "options": ("b", "a")},
     ),
     "mmlu: an index": (
         "mmlu",
@@ -204,7 +214,7 @@ def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path: Path) -> N
     ("name", "content", "complaint"),
     [
         ("a.jsonl", b'{"question": ', "a.jsonl:1: not valid JSON"),
-        ("a.jsonl", b"[1]", "expected a JSON object, found list"),
+        ("a.jsonl", b"[1]", "expected a JSON object, found [1]"),
         ("a.jsonl", b"\xff\xfe", "cannot be read"),
         ("a.jsonl.gz", b"not gzip", "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"question": "q"}' * 99, mtime=0)[:-9], "cannot be read"),

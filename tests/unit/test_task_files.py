@@ -10,10 +10,12 @@ import pytest
 
 from edge.core.errors import EdgeError, TaskFileError
 from edge.core.types import AnswerKind
+from edge.dagrpo.demonstrations import demonstration
 from edge.tasks.descriptions import examples
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
+from edge.verifiers.by_kind import VerifierByKind
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -47,7 +49,7 @@ def test_items_get_defaults_and_keep_given_values(tmp_path: Path) -> None:
         ('{"question": "a\\ud800b", "answer": 1}', "half a character (\\ud800 without"),
         ('{"question": "a", "answer": 1, "\\udc01": 1}', "half a character (\\udc01 without"),
         ('{"question": "a", "answer": NaN}', "must be a number, not nan"),
-        ('{"question": "a", "answer": 1e999}', "must be a number, not inf"),
+        ('{"question": "a", "answer": 1e999}', "must be a number, not 1e999"),
         ({"question": "a", "answer": 1, "max_steps": 1001}, '"max_steps" must be a whole number from 1 to 1000'),
         ({"question": "a", "answer": 1, "level": 10**30}, '"level" must be a whole number from 0 to 1000'),
         ({"question": "a", "answer": 1, "split": "dev"}, '"split" must be one of'),
@@ -58,6 +60,14 @@ def test_items_get_defaults_and_keep_given_values(tmp_path: Path) -> None:
         ({"question": "a", "answer": "z" * 999, "kind": "choice", "options": ["x", "y"]}, "... (999 characters)"),
         ({"question": "a", "answer": "A", "kind": "choice", "options": ["x", "x"]}, "\"options\" has 'x' twice"),
         ({"question": "a", "answer": "x", "kind": "choice", "options": ["x", "y", "x "]}, "or more than one ('x')"),
+        ({"question": "a", "answer": "A", "options": ["O", "A", "B", "AB"]}, 'write "A) O" or "B) A"'),
+        ({"question": "a", "answer": "c", "options": ["C", "D", "K"]}, 'write "C) K" or "A) C"'),
+        ({"question": "a\nA. b\nB. a", "answer": "B"}, 'write "B) a" or "A) b"'),
+        ({"question": "a", "answer": "\u200b\ufeff "}, '"answer" must be a non-empty text'),
+        ('{"question": "a", "answer": 1, "answer": 1}', "the key 'answer' occurs 2 times in one object"),
+        ('{"question": "a", "\\u0061nswer": 1, "answer": 2}', "the key 'answer' occurs 2 times"),
+        ('{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "the key 'content' occurs 2 times"),
+        ('{"question": "a", "kind": "program", "tests": {"inputs": [], "outputs": [], "inputs": []}}', "the key 'inputs'"),
         ({"question": "a", "kind": "program"}, '"answer" must be'),
         ({"question": "a", "kind": "program", "answer": "assert ("}, '"answer" must be Python'),
         ({"question": "a", "kind": "program", "tests": []}, '"tests" must be'),
@@ -75,10 +85,10 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
     assert complaint in str(caught.value)
 
 
-def test_byte_order_mark_at_the_beginning_is_skipped(tmp_path: Path) -> None:
+def test_byte_order_marks_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_text('{"question": "1+1?", "answer": 2}\n', encoding="utf-8-sig")
-    assert [item.question for item in read_items(path)] == ["1+1?"]
+    path.write_text('\ufeff{"question": "1+1?", "answer": 2}\n\ufeff{"question": "1+2?", "answer": 3}', encoding="utf-8-sig")
+    assert [item.question for item in read_items(path)] == ["1+1?", "1+2?"]
     path.write_text('{"question": "1+1?", "answer": "#### 2"}\n', encoding="utf-8-sig")
     source = open_source(f"gsm8k:{path}")
     assert [item.answer for item in examples(source)] == ["2"]
@@ -96,6 +106,44 @@ def test_path_that_cannot_be_a_task_file_is_refused_in_a_short_line_with_the_rea
         with pytest.raises(EdgeError) as caught:
             open_source(name)
         assert complaint in str(caught.value) and caught.value.hint and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "number", ["1.50", "5.0", "1e16", "1E-5", "-0", "-1.0e+7", "123456789012345678", "0.1234567890123456789", "1" * 40]
+)
+def test_a_number_as_answer_is_the_text_in_the_file(tmp_path: Path, number: str) -> None:
+    for line in (
+        f'{{"question": "a", "answer": {number}, "level": 7}}',
+        f'{{"prompt": "a", "completion": {number}, "level": 7}}',
+    ):
+        (item,) = read_items(write(tmp_path / "tasks.jsonl", line))
+        assert (item.answer, item.kind, item.level, type(item.level)) == (number, AnswerKind.MATH, 7, int)
+        assert read_items(write(tmp_path / "again.jsonl", as_record(item))) == [item]
+        assert VerifierByKind().is_correct(item, demonstration(item))
+
+
+def test_numbers_in_the_tests_of_a_program_stay_numbers(tmp_path: Path) -> None:
+    line = '{"question": "a", "kind": "program", "tests": {"inputs": [[1, 2.50]], "outputs": [1e2]}}'
+    (item,) = read_items(write(tmp_path / "tasks.jsonl", line))
+    assert json.loads(item.answer) == {"inputs": [[1, 2.5]], "outputs": [100.0]}
+
+
+def test_lines_that_say_the_same_count_once(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    lines = [
+        '{"question": "a", "answer": 1, "label": "x"}',
+        '{"label":"x", "answer": 1, "question": "a"}\r',
+        '{"prompt": "a", "completion": "1", "task": "x"}',
+        '{"question": "b", "answer": 1}',
+        '{"question": "b", "answer": "1", "id": "own"}',
+        '\ufeff{"question": "b", "answer": 1}',
+    ]
+    source = JsonLinesSource(write(path, *lines))
+    assert sorted(item.question for item in source.train_items) == ["a", "b", "b"]
+    assert source.notes == ("3 lines say the same as an earlier one, which counts once",)
+    for other in ('{"question": "b", "answer": "1.0"}', '{"question": "b", "answer": 1, "level": 2}'):
+        with pytest.raises(TaskFileError, match=r":7: the question 'b' occurs twice, first in line 4"):
+            read_items(write(path, *lines, other))
 
 
 def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from edge.core.errors import TaskFileError
 from edge.core.types import AnswerKind, Message
 from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.evaluation.judging import Candidate, cloud_messages
-from edge.tasks.jsonl import JsonLinesSource, as_record, is_open, notes_of, read_items, shown_answer
+from edge.serve.answer_forms import turns_of
+from edge.serve.chat_schemas import ChatMessage
+from edge.serve.response_schemas import ResponsesRequest
+from edge.tasks.jsonl import JsonLinesSource, as_record, is_open, read_file, read_items, shown_answer
 from edge.tasks.registry import open_source
 
 LONG = "Dear customer, we are very sorry to hear that your parcel has been lost on its way."
@@ -71,6 +74,18 @@ def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_wo
         ("5", AnswerKind.MATH, worked),
         ("5", AnswerKind.MATH, ""),
     ]
+
+
+def test_text_in_parts_is_learned_as_it_is_served(tmp_path: Path) -> None:
+    for texts in (("What is ", "2+3?"), ("Read this:\n", "", "2+3?"), ("2", "+", "3?")):
+        content = [{"type": "text", "text": text} for text in texts]
+        (item,) = read_items(lines(tmp_path / "own.jsonl", conversation(("user", content), ("assistant", "5"))))
+        chat = ChatMessage.model_validate({"role": "user", "content": content})
+        response = {"role": "user", "content": [{**part, "type": "input_text"} for part in content]}
+        served = ResponsesRequest.model_validate({"input": [response]}).messages()
+        assert (
+            item.question == "".join(texts) == chat.in_words().content == turns_of([chat])[0]["content"] == served[-1]["content"]
+        )
 
 
 def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_path: Path) -> None:
@@ -137,7 +152,7 @@ def test_long_answers_are_reported_when_the_file_is_read_and_never_held_out(tmp_
     (note,) = source.notes
     assert "of 31 answers 30 are" in note and "Write letter 0." in note and "a few words" in note
     assert list(source.test(99)) == [] and len(source.train_items) == 31
-    assert notes_of(read_items(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5}))) == ()
+    assert read_file(lines(tmp_path / "short.jsonl", {"question": "2+3?", "answer": 5})).notes == ()
 
 
 CSV = 'Question;Answer;Label;Split;Options\nWhich?;whale;zoo;test;trout | whale\n\n"2+3;\nplus 1?";6;;;\n'
@@ -169,10 +184,17 @@ def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encodin
         ("question,answer,,\na,b,,\nb,c,,d\n", ":3: ", "a cell in column 4, which has no name"),
         ("question,answer\na,1\nb,2,3\n", ":3: ", "3 cells, but the header names 2"),
         ('question,answer\n"a\nb",1\nc,"d"e\n', ":4: ", "not CSV"),
-        ("question,answer\na,1\na,1\n", ":3: ", "the question 'a' occurs twice, first in line 2"),
+        ("question,answer\na,1\na,2\n", ":3: ", "the question 'a' occurs twice, first in line 2, where it says something else"),
         ("question,answer,id\na,1,x\nb,1,x\n", ":3: ", "id 'x' occurs twice, first in line 2"),
         ("question,answer,level\na,1,high\n", ":2: ", '"level" must be a whole number'),
         ("question,answer\n", "", "no task item"),
+        ("\n\nfrage,antwort\na,b\n", ":3: ", "names no question and answer"),
+        ("sep=|\nquestion|answer\na|1\n", ":2: ", "names no question and answer"),
+        (",question,answer\n0,a,1\nsecond,b,2\n", ":3: ", "a cell in column 1, which has no name"),
+        ("question,answer,\na,1,7\n", ":2: ", "a cell in column 3, which has no name"),
+        ("question,answer\na,1\nanswer,question\n2,b\n", ":3: ", "another header than in line 1"),
+        ('question,answer\na,1\n"b,2\nc,3\n', ":3: ", "not CSV (unexpected end of data)"),
+        ('question,answer\na, "b" or c, d\n', ":2: ", "3 cells"),
     ],
 )
 def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text: str, where: str, complaint: str) -> None:
@@ -181,6 +203,44 @@ def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text:
     with pytest.raises(TaskFileError) as caught:
         open_source(str(path))
     assert f"own.csv{where}" in str(caught.value) and complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'question,answer\n"Who, me?", "Ilka, ""Mia"""\n"2+3?", 5',
+        'question,answer\r\n "Who, me?" ,\t"Ilka, ""Mia""" \r\n2+3?\t,\u00a05\r\n',
+        '"question" ; "answer"\n"Who, me?"; "Ilka, ""Mia"""\n\n"2+3?" ;"5"\n',
+        '"question"\t "answer"\r"Who, me?" \t "Ilka, ""Mia"""\r2+3?\t 5\r',
+        'sep=;\nquestion;answer\nWho, me?;Ilka, "Mia"\n2+3?;5\n',
+        '"SEP=\t"\r\n\r\nQuestion\tANSWER\r\nWho, me?\tIlka, "Mia"\r\n2+3?\t5\r\n',
+        ',question,answer\n0,"Who, me?","Ilka, ""Mia"""\n1,2+3?,5\n',
+        '"";question;answer\n"17";Who, me?;Ilka, "Mia"\n"3";2+3?;5\n',
+        'Unnamed: 0.1,Unnamed: 0,question,answer\n9,5,"Who, me?","Ilka, ""Mia"""\n2,,2+3?,5\n',
+        'question,answer\n"Who, me?","Ilka, ""Mia"""\nquestion,answer\n2+3?,5\n',
+        '\ufeffquestion;answer\nWho, me?;Ilka, "Mia"\n\ufeff"Question" ; Answer\n2+3?;5\n',
+        '\ufeff\ufeff"question","answer"\n\ufeff"Who, me?","Ilka, ""Mia"""\n\ufeff2+3?,5\n',
+    ],
+)
+def test_tables_as_programs_write_them_are_read_alike(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.csv").write_text(text, encoding="utf-8", newline="")
+    assert [(item.question, item.answer) for item in read_items(tmp_path / "own.csv")] == [
+        ("Who, me?", 'Ilka, "Mia"'),
+        ("2+3?", "5"),
+    ]
+
+
+def test_quotes_and_blanks_inside_a_cell_are_text(tmp_path: Path) -> None:
+    rows = 'question,answer\n5" pipe,a "b" c\n"say ""a, "", ""b""","x, ""\n  ""y"", z"\n'
+    (tmp_path / "own.csv").write_text(rows, encoding="utf-8")
+    read = [(item.question, shown_answer(item)) for item in read_items(tmp_path / "own.csv")]
+    assert read == [('5" pipe', 'a "b" c'), ('say "a, ", "b"', 'x, "\n  "y", z')]
+
+
+def test_a_cell_may_be_as_long_as_a_text_in_json(tmp_path: Path) -> None:
+    question = "word " * 40_000 + "?"
+    (tmp_path / "own.csv").write_text(f"question,answer\n{question},1\n", encoding="utf-8")
+    assert read_items(tmp_path / "own.csv")[0].question == question
 
 
 def test_csv_file_that_is_not_utf_8_is_refused_with_advice(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.choices import ListedOptions, chosen_option, listed_options
+from edge.core.answer_key import OwnKey, is_number
+from edge.core.choices import ListedOptions, chosen_option, listed_options, option_name, two_readings
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
+from edge.dagrpo.demonstrations import demonstration
 from edge.dagrpo.prompts import compact_question, user_prompt
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import MathAnswer, MathVerdict
@@ -104,9 +106,17 @@ def test_choices_are_named_by_letter_or_text(reference: str, response: str, righ
         ("0", ("2", "3", "0"), 2),
         ("1", ("2", "3", "0"), 1),
         ("A", ("B", "A"), 0),  # a letter is read as one, as the prompt asks
+        ("A", ("O", "A", "B"), 0),
+        ("b", ("O", "A", "B"), 1),
+        ("A) O", ("O", "A", "B"), 0),
+        ("B. A", ("O", "A", "B"), 1),
+        ("O", ("O", "A", "B"), 0),  # no option has the letter O, so that it is a text
+        ("G.", ("E", "G", "C"), 1),
+        ("E", ("E", "e", "C"), 0),
         ("J", tuple("klmnopqrst"), 9),
         ("9", tuple("klmnopqrst"), 9),
-        ("K", tuple("klmnopqrst"), None),
+        ("K", tuple("klmnopqrst"), 0),
+        ("U", tuple("klmnopqrst"), None),
         ("same", ("same", "same", "x"), None),  # a repeated text names none
         ("2", ("2", "2", "x"), None),
         ("Same", ("same", "Same", "x"), 1),
@@ -118,6 +128,44 @@ def test_choices_are_named_by_letter_or_text(reference: str, response: str, righ
 )
 def test_ambiguity_is_resolved_strictly(answer: str, options: tuple[str, ...], index: int | None) -> None:
     assert chosen_option(answer, options) == index
+
+
+@given(st.lists(st.sampled_from("ABCDEOX"), min_size=2, max_size=6, unique=True).map(tuple), st.data())
+def test_a_letter_in_a_file_is_refused_or_names_one_option_to_reader_and_judge(
+    options: tuple[str, ...], data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(options) - 1))
+    named = option_name(index, options)
+    assert two_readings(named, options) is None and chosen_option(named, options) == index
+    right = item(named, AnswerKind.CHOICE, options)
+    assert VerifierByKind().is_correct(right, f"\\boxed{{{chr(ord('A') + index)}}}"), "the letter that the prompt asks for"
+    assert VerifierByKind().is_correct(right, demonstration(right))
+    if (two := two_readings(options[index], options)) is not None:
+        assert two == (chosen_option(options[index], options), index)
+
+
+INVISIBLE = st.text("\u200b\u2060\ufeff\u00ad\u200e", min_size=1, max_size=2)
+
+
+@given(INVISIBLE, st.sampled_from("\u00a0\u202f\u2007 "))
+def test_nobody_is_wrong_by_a_character_that_nobody_sees(invisible: str, blank: str) -> None:
+    kinds = (
+        (AnswerKind.TEXT, f"Ilka{invisible} M{blank}ay", "Ilka M ay", "Ilka May", ()),
+        (AnswerKind.MATH, f"{invisible}1{blank}000{invisible}", "1000", "100", ()),
+        (AnswerKind.MATH, f"2{blank}345{invisible}.5", "2,345.5", "2345.50", ()),
+        (AnswerKind.CHOICE, f"{invisible}ir{invisible}on", "B", "A", METALS),
+        (AnswerKind.CHOICE, f"B{invisible}", "iron", "tin", METALS),
+    )
+    for kind, marked, bare, other, options in kinds:
+        for reference, response in ((marked, bare), (bare, marked), (marked, marked)):
+            assert VerifierByKind().is_correct(item(reference, kind, options), f"\\boxed{{{response}}}")
+        assert not VerifierByKind().is_correct(item(marked, kind, options), f"\\boxed{{{other}}}")
+    own = OwnKey("text", (f"Ilka{invisible}",), (f"M{invisible}ia",))
+    verdicts = [
+        VerifierByKind().is_correct(item(own.to_json(), AnswerKind.FEEDBACK), f"\\boxed{{{name}}}") for name in ("ilka", "Mia")
+    ]
+    assert verdicts == [True, False]
+    assert is_number(f"1{blank}000{invisible}") and not is_number(f"Ilka{invisible}")
 
 
 option_texts = st.lists(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from edge.core.choices import option_name
 from edge.core.types import AnswerKind
 from edge.dagrpo.answers import last_boxed
 from edge.dagrpo.hyperparameters import STEP_LIMITS
@@ -87,8 +88,8 @@ def arc(record: Record, level: int) -> Draft:
     key = str(record.fields.get("answerKey"))
     if key not in labels:
         raise record.bad("answerKey", f"must be one of the labels {', '.join(labels)}, not {key!r}")
-    letter = chr(ord("A") + labels.index(key))
-    return Draft(record.text("question"), letter, level=level, options=options, key=record.optional_text("id"))
+    answer = option_name(labels.index(key), options)
+    return Draft(record.text("question"), answer, level=level, options=options, key=record.optional_text("id"))
 
 
 def _labelled(record: Record) -> tuple[list[str], tuple[str, ...]]:
@@ -115,7 +116,7 @@ def mmlu(record: Record) -> Draft:
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(options):
         raise record.bad("answer", f"must be an index from 0 to {len(options) - 1}, or a letter")
     subject = record.optional_text("subject") or record.optional_text("type")
-    return Draft(record.text("question"), chr(ord("A") + answer), options=options, part=subject)
+    return Draft(record.text("question"), option_name(answer, options), options=options, part=subject)
 
 
 def _options(record: Record, texts: object) -> tuple[str, ...]:
