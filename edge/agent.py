@@ -29,7 +29,7 @@ from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, Stop
-from edge.core.errors import AdapterError, StateError
+from edge.core.errors import AdapterError, CoordinatorError, StateError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
@@ -365,7 +365,7 @@ class Agent:
         return self._checkpoints.at(self.components.state.position().steps_done + 1)
 
     async def _finish_cut_step(self) -> bool:
-        """Report, commit and serve a cut step; False where there is none, or its checkpoint is damaged (uncommitted, it is made again)."""
+        """Report, commit and serve a cut step; False where there is none, or it cannot be finished (uncommitted, it is made again)."""
         cut = self._cut_step()
         if cut is None:
             return False
@@ -375,7 +375,7 @@ class Agent:
             await (await self.learning.session.step()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter shows what is wrong with it
-        except StateError as error:
+        except (StateError, CoordinatorError) as error:
             self._notice(f"{error}; step {cut.step} will be made again")
             return False
         return self.adapter.backend.adapter_version == self.components.state.lineage().serving

@@ -216,6 +216,16 @@ class PermissionDenied(CoordinatorError):
     reason = "PERMISSION_DENIED"
 
 
+def is_refused_for_good(error: EdgeError) -> bool:
+    """Whether a coordinator will never take this request from this device, as of a task that the device may not work on.
+
+    What is about the device as a whole (its credential, DEVICE_DISABLED) is no such refusal: it ends when the operator mends it.
+    """
+    return isinstance(error, InvalidRequest | NotFound) or (
+        isinstance(error, PermissionDenied) and error.reason == PermissionDenied.reason
+    )
+
+
 class Withheld(CoordinatorError):
     """This device itself kept the request back; nothing was sent. The message never quotes what it was kept back for."""
 

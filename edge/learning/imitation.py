@@ -11,15 +11,16 @@ to similar questions: only what no response has right is shown there, no options
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, cycle, islice
+from typing import TypeVar
 
 from edge.core.concurrency import all_of
-from edge.core.errors import EdgeError
+from edge.core.errors import ContextOverflow, EdgeError, UsageError
 from edge.core.rng import derive_seed, stream
-from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, Sampling, TaskItem
+from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, Sampling, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
 from edge.dagrpo.prompts import prompt_messages
@@ -33,12 +34,15 @@ from edge.tasks.source import TaskSource
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.verifier import Verifier
 
+T = TypeVar("T")
 _KNOWN = 0.5
 """Share of right responses from which on an answer is known."""
 _SIMILAR, _SAMPLES = 16, 2
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
 _OF_A_SKILL, _TRIES_OF_EACH = 4, 2
 """Questions of each skill in a step, and responses to each of them."""
+_CHECKED_OF_A_SKILL = 64
+"""Questions of each skill that are tried before learning begins, and from which those of a step are chosen."""
 _MOST_WORDS, _TRIES = 256, 2000
 
 
@@ -74,7 +78,22 @@ class GivenAnswers:
     settings: RolloutSettings
     state: StateFolder
     verifier: Verifier
-    skills: tuple[TaskSource, ...] = ()
+    skills: Mapping[str, TaskSource] = field(default_factory=dict)
+
+    def check_skills(self) -> list[str]:
+        """What a person should know of the skills before learning begins, a line each. Raises UsageError for one that cannot be kept up."""
+        notes = []
+        for name, source in self.skills.items():
+            items = list(islice(source.train(self.settings.seed), _CHECKED_OF_A_SKILL))
+            too_long = [item for item in items if not self._prompt_ids(item)]
+            if items and len(too_long) == len(items):
+                hint = "take the source out of learning.skills, or raise model.context_tokens"
+                raise UsageError(f"learning.skills: no question of {name} fits the context of the model", hint=hint)
+            if too_long:
+                notes.append(
+                    f"learning.skills: {len(too_long)} of {len(items)} questions of {name} do not fit the context, and are left out"
+                )
+        return notes
 
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
         """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
@@ -115,17 +134,14 @@ class GivenAnswers:
 
     def _demonstration(self, item: TaskItem, dual: float | None, step: int, index: int) -> Demonstration | None:
         """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
-        prompt_ids = self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form, dual))
+        prompt_ids = self._prompt_ids(item, dual)
         tokens = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
-        if not tokens:
+        if not (prompt_ids and tokens):
             return None
         rng = stream(self.settings.seed, "variants", step, index)
         questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
-        variants = [
-            self.backend.prompt_ids(prompt_messages(replace(item, question=question), self.settings.prompt_form, dual))
-            for question in questions
-        ]
-        return Demonstration(prompt_ids, tokens, tuple(variants))
+        variants = [self._prompt_ids(replace(item, question=question), dual) for question in questions]
+        return Demonstration(prompt_ids, tokens, tuple(filter(None, variants)))
 
     async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
         """What the model is sure of around a question whose answer it was not shown yet; and the question itself without an
@@ -133,37 +149,46 @@ class GivenAnswers:
         rng = stream(self.settings.seed, "similar", key)
         drawn = (similar_question(item.question, rng, self._words, self._rarity) for _ in range(_SIMILAR))
         questions = [question for question in dict.fromkeys(drawn) if question != item.question]
-        sampling = Sampling(self.settings.temperature, self.settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
 
         async def answered(number: int, question: str) -> SimilarAnswer | None:
-            messages = prompt_messages(replace(item, question=question), self.settings.prompt_form)
             seeds = [derive_seed(self.settings.seed, "similar", step, key, number, sample) for sample in range(_SAMPLES)]
-            try:
-                responses = (await self.backend.sample_group(messages, sampling, seeds)).responses
-            except EdgeError:  # too long for the context
-                return None
+            responses = (await self._own_answers(replace(item, question=question), seeds)).responses
             return SimilarAnswer(key, question, responses[0].text) if _agree(responses) else None
 
-        answers = await all_of(answered(number, question) for number, question in enumerate(questions))
-        return [SimilarAnswer(key, item.question, ""), *(one for one in answers if one is not None)]
+        answers = await _all_that_succeed(answered(number, question) for number, question in enumerate(questions))
+        return [SimilarAnswer(key, item.question, ""), *answers]
 
     async def _of_skills(self, step: int) -> list[KeptAnswer]:
         """What the model has right by itself of a few questions of each skill, others in each step."""
-        settings, seed = self.settings, derive_seed(self.settings.seed, "skills", step)
-        items = [item for source in self.skills for item in islice(source.train(seed), _OF_A_SKILL)]
+        seed = derive_seed(self.settings.seed, "skills", step)
+        items: list[TaskItem] = []
+        for source in self.skills.values():
+            drawn = islice(source.train(seed), _CHECKED_OF_A_SKILL)
+            items += islice(filter(self._prompt_ids, drawn), _OF_A_SKILL)
 
         async def answered(number: int, item: TaskItem) -> KeptAnswer | None:
-            sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
             seeds = [derive_seed(seed, number, sample) for sample in range(_TRIES_OF_EACH)]
-            group = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+            group = await self._own_answers(item, seeds)
             for response in group.responses:
-                tokens = as_a_turn(self.backend, settings, item, response.text, len(group.prompt_ids))
+                tokens = as_a_turn(self.backend, self.settings, item, response.text, len(group.prompt_ids))
                 if tokens and await judge(self.verifier, item, response.text):
                     return KeptAnswer(group.prompt_ids, tokens)
             return None
 
-        answers = await all_of(answered(number, item) for number, item in enumerate(items))
-        return [one for one in answers if one is not None]
+        return await _all_that_succeed(answered(number, item) for number, item in enumerate(items))
+
+    def _prompt_ids(self, item: TaskItem, dual: float | None = None) -> tuple[int, ...]:
+        """The ids of the question's prompt; () where they leave no room for a response."""
+        try:
+            return self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form, dual))
+        except ContextOverflow:
+            return ()
+
+    async def _own_answers(self, item: TaskItem, seeds: Sequence[int]) -> PromptGroup:
+        """What the model answers to a question by itself."""
+        settings = self.settings
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
+        return await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:
         """[] where nothing was looked for yet. Without answers to questions whose answer is given meanwhile."""
@@ -178,9 +203,9 @@ class GivenAnswers:
         given, kept = {item.question for item in items.values()}, []
         for one in answers:
             item = replace(items[one.item], question=one.question)
-            prompt_ids = self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form))
+            prompt_ids = self._prompt_ids(item)
             tokens = as_a_turn(self.backend, self.settings, item, one.answer, len(prompt_ids))
-            if tokens and one.question not in given:
+            if prompt_ids and tokens and one.question not in given:
                 kept.append(KeptAnswer(prompt_ids, tokens))
         return kept
 
@@ -204,6 +229,18 @@ class GivenAnswers:
         """Words of more tokens are rarer, and of tokens that were merged later."""
         tokens = self.backend.text_tokens(" " + word)
         return (len(tokens), max(tokens, default=0))
+
+
+async def _all_that_succeed(answers: Iterable[Awaitable[T | None]]) -> list[T]:
+    """What there is of them. One that fails is left out, as in a rollout: a question that does not fit, a sandbox that does not start."""
+
+    async def one(answer: Awaitable[T | None]) -> T | None:
+        try:
+            return await answer
+        except EdgeError:
+            return None
+
+    return [answer for answer in await all_of(map(one, answers)) if answer is not None]
 
 
 def _agree(responses: Sequence[LocalResponse]) -> bool:

@@ -12,7 +12,7 @@ from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
 from edge.cloud.client import CoordinatorLink
 from edge.core.concurrency import Stop
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable, InvalidRequest, NotFound, PermissionDenied, UsageError
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_for_good
 from edge.evaluation.evaluate import Candidate
 from edge.evaluation.scores import Scores
 from edge.learning.adapters import ServingAdapter
@@ -20,7 +20,6 @@ from edge.learning.components import AgentComponents
 from edge.learning.conditions import DiskSpace, Readiness, learning_is_paused
 from edge.learning.curriculum import HeldOut, StepPlan
 from edge.learning.own_items import LEARNED_LATER, outlook
-from edge.learning.own_use import is_about_the_device
 from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
@@ -149,6 +148,8 @@ class Learning:
             components.sink.emit(Notice(text, components.clock.now()))
         await self.session.prepare()
         step = await self.session.step()
+        for text in step.given.check_skills():
+            components.sink.emit(Notice(text, components.clock.now()))
         # steps of one's own use come on top of those planned, as their events report
         planned = None if components.own_use else components.curriculum.steps_planned
         done, version, now = components.state.position().steps_done, backend.adapter_version, components.clock.now()
@@ -255,8 +256,9 @@ class Learning:
         await self.link.watch.follow(plan.task)
         try:
             await self.stop.cuts(step.run(plan, self.session.version), may_cancel=lambda: step.interruptible)
-        except (ContextOverflow, InvalidRequest, NotFound, PermissionDenied, UsageError) as error:
-            if own_use is None or not plan.own or is_about_the_device(error):
+        except EdgeError as error:
+            unfit = isinstance(error, ContextOverflow | UsageError) or is_refused_for_good(error)
+            if own_use is None or not plan.own or not unfit:
                 raise
             own_use.leave_out(plan, error)
             text = f"{plan.source}: {len(plan.items)} questions cannot be learned from and are left out ({error})"

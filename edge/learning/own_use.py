@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied
+from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.rng import derive_seed
 from edge.core.types import TaskItem
 from edge.learning.curriculum import StepPlan
@@ -243,8 +243,3 @@ class OwnUse:
             "SELECT count(*) FROM steps WHERE json_extract(event, '$.source') GLOB ? OR json_extract(event, '$.source') GLOB ?"
         )
         return int(self._state.database.execute(query, (f"{MINE}:*", f"{WATCHED}:*")).fetchone()[0])
-
-
-def is_about_the_device(error: EdgeError) -> bool:
-    """Whether an error is of this device, and not of a question or its label."""
-    return isinstance(error, PermissionDenied) and error.reason != PermissionDenied.reason

@@ -107,9 +107,7 @@ class TrainingSession:
             backend=adapter.backend,
             rollout_backend=engine,
             rollout=Rollout(engine, self.cloud, components.verifier, components.policy, components.clock, settings.rollout),
-            given=GivenAnswers(
-                engine, settings.rollout, components.state, components.verifier, tuple(components.curriculum.skills.values())
-            ),
+            given=GivenAnswers(engine, settings.rollout, components.state, components.verifier, components.curriculum.skills),
             method=settings.method,
             learner=self.learner,
             group_size=settings.rollout.group_size,

@@ -1,17 +1,23 @@
 """Opening and closing learning steps at the coordinator; while it is away their reports wait in the state folder.
 
+A report that is refused for good, as of a task that was taken away from this device, is kept there, reported once and never delivered
+again: it holds up neither the start of the agent nor other tasks.
+
 A batch runs against the one λ that `open` returned. `StepReporter` alone numbers steps: the kept terms have the step that the coordinator
 expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edge import __version__
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch, is_refused_for_good
 from edge.core.events import EventSink
+from edge.core.formatting import counted
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.dual import help_bias_step
 from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
@@ -42,10 +48,15 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True)
 class ClosedStep:
-    """λ after the step, and the report that still has to be delivered, if any."""
+    """λ after the step, and the report that the coordinator has not taken, if any."""
 
     terms: Terms
     unreported: Report | None
+
+    @property
+    def offline(self) -> bool:
+        """Whether the report still has to be delivered."""
+        return self.unreported is not None and not self.unreported.refused
 
 
 @dataclass(slots=True)
@@ -102,7 +113,7 @@ class StepReporter:
         return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
 
     async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
-        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline: the report waits, same λ."""
+        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline or refused for good: same λ."""
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
         after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
         try:
@@ -111,6 +122,11 @@ class StepReporter:
             closed = None
         except (StepMismatch, KeyReused) as error:
             return ClosedStep(await self._adopted(after, error), None)
+        except CoordinatorError as error:
+            if not is_refused_for_good(error):
+                raise
+            self._report_refusals(step.task, [error])
+            return ClosedStep(after, replace(report, refused=str(error)))
         if closed is None:
             expected = self.state.terms(step.task) if step.offline else None
             return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
@@ -119,15 +135,31 @@ class StepReporter:
         return ClosedStep(replace(after, dual=closed.dual_after), None)
 
     async def deliver(self) -> None:
-        """Deliver the reports that wait, in order. Raises CoordinatorUnavailable when it is away; what was delivered stays so."""
-        waiting = self.state.unreported()
-        for number, report in waiting:
-            terms = await self._deliver_one(report)
-            self.state.delivered(number, terms)
-        if waiting:
-            task = waiting[-1][1].task
-            known = self.state.terms(task)
-            self.sink.emit(ReportsDelivered(task, len(waiting), known.dual if known else self.dual_init, self.clock.now()))
+        """Deliver the reports that wait, in order, and set those aside that are refused for good.
+
+        Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so.
+        """
+        delivered: list[str] = []
+        refusals = defaultdict[str, list[CoordinatorError]](list)
+        try:
+            for row, report in self.state.unreported():
+                try:
+                    terms = await self._deliver_one(report)
+                except CoordinatorError as error:
+                    if not is_refused_for_good(error):
+                        raise
+                    self.state.refused(row, str(error))
+                    refusals[report.task].append(error)
+                else:
+                    self.state.delivered(row, terms)
+                    delivered.append(report.task)
+        finally:
+            for task, errors in refusals.items():
+                self._report_refusals(task, errors)
+        if delivered:
+            known = self.state.terms(delivered[-1])
+            dual = known.dual if known else self.dual_init
+            self.sink.emit(ReportsDelivered(delivered[-1], len(delivered), dual, self.clock.now()))
 
     def _help_bias(self, task: str) -> float | None:
         """b of the task's next step, from its last committed one."""
@@ -182,6 +214,12 @@ class StepReporter:
         budget = await self.client.get_budget(terms.task)
         expected = error.expected_step if isinstance(error, StepMismatch) else -1
         return replace(terms, dual=budget.dual, next_step=expected if expected >= 0 else terms.next_step)
+
+    def _report_refusals(self, task: str, errors: Sequence[CoordinatorError]) -> None:
+        count = counted(len(errors), "step report")
+        self._notice(
+            f"task {task}: the coordinator refuses {count} for good ({errors[0]}); kept in the state folder, not sent again"
+        )
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text=text, at=self.clock.now()))

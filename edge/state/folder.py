@@ -129,6 +129,11 @@ class StateFolder(StateReader):
             if terms is not None:
                 self._put_terms(terms)
 
+    def refused(self, report_id: int, reason: str) -> None:
+        """Keep a report that is refused for good; it is not delivered again."""
+        with self._db:
+            self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (reason, report_id))
+
     def put_request(
         self, request_id: str, created_at: float, record: dict[str, Any], beside: Callable[[], None] = lambda: None
     ) -> None:
@@ -165,8 +170,8 @@ class StateFolder(StateReader):
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)
         self._db.execute(
             "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
-            " uncalled_units, own_rate) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*place, report.units.total, report.units.help, report.units.uncalled, report.units.own_rate),
+            " uncalled_units, own_rate, refused) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*place, report.units.total, report.units.help, report.units.uncalled, report.units.own_rate, report.refused),
         )
 
 

@@ -101,6 +101,8 @@ class Report:
     group_size: int
     target_rate: float
     units: StepUnits
+    refused: str = ""
+    """Why the coordinator refuses it for good; "" for a report that waits to be delivered."""
 
 
 @dataclass(frozen=True, slots=True)

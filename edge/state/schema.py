@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import StateError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 _SENT = """
 CREATE TABLE sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL, method TEXT NOT NULL,
@@ -124,7 +124,7 @@ CREATE TABLE cursors (source TEXT NOT NULL, seed INTEGER NOT NULL, position INTE
 CREATE TABLE outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, task_step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL,
     group_size INTEGER NOT NULL, target_rate REAL NOT NULL, total_units INTEGER NOT NULL, help_units INTEGER NOT NULL,
-    uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL
+    uncalled_units INTEGER NOT NULL DEFAULT 0, own_rate REAL, refused TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE TABLE requests (id TEXT PRIMARY KEY, created_at REAL NOT NULL, record TEXT NOT NULL) STRICT;
 {_OF_VERSION_3}{_OF_VERSION_5}{_OF_VERSION_6}{_OF_VERSION_7}"""
@@ -135,6 +135,7 @@ _MIGRATIONS = {
     4: _OF_VERSION_5,
     5: _OF_VERSION_6,
     6: f"{_OF_VERSION_7}{_sum_up(USE_OF_ROWS)}DROP TABLE IF EXISTS adapters;",
+    7: "ALTER TABLE outbox ADD COLUMN refused TEXT NOT NULL DEFAULT '';",
 }
 """From each older version to the next."""
 

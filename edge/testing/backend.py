@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge.core.errors import AdapterError, EdgeError, UsageError
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.rng import stream
 from edge.core.types import (
     AdapterRef,
@@ -56,11 +56,12 @@ class ScriptedBackend:
         seconds_per_token: float = 0.0,
         prompt_form: str = "compact",
         calls_tools: bool = False,
+        context_tokens: int = 1 << 20,
     ) -> None:
         self._script = script if callable(script) else _picker(tuple(script))
         self._seconds_per_token = seconds_per_token
         self._calls_tools = calls_tools
-        self._info = ModelInfo("scripted", "scripted", 0, 1 << 20, 0, "", prompt_form)
+        self._info = ModelInfo("scripted", "scripted", 0, context_tokens, 0, "", prompt_form)
         self._adapter_version = 0
         self._closed = False
         self._words: dict[int, str] = {EOS: ""}
@@ -84,9 +85,10 @@ class ScriptedBackend:
     ) -> PromptGroup:
         """One scripted response per seed; see `InferenceBackend`."""
         self._require_open()
+        prompt_ids = self.prompt_ids(messages)
         responses = tuple(self._respond(messages, sampling, seed) for seed in seeds)
         await asyncio.sleep(self._seconds_per_token * max((len(response.token_ids) for response in responses), default=0))
-        return PromptGroup(prompt_tokens(messages), responses)
+        return PromptGroup(prompt_ids, responses)
 
     async def stream(
         self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
@@ -121,8 +123,11 @@ class ScriptedBackend:
         return tuple(self._learn(word) for word in _TOKEN.findall(text))
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Made-up ids, as those of a sampled group."""
-        return prompt_tokens(messages)
+        """Made-up ids, as those of a sampled group. Raises ContextOverflow where they leave no room for a response."""
+        ids = prompt_tokens(messages)
+        if len(ids) >= self._info.context_tokens:
+            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._info.context_tokens}")
+        return ids
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The words and the end."""

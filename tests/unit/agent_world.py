@@ -137,6 +137,7 @@ class World:
     price: float | None = None
     cloud_samples: bool = False
     skills: tuple[str, ...] = ()
+    context_tokens: int = 1 << 20
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
     calls_tools: bool = False
 
@@ -230,13 +231,17 @@ class World:
         self.sink.emit(Notice(text, self.clock.now()))
 
     async def _open_backend(self) -> ScriptedBackend:
-        options: Any = {"seconds_per_token": self.seconds_per_token, "calls_tools": self.calls_tools}
+        options: Any = {
+            "seconds_per_token": self.seconds_per_token,
+            "calls_tools": self.calls_tools,
+            "context_tokens": self.context_tokens,
+        }
         self.serving = self.rollouts = ScriptedBackend(self.script, **options)
         return self.serving
 
     async def _open_rollouts(self, serving: object) -> ScriptedBackend:
         self.opened.append("rollouts")
-        self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token)
+        self.rollouts = ScriptedBackend(self.script, seconds_per_token=self.seconds_per_token, context_tokens=self.context_tokens)
         return self.rollouts
 
     async def _open_learner(self) -> ScriptedLearner:

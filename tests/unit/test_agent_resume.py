@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 from edge.config.schema import PhaseConfig
-from edge.core.errors import CoordinatorUnavailable, ModelFileError, NotFound, PermissionDenied, StateError, Unauthenticated
+from edge.core.errors import (
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    ModelFileError,
+    NotFound,
+    PermissionDenied,
+    StateError,
+    Unauthenticated,
+)
 from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
 from edge.learning.checkpoints import Checkpoints
@@ -254,6 +263,97 @@ async def test_forbidden_task_is_answered_locally_and_refused_before_learning(tm
         assert "its token names its tasks" in refused.value.hint and "--tasks" in refused.value.hint
 
 
+TAKEN_AWAY = (
+    PermissionDenied("this device may not work on math"),
+    NotFound("no task is called 'math'"),
+    InvalidRequest("a step has at most 4 prompts"),
+)
+
+
+@pytest.mark.parametrize("refusal", TAKEN_AWAY, ids=["forbidden", "unknown", "invalid"])
+async def test_reports_that_are_refused_for_good_are_kept_and_block_no_other_task(
+    tmp_path: Path, refusal: CoordinatorError
+) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent:
+        unreachable(world)
+        await agent.learn(max_steps=3)
+    world.phases, world.client = (PhaseConfig(source="other", target_rate=0.3, steps=2),), ScriptedCoordinatorClient()
+    world.client.fail_next("open_step", refusal, times=3)
+    before = len(world.events(Notice))
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [step.task for step in agent.steps()] == ["math"] * 3 + ["code"] * 2
+        assert agent.status().outbox == 0
+    with StateFolder(world.folder) as state:
+        assert [(report.task, report.task_step, report.refused) for report in state.refused_reports()] == [
+            ("math", step, str(refusal)) for step in range(3)
+        ]
+    told = [notice.text for notice in world.events(Notice)[before:] if str(refusal) in notice.text]
+    assert len(told) == 1 and "3 step reports" in told[0]
+
+
+async def test_a_task_that_is_given_back_is_learned_on_from_the_coordinators_step(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=6),))
+    async with world.agent() as agent:
+        unreachable(world)
+        await agent.learn(max_steps=2)
+    world.client = ScriptedCoordinatorClient()
+    world.client.fail_next("open_step", TAKEN_AWAY[0], times=2)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+        assert agent.status().steps_done == 3
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == 1, "the kept reports were not sent again"
+
+
+@pytest.mark.parametrize(
+    "error", [Unauthenticated("the token has expired"), PermissionDenied("shut out", reason="DEVICE_DISABLED")]
+)
+async def test_reports_wait_on_where_the_device_and_not_the_task_is_refused(tmp_path: Path, error: CoordinatorError) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent:
+        unreachable(world)
+        await agent.learn(max_steps=2)
+    world.client = ScriptedCoordinatorClient()
+    async with world.agent() as agent:
+        world.client.fail_next("open_step", error)
+        with pytest.raises(type(error)):
+            await agent.learn(max_steps=1)
+        assert agent.status().outbox == 2
+        await agent.learn(max_steps=1)
+        assert agent.status().outbox == 0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "steps", "aside"),
+    [*((refusal, 2, 1) for refusal in TAKEN_AWAY), (Unauthenticated("the token has expired"), 1, 0)],
+    ids=["forbidden", "unknown", "invalid", "of the device"],
+)
+async def test_cut_step_that_is_refused_does_not_keep_the_agent_from_answering(
+    tmp_path: Path, refusal: CoordinatorError, steps: int, aside: int
+) -> None:
+    world = World(tmp_path / "state")
+    with pytest.raises(Crash):
+        await world.learn(failpoint=crash_at("checkpointed", 2))
+    world.client.fail_next("close_step", refusal)
+    async with world.agent() as agent:
+        assert agent.status().steps_done == agent.status().adapter_version == steps, "what it learned is kept where it can be"
+        assert (await agent.answerer.answer(AnswerRequest((Message("user", item(1).question),)))).text
+        assert len(agent.components.state.refused_reports()) == aside
+    assert any(str(refusal) in notice.text for notice in world.events(Notice))
+
+
+async def test_refused_report_in_the_middle_of_a_run_keeps_what_its_step_learned(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn(max_steps=1)
+        world.client.fail_next("close_step", TAKEN_AWAY[0])
+        await agent.learn(max_steps=1)
+        first, second = agent.steps()
+        assert agent.status().adapter_version == 2 and not second.control.offline
+        assert second.control.dual_after == first.control.dual_after, "λ stays where nobody moved it"
+
+
 async def test_of_two_tasks_the_allowed_one_keeps_its_terms(tmp_path: Path) -> None:
     phases = (PhaseConfig(source="sums", steps=2), PhaseConfig(source="sums", task="code", steps=2))
     world = World(tmp_path / "state", phases=phases)
@@ -392,6 +492,7 @@ def test_a_damaged_or_foreign_state_file_and_an_impossible_folder_are_refused_in
 
 def _take_sums_away(state: StateFolder) -> None:
     """As before format 7."""
+    state.database.execute("ALTER TABLE outbox DROP COLUMN refused")
     for (name,) in state.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
         state.database.execute(f"DROP TRIGGER {name}")
     for what in ("TABLE used", "INDEX learning_spend_by_time", "INDEX requests_charged"):

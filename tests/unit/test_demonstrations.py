@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from edge.config.schema import PhaseConfig
 from edge.core.answer_key import OwnKey
+from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
@@ -24,13 +25,14 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
 from edge.learning.own_use import MOST_SHOWN, OwnUseRules
 from edge.learning.rollout import ResponseOutcome
+from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
 from edge.tasks.registry import is_task_file
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import World, local_answer, number_in
+from tests.unit.agent_world import World, item, local_answer, number_in
 from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
 
@@ -228,6 +230,71 @@ async def test_right_answers_of_other_skills_are_kept(tmp_path: Path) -> None:
     (learner,) = world.learners
     right = {one.token_ids for one in learner.kept[0]}
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
+
+
+class LongAndShort:
+    """A skill with questions that do not fit the context, `long` of four."""
+
+    name = "skill"
+
+    def __init__(self, long: int) -> None:
+        self._long = long
+
+    def train(self, seed: int, start: int = 0) -> Iterator[TaskItem]:
+        for number in range(start, 200):
+            one = item(20_000 + number)
+            yield replace(one, question=one.question + " please" * 5000) if number % 4 < self._long else one
+
+    def test(self, limit: int) -> list[TaskItem]:
+        return []
+
+
+def with_skill(world: World, skill: LongAndShort) -> World:
+    opened, world.skills, world.context_tokens = world.open_source, ("skill",), 1000
+    world.open_source = lambda name: skill if name == "skill" else opened(name)
+    return world
+
+
+@pytest.mark.parametrize("long", [1, 3])
+async def test_skill_questions_that_do_not_fit_are_left_out_with_one_line_and_a_correction_is_learned(
+    tmp_path: Path, long: int
+) -> None:
+    world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1), known=set()), LongAndShort(long))
+    half = world.script
+    world.script = lambda messages, sampling, seed: (
+        local_answer(number_in(messages[-1].content) + 1)
+        if number_in(messages[-1].content) >= 20_000
+        else half(messages, sampling, seed)
+    )
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    (learner,) = world.learners
+    assert learner.demonstrations[0], "the correction"
+    assert len(learner.kept[0]) >= 4, "questions of the skill that fit are found all the same"
+    [notice] = world.events(Notice)
+    assert f"{16 * long} of 64" in notice.text and "skill" in notice.text
+
+
+async def test_skill_of_which_no_question_fits_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1)), LongAndShort(4))
+    async with world.agent() as agent:
+        with pytest.raises(UsageError, match="skill") as refused:
+            await agent.learn()
+        assert "learning.skills" in refused.value.hint
+        assert agent.steps() == []
+
+
+async def test_skill_that_cannot_be_judged_here_costs_no_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1), known=set()), LongAndShort(0))
+    world.script = lambda messages, sampling, seed: local_answer(number_in(messages[-1].content) + 1)
+
+    async def cannot(verifier: object, item: TaskItem, text: str) -> bool:
+        raise UsageError("programs cannot be run here: no sandbox")
+
+    monkeypatch.setattr("edge.learning.imitation.judge", cannot)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+    assert world.learners[0].demonstrations[0]
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -75,7 +75,7 @@ class RunState:
 
     def unreported(self) -> list[tuple[int, Report]]:
         """Reports that wait, oldest first."""
-        return [(waiting.id, waiting.report) for waiting in self._file.outbox]
+        return [(waiting.id, waiting.report) for waiting in self._file.outbox if not waiting.report.refused]
 
     def put(self, report: Report) -> int:
         """Keep a report until it is delivered; its number. The same step again replaces its report."""
@@ -84,7 +84,7 @@ class RunState:
                 waiting.report = report
                 break
         else:
-            waiting = _Waiting(max((number for number, _ in self.unreported()), default=0) + 1, report)
+            waiting = _Waiting(max((known.id for known in self._file.outbox), default=0) + 1, report)
             self._file.outbox.append(waiting)
         self._save()
         return waiting.id
@@ -93,6 +93,13 @@ class RunState:
         """Remove a delivered report; `terms` from the coordinator's reply (None: it is already past that step)."""
         self._file.outbox = [waiting for waiting in self._file.outbox if waiting.id != report_id]
         self.note(terms)
+
+    def refused(self, report_id: int, reason: str) -> None:
+        """Keep a report that is refused for good; it is not delivered again."""
+        for waiting in self._file.outbox:
+            if waiting.id == report_id:
+                waiting.report = replace(waiting.report, refused=reason)
+        self._save()
 
     def note(self, terms: Terms | None) -> None:
         """Take over terms, where there are any."""
@@ -171,6 +178,8 @@ class TrainingSteps:
             self._state.delivered(number, closed.terms)
         else:
             self._state.note(closed.terms)
+            if closed.unreported.refused:
+                self._state.refused(number, closed.unreported.refused)
         self._open = self._reported = None
         return closed.terms.dual
 
