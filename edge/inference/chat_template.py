@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
@@ -41,6 +41,7 @@ MOST_CHARACTERS = 16 << 20
 """Of one rendering; no context holds so many."""
 _PRIVATE_USE = range(0xE000, 0xF900)
 _TURN = "A turn of the model."
+SystemTurns = Literal["anywhere", "first", "none"]
 Turn = Mapping[str, Any]
 """A turn as templates read it: `role`, `content` (a text), and what tools need."""
 
@@ -61,7 +62,7 @@ class Tokeniser(Protocol):
 class Reading:
     """Which conversations a template takes."""
 
-    system: Literal["anywhere", "first", "none"] = "anywhere"
+    system: SystemTurns = "anywhere"
     """Where it takes system turns. Where it takes none, their text begins the first user's turn."""
     repeats: bool = True
     """Whether neighbouring turns may have one role; else they are joined into one."""
@@ -108,8 +109,7 @@ _RULE, _NOTE = ("system", "Write on birds between <think> and </think>."), ("sys
 _ASKED, _ADDED = ("user", "Where do swifts sleep?"), ("user", "I saw none of them in trees.")
 _SAID, _WENT_ON = ("assistant", "High up in the air."), ("assistant", "They seldom land at all.")
 _LAST = ("user", "And the herons?")
-_WITH_LATER_SYSTEM = _turns(_RULE, _ASKED, _SAID, _NOTE, _LAST)
-_PLAIN = _turns(_RULE, _ASKED, _SAID, _LAST)
+_WITH_A_NOTE = _turns(_RULE, _ASKED, _SAID, _NOTE, _LAST)
 _WITH_REPEATS = _turns(_RULE, _ASKED, _ADDED, _SAID, _WENT_ON, _LAST)
 
 
@@ -142,22 +142,20 @@ class ChatTemplate:
         except Exception as error:  # a template is a program, and some of it is computed here
             raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}", hint=_OTHER_FILE) from error
         self._reading = self._found_reading()
-        opening = re.search(r"<think>\s*$", self._run(self._reading.arranged(_PLAIN)))
+        opening = re.search(r"<think>\s*$", self._run(self._reading.arranged(_WITH_A_NOTE)))
         self._opening = opening.group() if opening else ""
         """What the template writes of the model's reasoning. It is left out: here the tag is part of every response."""
         self.calls_tools = self._writes_calls()
 
     def _found_reading(self) -> Reading:
         """How the template reads conversations. Raises ModelFileError where no way is found."""
-        fault = ""
-        ways = (Reading("anywhere"), _WITH_LATER_SYSTEM), (Reading("first"), _PLAIN), (Reading("none"), _PLAIN)
-        for parts in (False, True):
-            for way, turns in ways:
-                reading = replace(way, parts=parts)
-                if not (found := self._fault(turns, reading)):
-                    return replace(reading, repeats=not self._fault(_WITH_REPEATS, reading))
-            fault = fault or found
-        raise ModelFileError(f"the model's chat template cannot be used: {fault}", hint=_OTHER_FILE)
+        faults: dict[Reading, str] = {}
+        for reading in [Reading(system, parts=parts) for parts in (False, True) for system in get_args(SystemTurns)]:
+            faults[reading] = self._fault(_WITH_A_NOTE, reading)
+            if not faults[reading]:
+                return replace(reading, repeats=not self._fault(_WITH_REPEATS, reading))
+        problem = f"the model's chat template cannot be used: {faults[Reading('none')]}"
+        raise ModelFileError(problem, hint=_OTHER_FILE)
 
     def _fault(self, turns: Sequence[Turn], reading: Reading) -> str:
         """Why the template cannot read turns in this way; "" where it writes the words of them all, those of users and model in order."""
