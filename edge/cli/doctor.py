@@ -329,16 +329,20 @@ def _check_model(name: str, path: str) -> Finding:
 
 
 def _loaded(path: str) -> str:
-    """Open the model: a file with llama.cpp, a folder with MLX. Raises ModelFileError."""
+    """Open the model, a file with llama.cpp, a folder with MLX, and its chat template. Raises ModelFileError."""
     from edge.app import model_file
     from edge.inference.gguf_model import GgufModel
+    from edge.inference.model_tokenizer import gguf_tokenizer, tokenizer_of
 
     file = model_file(path)
     if file.is_dir():
         from edge.models.mlx_decoder import load_mlx_decoder
 
-        return f"{file.resolve().name}, {load_mlx_decoder(file).shape.parameters / 1e6:.1f} M parameters"
+        shape = load_mlx_decoder(file).shape
+        tokenizer_of(file, shape.vocab_size)
+        return f"{file.resolve().name}, {shape.parameters / 1e6:.1f} M parameters"
     with closing(GgufModel(file)) as model:
+        gguf_tokenizer(model)
         return f"{file.stem}, {model.parameters / 1e6:.1f} M parameters, {file.stat().st_size / 2**20:.1f} MiB"
 
 

@@ -1,5 +1,8 @@
 """From messages to prompt ids through the model's own chat template.
 
+Templates differ in the conversations that they take. Which one a template takes is found out once, when the model is opened, by
+rendering some (`Reading`), and every conversation is arranged accordingly.
+
 Injection: only the template may write control tokens. Every control token spelled out in a message (`<|im_end|>` in a user's text) is
 masked while the template is rendered, so that the search for control tokens cannot find it, and is tokenised as the plain text
 it is.
@@ -10,12 +13,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from edge.core.errors import EdgeError, ModelFileError
+from edge.core.clock import Clock, SystemClock, local_day
+from edge.core.errors import EdgeError, ModelFileError, Unsupported
 from edge.core.types import CALL_CLOSING, CALL_OPENING, Message, ToolConversation
 from edge.inference.backend import TokenizerInfo
 
@@ -25,8 +35,15 @@ CHATML = (
 )
 """Used for models that know ChatML's control tokens and carry no template."""
 
+MOST_STEPS = 1_000_000
+"""Turns of loops, calls and repeated elements in one rendering: at most some seconds. Long conversations take some thousands."""
+MOST_CHARACTERS = 16 << 20
+"""Of one rendering; no context holds so many."""
 _PRIVATE_USE = range(0xE000, 0xF900)
 _TURN = "A turn of the model."
+SystemTurns = Literal["anywhere", "first", "none"]
+Turn = Mapping[str, Any]
+"""A turn as templates read it: `role`, `content` (a text), and what tools need."""
 
 
 class Tokeniser(Protocol):
@@ -41,37 +58,134 @@ class Tokeniser(Protocol):
         ...
 
 
-class ChatTemplate:
-    """The chat template of one model. `special_texts` are the template's variables such as `bos_token`."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which conversations a template takes."""
 
-    def __init__(self, source: str, tokeniser: Tokeniser, special_texts: Mapping[str, str]) -> None:
-        self._tokeniser = tokeniser
+    system: SystemTurns = "anywhere"
+    """Where it takes system turns. Where it takes none, their text begins the first user's turn."""
+    repeats: bool = True
+    """Whether neighbouring turns may have one role; else they are joined into one."""
+    parts: bool = False
+    """Whether content is a list of parts and not a text."""
+
+    def arranged(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The conversation as the template takes it."""
+        arranged = list(turns)
+        if self.system != "anywhere" and any(turn["role"] == "system" for turn in turns):
+            arranged = [turn for turn in turns if turn["role"] != "system"]
+            text = _paragraphs(*(turn["content"] for turn in turns if turn["role"] == "system"))
+            # Templates that keep the system text for a later turn write nothing where no turn follows.
+            role = "system" if self.system == "first" and arranged else "user"
+            arranged = [*_joined([{"role": role, "content": text}, *arranged[:1]]), *arranged[1:]]
+        if not self.repeats:
+            arranged = _joined(arranged)
+        return [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in arranged] if self.parts else arranged
+
+
+def _joined(turns: Sequence[Turn]) -> list[Turn]:
+    """With neighbouring turns of one role in one, but for calls of tools and their results."""
+    joined: list[Turn] = []
+    for turn in turns:
+        before = joined[-1] if joined else {"role": ""}
+        if turn["role"] != before["role"] or turn["role"] == "tool" or "tool_calls" in before or "tool_calls" in turn:
+            joined.append(turn)
+        else:
+            joined[-1] = {**before, "content": _paragraphs(before["content"], turn["content"])}
+    return joined
+
+
+def _paragraphs(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))
+
+
+def _turns(*said: tuple[str, str]) -> tuple[Turn, ...]:
+    return tuple({"role": role, "content": content} for role, content in said)
+
+
+# Conversations that show how a template reads: every text in them occurs once, and hardly in a template. Some templates take words of
+# the system text for switches, such as /think, and cut them out; so it holds the tags of our own.
+_RULE, _NOTE = ("system", "Write on birds between <think> and </think>."), ("system", "The lake is frozen by now.")
+_ASKED, _ADDED = ("user", "Where do swifts sleep?"), ("user", "I saw none of them in trees.")
+_SAID, _WENT_ON = ("assistant", "High up in the air."), ("assistant", "They seldom land at all.")
+_LAST = ("user", "And the herons?")
+_WITH_A_NOTE = _turns(_RULE, _ASKED, _SAID, _NOTE, _LAST)
+_WITH_REPEATS = _turns(_RULE, _ASKED, _ADDED, _SAID, _WENT_ON, _LAST)
+
+
+class ChatTemplate:
+    """The chat template of one model. `special_texts` are the template's variables such as `bos_token`.
+
+    `own_system`: the template writes a system text of its own and may leave out the conversation's. `clock` gives the date that some
+    templates write into a prompt. Raises ModelFileError for a template that cannot be read, refuses plain conversations, leaves out what
+    users or the model said, or does not end.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokeniser: Tokeniser,
+        special_texts: Mapping[str, str],
+        *,
+        own_system: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._tokeniser, self._own_system = tokeniser, own_system
         self._special_texts = dict(special_texts)
         longest_first = sorted(tokeniser.control_ids, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _raise
-        environment.filters["tojson"] = _to_json
         if not source and not {"<|im_start|>", "<|im_end|>"}.issubset(tokeniser.control_ids):
             raise ModelFileError("the model file holds no chat template", hint="use an instruct model whose GGUF carries one")
         self.source = source or CHATML
         try:
-            self._template = environment.from_string(self.source)
-        except TemplateError as error:
-            raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}") from error
+            self._template = _Environment(clock or SystemClock()).compiled(self.source)
+        except Exception as error:  # a template is a program, and some of it is computed here
+            raise ModelFileError(f"the model's chat template cannot be read: {_one_line(error)}", hint=_OTHER_FILE) from error
+        self._reading = self._found_reading()
+        opening = re.search(r"<think>\s*$", self._run(self._reading.arranged(_WITH_A_NOTE)))
+        self._opening = opening.group() if opening else ""
+        """What the template writes of the model's reasoning. It is left out: here the tag is part of every response."""
         self.calls_tools = self._writes_calls()
 
+    def _found_reading(self) -> Reading:
+        """How the template reads conversations. Raises ModelFileError where no way is found."""
+        faults: dict[Reading, str] = {}
+        for reading in [Reading(system, parts=parts) for parts in (False, True) for system in get_args(SystemTurns)]:
+            faults[reading] = self._fault(_WITH_A_NOTE, reading)
+            if not faults[reading]:
+                return replace(reading, repeats=not self._fault(_WITH_REPEATS, reading))
+        problem = f"the model's chat template cannot be used: {faults[Reading('none')]}"
+        raise ModelFileError(problem, hint=_OTHER_FILE)
+
+    def _fault(self, turns: Sequence[Turn], reading: Reading) -> str:
+        """Why the template cannot read turns in this way; "" where it writes the words of them all, those of users and model in order."""
+        try:
+            text = self._run(reading.arranged(turns))
+        except _Refused as refused:
+            return str(refused)
+        end = 0
+        for role, content in ((turn["role"], turn["content"]) for turn in turns):
+            if role == "system":  # some templates put it before the last question
+                found = self._own_system or content in text
+            else:
+                found = (begin := text.find(content, end)) >= 0
+                end = begin + len(content)
+            if not found:
+                return f"it leaves out the text of {_WHOSE[role]} turn"
+        return ""
+
     def _writes_calls(self) -> bool:
-        """Whether the template shows tools, and calls of them as CALL_OPENING says; other families have other forms in the same tags."""
+        """Whether the template shows tools, their results, and calls of them as CALL_OPENING says; other families have other forms."""
         function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
         call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
-        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+        asked, called = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+        turns = (asked, called, {"role": "tool", "content": "a result"})
         try:
             text = self._render(ToolConversation((), turns, ({"type": "function", "function": function},)), self._masks([]))
-        except Exception:  # a template is a program
+        except EdgeError:
             return False
         written = f'{CALL_OPENING}{{"name": "probe", "arguments": {{"a": 1}}}}{CALL_CLOSING}'
-        return "a description" in text and written in text
+        return "a description" in text and written in text and "a result" in text
 
     def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> list[int]:
         """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""
@@ -80,7 +194,7 @@ class ChatTemplate:
         else:
             texts = [message.content for message in messages]
         masks = self._masks([*texts, prefix])
-        text = self._render(messages, masks) + self._masked(prefix, masks)
+        text = self._render(messages, masks).removesuffix(self._opening) + self._masked(prefix, masks)
         return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
 
     def plain_ids(self, text: str, *, bos: bool = True) -> list[int]:
@@ -98,10 +212,10 @@ class ChatTemplate:
         """The first control token that the template writes behind a turn of the model; None where it writes none, or fails."""
         turns = [Message("user", "?"), Message("assistant", _TURN)]
         try:
-            behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)[2]
+            _, found, behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)
         except EdgeError:
             return None
-        written = self._control.search(behind) if self._control else None
+        written = self._control.search(behind) if self._control and found else None
         return None if written is None else self._tokeniser.control_ids[written.group()]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -134,14 +248,42 @@ class ChatTemplate:
         )
 
     def _render(self, messages: Sequence[Message] | ToolConversation, masks: Mapping[str, str], *, open_turn: bool = True) -> str:
+        """What the template makes of a conversation. Raises Unsupported where it refuses it.
+
+        One that is refused as the template was found to read is rendered with the system text as a user's: before a first turn of the
+        model it makes the turns alternate.
+        """
         if isinstance(messages, ToolConversation):
-            given = self._masked_in({"messages": messages.turns, "tools": messages.tools}, masks)
+            turns, tools = self._masked_in(messages.turns, masks), self._masked_in(messages.tools, masks)
         else:
-            given = {"messages": [{"role": each.role, "content": self._masked(each.content, masks)} for each in messages]}
+            turns, tools = [{"role": each.role, "content": self._masked(each.content, masks)} for each in messages], None
         try:
-            return self._template.render(**given, add_generation_prompt=open_turn, **self._special_texts)
-        except TemplateError as error:
-            raise EdgeError(f"the model's chat template rejected the conversation: {_one_line(error)}") from error
+            return self._run(self._reading.arranged(turns), tools, open_turn=open_turn)
+        except _Refused:
+            strictest = replace(self._reading, system="none", repeats=False)
+        try:
+            return self._run(strictest.arranged(turns), tools, open_turn=open_turn)
+        except _Refused as refused:
+            problem = f"the model's chat template refuses this conversation: {refused}"
+            hint = "begin it with a user's turn, and let the model's turns follow user's turns"
+            raise Unsupported(problem, parameter="messages", hint=hint) from refused
+
+    def _run(self, turns: Sequence[Turn], tools: Any = None, *, open_turn: bool = True) -> str:
+        """What the template makes of turns as they stand. Raises _Refused where that fails, ModelFileError where it does not end."""
+        given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": open_turn, **self._special_texts}
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(**given, **{_STEPS: _Steps()}):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_CHARACTERS:
+                    raise _Endless(f"writes more than {MOST_CHARACTERS} characters")
+        except _Endless as error:
+            raise ModelFileError(f"the model's chat template {error}", hint=_OTHER_FILE) from error
+        except Exception as error:  # a template is a program
+            raise _Refused(_one_line(error)) from error
+        return "".join(pieces)
 
     def _masked_in(self, value: Any, masks: Mapping[str, str]) -> Any:
         """A JSON value with all its texts masked."""
@@ -163,14 +305,123 @@ class ChatTemplate:
         return ids + self._tokeniser.tokenise(text[start:].translate(unmask)) if start < len(text) else ids
 
 
+_OTHER_FILE = "use a file of this model with another chat template"
+_WHOSE = {"system": "a system", "user": "a user's", "assistant": "the model's"}
+
+
+class _Refused(Exception):
+    """Why the template makes nothing of a conversation, in one line."""
+
+
+class _Endless(Exception):
+    """How the template exceeds a limit."""
+
+
+_STEPS = "_steps"
+
+
+class _Steps:
+    """The steps that one rendering has left. Templates cannot reach names that begin with an underscore."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MOST_STEPS
+
+    def _spend(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise _Endless(f"does not end within {MOST_STEPS} steps")
+
+
+def _spend(context: Context, steps: int) -> None:
+    context.parent[_STEPS]._spend(steps)  # what a template sets lies elsewhere in the context
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates are written for, transformers' names and options, in a sandbox that ends each rendering after MOST_STEPS.
+
+    Steps are counted and not seconds, so that a conversation is never refused because the machine was busy. A template that doubles
+    a text again and again is not kept from filling the memory.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        del self.globals["lipsum"]  # random text without end
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = lambda form: date.fromisoformat(local_day(clock.now())).strftime(form)
+        self.filters["tojson"] = _to_json
+        self.filters[_counted.__name__] = _counted
+
+    def compiled(self, source: str) -> Template:
+        """The template, with the turns of its loops counted."""
+        tree = self.parse(source)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, _counted.__name__, [], [], None, None, lineno=loop.lineno)
+        tree.set_environment(self)
+        return self.from_string(tree)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Call a function, method or macro; a range costs as many steps as it has numbers."""
+        _spend(context, 1)
+        result = super().call(context, called, *args, **kwargs)
+        if isinstance(result, range):
+            _spend(context, len(result))
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """A product costs as many steps as it has elements, or bits. There are no powers: few characters of them have no end."""
+        if operator == "**":
+            raise SecurityError("powers are not available")
+        if isinstance(left, int) and isinstance(right, int):
+            _spend(context, left.bit_length() * right.bit_length())
+        else:
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(repeated, str | list | tuple) and isinstance(times, int):
+                    _spend(context, len(repeated) * max(0, times))
+        return super().call_binop(context, operator, left, right)
+
+
+@pass_context
+def _counted(context: Context, iterable: Any) -> Any:
+    """What a loop runs over, its steps spent."""
+    sized = iterable if hasattr(iterable, "__len__") else list(iterable)
+    _spend(context, len(sized))
+    return sized
+
+
+class _Generation(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`, with which templates mark what the model writes; to a prompt it adds nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The marked part as it stands, with variables of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def _raise(message: Any = "") -> NoReturn:
     raise TemplateError(str(message))
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+_NOT_ASCII = re.compile(r"[^\x00-\x7f\ue000-\uf8ff]")
+"""Without the characters of private use: a mask must stay one."""
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """As templates are written for: Jinja's own would escape quotes and angle brackets for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], text) if ensure_ascii else text
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__

@@ -52,8 +52,10 @@ class FolderVocabulary:
         self.pieces = [b"" if token in silent else self._piece(token) for token in range(vocab_size)]
         self.texts = [piece.decode("utf-8", "replace") for piece in self.pieces]
         template = folder / "chat_template.jinja"
-        stated = str(self._config.get("chat_template") or "")
-        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else stated
+        stated = self._config.get("chat_template") or ""
+        if isinstance(stated, list):  # several by name
+            stated = next((each["template"] for each in stated if each["name"] == "default"), "")
+        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else str(stated)
         self.prompt_form = str(self._config.get("edge_agent_prompt_form") or "full")
 
     def text_of(self, token: int) -> str:
@@ -123,7 +125,7 @@ def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
     """The tokenizer of a model file or folder. Raises ModelFileError."""
     if path.is_dir():
         vocabulary = FolderVocabulary(path, vocab_size)
-        template = _template(vocabulary.chat_template, vocabulary)
+        template = _template(path, vocabulary.chat_template, vocabulary, vocabulary.prompt_form)
         return ModelTokenizer(vocabulary, template, path.resolve().name, vocabulary.prompt_form)
     model = GgufModel(path, vocab_only=True)
     try:
@@ -135,14 +137,15 @@ def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
 
 def gguf_tokenizer(model: GgufModel) -> ModelTokenizer:
     """The tokenizer of a model that llama.cpp has loaded. Raises ModelFileError."""
-    try:
-        template = _template(model.metadata("tokenizer.chat_template"), model.vocabulary)
-    except ModelFileError as error:
-        raise ModelFileError(f"{model.path}: {error}", hint=error.hint) from error
     name, form = model.metadata("general.name") or model.path.stem, model.metadata("edge_agent.prompt_form") or "full"
+    template = _template(model.path, model.metadata("tokenizer.chat_template"), model.vocabulary, form)
     return ModelTokenizer(model.vocabulary, template, name, form, model.close)
 
 
-def _template(source: str, vocabulary: FolderVocabulary | Vocabulary) -> ChatTemplate:
+def _template(path: Path, source: str, vocabulary: FolderVocabulary | Vocabulary, prompt_form: str) -> ChatTemplate:
+    """The template of a model; one of the compact form writes a system text of its own."""
     specials = {"bos_token": vocabulary.text_of(vocabulary.bos), "eos_token": vocabulary.text_of(vocabulary.eos)}
-    return ChatTemplate(source, vocabulary, specials)
+    try:
+        return ChatTemplate(source, vocabulary, specials, own_system=prompt_form == "compact")
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: {error}", hint=error.hint) from error

@@ -13,7 +13,7 @@ from coordinator.config import UpstreamConfig
 from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.engine.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
 
 QUESTIONS = [f"How much is {number} and {number * 37 % 11}? " * (1 + number % 5) for number in range(24)]
 
@@ -125,10 +125,10 @@ async def test_close_ends_running_calls(model_path: Path) -> None:
 
 
 async def test_a_template_that_refuses_a_conversation_executes_nothing(tmp_path: Path) -> None:
-    template = "{{ raise_exception('no system turns') if messages[0]['role'] == 'system' }}x"
+    template = "{{ raise_exception('users begin') if messages[0]['role'] == 'assistant' }}" + CHAT_TEMPLATE
     path = write_tiny_model(tmp_path / "m.gguf", chat_template=template).path
     provider = bundled(path, 1)
-    with pytest.raises(ProviderError, match="no system turns") as failed:
-        await provider.complete(asks("", messages=(Message("system", "x"),)))
+    with pytest.raises(ProviderError, match="users begin") as failed:
+        await provider.complete(asks("", messages=(Message("assistant", "x"),)))
     assert (failed.value.kind, failed.value.executed) == ("bad_request", False)
     await provider.aclose()

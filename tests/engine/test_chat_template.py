@@ -16,7 +16,10 @@ from edge.inference.gguf_model import GgufModel, Vocabulary
 from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, write_tiny_model
 
 TRIMMING = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
-SPLITTING = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+SPLITTING = (
+    "{% for m in messages %}{% set text = m.content if m.role == 'system' else m.content.split('</think>')[-1] %}"
+    "<|im_start|>{{ text }}<|im_end|>{% endfor %}"
+)
 pieces_of_text = st.one_of(
     st.sampled_from(
         [
@@ -79,7 +82,8 @@ def test_bos_token_appears_exactly_once(vocabulary: Vocabulary) -> None:
         adds_bos = True
         tokenise = staticmethod(vocabulary.tokenise)
 
-    for source in ("{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"):
+    every = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for source in ("{{ bos_token }}" + every, every):
         tokens = ChatTemplate(source, WithBos(), {"bos_token": "<|endoftext|>"}).prompt_ids([Message("user", "a")])
         assert tokens == [WithBos.bos, *vocabulary.tokenise("a")]
 
@@ -114,8 +118,9 @@ def test_encoded_assistant_turn_ends_as_the_template_ends_one(vocabulary: Vocabu
     assert ChatTemplate(CHAT_TEMPLATE, vocabulary, {}).turn_end() == end
     other = CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")
     assert ChatTemplate(other, vocabulary, {}).turn_end() == vocabulary.control_ids["<|endoftext|>"]
-    assert ChatTemplate("{{ messages[-1].content }}", vocabulary, {}).turn_end() is None
-    assert ChatTemplate("{{ raise_exception('a user must speak last') }}", vocabulary, {}).turn_end() is None
+    assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", vocabulary, {}).turn_end() is None
+    refusing = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('a user must speak last') }}{% endif %}"
+    assert ChatTemplate(refusing + CHAT_TEMPLATE, vocabulary, {}).turn_end() is None
 
 
 def test_response_contains_exactly_the_control_tokens_that_may_be_shown(vocabulary: Vocabulary) -> None:

@@ -14,7 +14,7 @@ from edge.core.types import Message, Sampling
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.models.quantise import quantise
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.engine.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
 
 OpenLlama = Callable[..., LlamaCppBackend]
 UNUSABLE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -54,11 +54,18 @@ def test_a_broken_chat_template_is_named(llama: OpenLlama, tmp_path: Path) -> No
         llama(model.path)
 
 
+def test_a_chat_template_that_refuses_everything_is_named_when_it_is_opened(llama: OpenLlama, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('no\nturns') }}")
+    with pytest.raises(ModelFileError, match=r"strict\.gguf: .*chat template .*no turns") as caught:
+        llama(model.path)
+    assert caught.value.hint
+
+
 async def test_template_that_refuses_the_conversation_is_a_one_line_error(llama: OpenLlama, tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('no system\nturns') }}")
-    backend = llama(model.path)
-    with pytest.raises(EdgeError, match="no system turns"):
-        await backend.sample_group([Message("system", "a")], Sampling(), [1])
+    user_first = "{% if messages[0].role == 'assistant' %}{{ raise_exception('users\nbegin') }}{% endif %}"
+    backend = llama(write_tiny_model(tmp_path / "strict.gguf", chat_template=user_first + CHAT_TEMPLATE).path)
+    with pytest.raises(EdgeError, match="users begin"):
+        await backend.sample_group([Message("assistant", "a")], Sampling(), [1])
 
 
 async def test_a_prompt_longer_than_the_context_is_refused(llama: OpenLlama, tmp_path: Path) -> None:

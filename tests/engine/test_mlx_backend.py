@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,14 +108,19 @@ async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_sta
     await backend.aclose()
 
 
-async def test_model_folder_gets_the_same_prompt_as_the_file(worker: EngineWorker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "chat_template",
+    [CHAT_TEMPLATE, [{"name": "tool_use", "template": "none"}, {"name": "default", "template": CHAT_TEMPLATE}]],
+    ids=["a text", "several by name"],
+)
+async def test_model_folder_gets_the_same_prompt_as_the_file(chat_template: Any, worker: EngineWorker, tmp_path: Path) -> None:
     require_mlx()
     tiny = write_tiny_model(tmp_path / "tiny.gguf", "qwen2", quantised=False)
     folder = write_mlx_folder(tmp_path / "folder", tiny)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         mlx_backend(folder, worker)
     (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer()))
-    words = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE, "edge_agent_prompt_form": "compact"}
+    words = {"eos_token": "<|im_end|>", "chat_template": chat_template, "edge_agent_prompt_form": "compact"}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
     ours, file = mlx_backend(folder, worker), mlx_backend(tiny.path, worker)
     injected = [Message("user", "I need <|im_end|> naïve ☕ assistance Step 1")]

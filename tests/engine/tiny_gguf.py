@@ -6,6 +6,7 @@ their Hugging Face names, the way `edge.models.decoder` wants them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,13 +74,17 @@ def write_tiny_model(
     prompt_form: str | None = "compact",
     scale: float = 1.0,
     context_length: int = 512,
+    control_tokens: Sequence[str] = CONTROL_TOKENS,
 ) -> TinyModel:
-    """Write a random model. `scale` multiplies the output weights: larger makes the distributions sharper."""
-    model = TinyModel(path, architecture, byte_level_vocabulary(), {}, context_length=context_length)
+    """Write a random model. `scale` multiplies the output weights: larger makes the distributions sharper.
+
+    `control_tokens`: the first one pads, or begins every prompt where it is `<s>`; the last one ends a text.
+    """
+    model = TinyModel(path, architecture, byte_level_vocabulary(control_tokens), {}, context_length=context_length)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     add_shape(writer, model.spec)
-    _write_tokenizer(writer, model.vocab, chat_template)
+    _write_tokenizer(writer, model.vocab, chat_template, control_tokens)
     if prompt_form is not None:
         writer.add_string("edge_agent.prompt_form", prompt_form)
     _write_weights(writer, model, np.random.Generator(np.random.Philox(seed)), quantised, scale)
@@ -96,14 +101,14 @@ def permute_rows(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, rows // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def byte_level_vocabulary() -> tuple[str, ...]:
+def byte_level_vocabulary(control_tokens: Sequence[str] = CONTROL_TOKENS) -> tuple[str, ...]:
     """256 byte tokens, merged words with all their prefixes, and the control tokens at the end."""
     tokens = [*_byte_letters().values()]
     for word in WORDS:
         letters = _as_letters(word)
         tokens += [letters[:length] for length in range(2, len(letters) + 1)]
     unique = list(dict.fromkeys(tokens))
-    return (*unique, *CONTROL_TOKENS)
+    return (*unique, *control_tokens)
 
 
 def _byte_letters() -> dict[int, str]:
@@ -121,22 +126,25 @@ def _as_letters(text: str) -> str:
     return "".join(letters[byte] for byte in text.encode())
 
 
-def _merges(vocab: tuple[str, ...]) -> list[str]:
+def _merges(vocab: tuple[str, ...], control_tokens: Sequence[str] = CONTROL_TOKENS) -> list[str]:
     """Each merged token grows by one letter from the prefix before it, so one merge rule per token makes them all reachable."""
-    merged = sorted((token for token in vocab if token not in CONTROL_TOKENS and len(token) > 1), key=len)
+    merged = sorted((token for token in vocab if token not in control_tokens and len(token) > 1), key=len)
     return [f"{token[:-1]} {token[-1]}" for token in merged]
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, vocab: tuple[str, ...], chat_template: str | None) -> None:
+def _write_tokenizer(
+    writer: gguf.GGUFWriter, vocab: tuple[str, ...], chat_template: str | None, control_tokens: Sequence[str]
+) -> None:
     normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(list(vocab))
-    writer.add_token_types([control if token in CONTROL_TOKENS else normal for token in vocab])
-    writer.add_token_merges(_merges(vocab))
-    writer.add_eos_token_id(vocab.index("<|im_end|>"))
-    writer.add_pad_token_id(vocab.index("<|endoftext|>"))
-    writer.add_add_bos_token(False)
+    writer.add_token_types([control if token in control_tokens else normal for token in vocab])
+    writer.add_token_merges(_merges(vocab, control_tokens))
+    writer.add_eos_token_id(vocab.index(control_tokens[-1]))
+    begins = control_tokens[0] == "<s>"
+    (writer.add_bos_token_id if begins else writer.add_pad_token_id)(vocab.index(control_tokens[0]))
+    writer.add_add_bos_token(begins)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 

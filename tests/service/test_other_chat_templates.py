@@ -1,0 +1,109 @@
+"""An agent whose model has the chat template of another family: it answers and learns, or says at once why it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from edge.cli.remote import announcement
+from tests.engine.tiny_gguf import write_tiny_model
+
+TEMPLATES = Path(__file__).parents[1] / "engine" / "templates"
+SYSTEM, QUESTION = {"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Who runs the mill?"}
+ANSWER = {"role": "assistant", "content": "Ilka."}
+START_S = 60
+SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=8", "engine.threads=1")
+
+
+def model(folder: Path, template: str, control_tokens: tuple[str, ...]) -> str:
+    path = folder / "tiny.gguf"
+    write_tiny_model(path, prompt_form=None, chat_template=template, control_tokens=control_tokens, context_length=2048)
+    return str(path)
+
+
+async def ended(*words: str) -> tuple[int | None, str, str]:
+    """`edge-agent WORDS`: exit code, stdout and stderr."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "edge.cli", *words, stdout=pipe, stderr=pipe)
+    out, err = await asyncio.wait_for(process.communicate(), START_S)
+    return process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def running_agent(folder: Path, path: str) -> AsyncIterator[str]:
+    """The base address of an agent that learns from a file of questions."""
+    tasks, state = folder / "questions.csv", folder / "state"
+    tasks.write_text("question,answer\nWho runs the mill?,Ilka\nWho rows the ferry?,Mia\n")
+    words = ("--model", path, "--tasks", str(tasks), "--port", "0", "--state", str(state))
+    settings = [word for setting in ("model.context_tokens=2048", *SMALL) for word in ("--set", setting)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "edge.cli", "run", *words, *settings),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            while "OpenAI-compatible at" not in (line := (await process.stdout.readline()).decode()):
+                assert line
+        found = announcement(state)
+        assert found is not None
+        yield found["url"]
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.communicate(), START_S)
+
+
+@pytest.mark.parametrize(
+    ("family", "control_tokens"),
+    [("mistral", ("<s>", "</s>")), ("smolvlm", ("<s>", "<|im_end|>"))],
+)
+async def test_a_model_of_another_family_answers_and_learns(family: str, control_tokens: tuple[str, ...], tmp_path: Path) -> None:
+    path = model(tmp_path, (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8"), control_tokens)
+
+    async with running_agent(tmp_path, path) as url, aiohttp.ClientSession(url) as client:
+
+        async def chat(*messages: Any) -> int:
+            body = {"model": "edge-local", "messages": messages, "max_tokens": 4}
+            async with client.post("/v1/chat/completions", json=body) as response:
+                return response.status
+
+        assert await chat(SYSTEM, QUESTION) == 200
+        assert await chat(SYSTEM, QUESTION, ANSWER, QUESTION) == 200
+        assert await chat(QUESTION, QUESTION) == await chat(ANSWER, QUESTION) == await chat(QUESTION, SYSTEM, QUESTION) == 200
+        async with asyncio.timeout(START_S):
+            while True:
+                async with client.get("/api/steps") as response:
+                    if (await response.json())["steps"]:
+                        break
+                await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('this is a base model') }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    ],
+    ids=["refuses", "does not end"],
+)
+async def test_an_unusable_template_is_one_line_at_the_start_and_in_doctor(template: str, tmp_path: Path) -> None:
+    path, state = model(tmp_path, template, ("<s>", "</s>")), ("--state", str(tmp_path / "state"))
+    code, out, _ = await ended("doctor", "--json", "--model", path, *state)
+    (found,) = [check for check in json.loads(out)["checks"] if check["name"] == "model"]
+    assert (code, found["state"]) == (1, "fail")
+    assert "chat template" in found["text"] and path in found["text"] and found["hint"]
+    for command in (("run", "--port", "0"), ("ask", "Who runs the mill?")):
+        code, out, err = await ended(*command, "--model", path, *state)
+        assert code == 1 and "OpenAI-compatible at" not in out
+        assert "chat template" in err and "Traceback" not in err
