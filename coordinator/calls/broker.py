@@ -190,14 +190,19 @@ class Broker:
         return snapshot(view.task, terms, view.budgets, limits)
 
     async def drain(self, grace_s: float) -> None:
-        """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""
+        """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns, as long as the
+        ledger can be written."""
         self._admitting = False
         pending = [asyncio.create_task(flight.ended()) for flight in self._flights.values()]
         if not pending:
             return
         _, late = await asyncio.wait(pending, timeout=grace_s)
         if late:
-            log.warning("%d calls did not end within %.1f s; they are cut and charged as in doubt", len(late), grace_s)
+            log.warning(
+                "%d calls did not end within %.1f s; they are cut, and charged as in doubt where they were sent",
+                len(late),
+                grace_s,
+            )
             for flight in tuple(self._flights.values()):
                 flight.cancel()
             await asyncio.wait(late)
@@ -228,7 +233,7 @@ class Broker:
                 if not any(refusal.attempted for refusal in refusals):
                     raise
                 break  # the other upstream costs more than is left; the call stands as its first attempt left it
-            if sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
+            if flight.is_cut or sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
                 break
         attempted = [refusal for refusal in refusals if refusal.attempted]
         if attempted:
@@ -283,7 +288,8 @@ class Broker:
         quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
         deadline_s = self._upstream_deadline_s(job, upstream)
         flight.can_be_dropped = False
-        outcome = await self._reserved(job, upstream, quote, deadline_s)
+        with flight.uncut():
+            outcome = await self._reserved(job, upstream, quote, deadline_s)
         match outcome:
             case Reserved():
                 request = upstream.request(job.call, deadline_s, outcome.billing_key)
@@ -335,6 +341,10 @@ class Broker:
     async def _ask_and_settle(self, flight: Flight, attempt: _Attempt) -> CloudCompletion:
         job, report = flight.job, attempt.report
         failpoints.reach("after_reserve")
+        if flight.is_cut:  # while its hold was written: nothing was sent
+            key, number, now = job.call.call_key, attempt.number, self._clock.now()
+            await self._settled(flight, partial(self._store.refund, job.device, key, number, STOPPED, now))
+            raise draining()
         try:
             if flight.progress is not None:
                 flight.progress.started()
@@ -345,23 +355,23 @@ class Broker:
         except ProviderError as error:
             report.failed(attempt, error)
             log.warning("upstream %s gave no answer (%s): %s", attempt.upstream.alias, error.kind, error.with_hint)
-            resolution = await self._settled(partial(self._resolve_failure, job, attempt, error))
+            resolution = await self._settled(flight, partial(self._resolve_failure, job, attempt, error))
             failure = _failure(resolution.call, error.retry_after_s)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
         except TimeoutError as error:
             report.outcome = Outcome.BAD
-            resolution = await self._settled(partial(self._doubt, job, attempt, "deadline"))
+            resolution = await self._settled(flight, partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
         except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
-            resolution = await asyncio.shield(self._settled(partial(self._doubt, job, attempt, STOPPED)))
+            resolution = await self._settled(flight, partial(self._doubt, job, attempt, STOPPED))
             raise _failure(resolution.call) from None
         except BaseException:
-            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "internal error")))
+            await self._settled(flight, partial(self._doubt, job, attempt, "internal error"))
             raise
         report.outcome = Outcome.GOOD
         failpoints.reach("answered")
         settlement = self._settlement(job, attempt, result)
-        resolution = await self._settled(partial(self._store.settle, settlement))
+        resolution = await self._settled(flight, partial(self._store.settle, settlement))
         failpoints.reach("settled")
         return await self._replayed(resolution.call, settlement.budgets, resolution.view)
 
@@ -394,17 +404,18 @@ class Broker:
     def _doubt(self, job: Job, attempt: _Attempt, reason: str) -> Awaitable[Resolution]:
         return self._store.doubt(job.device, job.call.call_key, attempt.number, reason, self._clock.now())
 
-    async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
+    async def _settled(self, flight: Flight, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
         """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
         end, pause_s = self._loop.time() + self._service.lease_margin_s, 0.05
-        while True:
-            try:
-                return await resolve()
-            except CoordinatorUnavailable:
-                if self._loop.time() + pause_s > end:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2.0, pause_s * 2.0)
+        with flight.uncut():
+            while True:
+                try:
+                    return await resolve()
+                except CoordinatorUnavailable:
+                    if self._loop.time() + pause_s > end:
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0, pause_s * 2.0)
 
     async def _replayed(
         self, row: CallRow, limits: Sequence[BudgetTerms] = (), view: BudgetView | None = None
