@@ -43,7 +43,7 @@ from coordinator.ledger.accounts import (
     Resolution,
     Settlement,
 )
-from coordinator.ledger.budgets import BudgetBook, snapshot
+from coordinator.ledger.budgets import BudgetBook, fits_again_in_s, snapshot
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import MOST_UNITS, STOPPED
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
@@ -310,8 +310,9 @@ class Broker:
                 if not isinstance(outcome, Outdated):
                     return outcome
                 self._book.learn(outcome.limits)
-        except BudgetExhausted:
+        except BudgetExhausted as error:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
+            error.retry_after_s = fits_again_in_s(error, self._clock.now())
             raise
 
     def _reserve_request(self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float) -> ReserveRequest:
