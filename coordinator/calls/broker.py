@@ -67,7 +67,7 @@ from edge.rpc.client import (
     CloudCompletion,
     digest,
     fingerprint,
-    openai_part,
+    sampling_part,
 )
 from edge.rpc.openai_fields import completion_json, openai_fields
 
@@ -357,7 +357,7 @@ class Broker:
             report.failed(attempt, error)
             log.warning("upstream %s gave no answer (%s): %s", attempt.upstream.alias, error.kind, error.with_hint)
             resolution = await self._settled(flight, partial(self._resolve_failure, job, attempt, error))
-            failure = _failure(resolution.call, error.retry_after_s)
+            failure = _failure(resolution.call, error)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
         except TimeoutError as error:
             report.outcome = Outcome.BAD
@@ -496,23 +496,27 @@ def progress_of(state: CallState) -> CallProgress:
 def cache_key(device: str, model: str, call: CloudCall) -> str:
     """A digest of (device, model, prompt, sampling): what an answer may be given again for. Without a device it is the same for all."""
     turns = [[message.role, message.content] for message in call.messages]
-    return digest([device, model, turns, call.max_output_tokens, call.temperature.hex(), *openai_part(call)])
+    return digest([device, model, turns, call.max_output_tokens, *sampling_part(call)])
 
 
 def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> str:
-    """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call."""
-    if terms.answer_cache == "off" or (call.temperature > 0.0 and not terms.answer_cache_any_temperature):
+    """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call. Who asks
+    for a temperature above 0 wants another answer each time; who asks for none wants any."""
+    varied = call.temperature is not None and call.temperature > 0.0
+    if terms.answer_cache == "off" or (varied and not terms.answer_cache_any_temperature):
         return ""
     if terms.answer_cache == "fleet":
         return FLEET_CACHE + cache_key("", model, call)
     return digest([call.task, cache_key(device, model, call)])  # a token may be limited to some of its device's tasks
 
 
-def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorError:
-    """The typed error of a call that has no answer to give; the same for every caller of its key."""
+def _failure(row: CallRow, cause: ProviderError | None = None) -> CoordinatorError:
+    """The typed error of a call that has no answer to give; the same for every caller of its key. Who waited for it has the upstream's own
+    words, too, which are stored nowhere."""
     metadata = {"charged_uusd": str(row.charged.uusd), "state": str(row.state), "cause": row.reason}
     if row.state is CallState.REFUNDED:
-        message = f"the cloud LLM did not take the call ({row.reason}); nothing was charged"
+        words, retry_after_s = (cause.words, cause.retry_after_s) if cause is not None else ("", None)
+        message = f"the cloud LLM did not take the call ({row.reason}{words and f': {words}'}); nothing was charged"
         reason = "UPSTREAM_REJECTED" if _is_rejection(row.reason) else "UPSTREAM_FAILED"
         return CoordinatorUnavailable(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
     what = "its answer is no longer stored" if row.state is CallState.COMPLETED else f"it ended without an answer ({row.reason})"
@@ -541,7 +545,8 @@ def _check(call: CloudCall) -> None:
         raise InvalidRequest("a call needs at least one message")
     if not 1 <= call.max_output_tokens <= MOST_UNITS:
         raise InvalidRequest("a call needs max_output_tokens of at least 1: without it no cap can hold")
-    if not (math.isfinite(call.temperature) and 0.0 <= call.temperature <= MAX_TEMPERATURE):
+    temperature = 0.0 if call.temperature is None else call.temperature
+    if not (math.isfinite(temperature) and 0.0 <= temperature <= MAX_TEMPERATURE):
         raise InvalidRequest(f"temperature must lie in [0, {MAX_TEMPERATURE:g}]")
     openai_fields(call.openai_json)
 
