@@ -146,7 +146,8 @@ class UpstreamConfig(Section):
     max_output_tokens: int = Field(4096, ge=1, description="Most output tokens that a call may ask of this upstream.")
     threads: int = Field(1, ge=1, description="bundled: processor threads that the model runs on.")
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="openai_compatible: what the server calls the limit of output tokens."
+        "max_tokens",
+        description="openai_compatible: what the server calls the limit of output tokens; where it refuses this, it gets the other.",
     )
     allow_plaintext: bool = Field(
         False, description="Ask a base_url that is plain http beyond loopback: prompts and key travel unencrypted."

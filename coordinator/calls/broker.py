@@ -43,7 +43,7 @@ from coordinator.ledger.accounts import (
     Resolution,
     Settlement,
 )
-from coordinator.ledger.budgets import BudgetBook, snapshot
+from coordinator.ledger.budgets import BudgetBook, fits_again_in_s, snapshot
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import MOST_UNITS, STOPPED
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
@@ -67,7 +67,7 @@ from edge.rpc.client import (
     CloudCompletion,
     digest,
     fingerprint,
-    openai_part,
+    sampling_part,
 )
 from edge.rpc.openai_fields import completion_json, openai_fields
 
@@ -190,14 +190,19 @@ class Broker:
         return snapshot(view.task, terms, view.budgets, limits)
 
     async def drain(self, grace_s: float) -> None:
-        """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns."""
+        """Start nothing new, wait for what runs, and after the grace stop it; every hold is resolved before this returns, as long as the
+        ledger can be written."""
         self._admitting = False
         pending = [asyncio.create_task(flight.ended()) for flight in self._flights.values()]
         if not pending:
             return
         _, late = await asyncio.wait(pending, timeout=grace_s)
         if late:
-            log.warning("%d calls did not end within %.1f s; they are cut and charged as in doubt", len(late), grace_s)
+            log.warning(
+                "%d calls did not end within %.1f s; they are cut, and charged as in doubt where they were sent",
+                len(late),
+                grace_s,
+            )
             for flight in tuple(self._flights.values()):
                 flight.cancel()
             await asyncio.wait(late)
@@ -228,7 +233,7 @@ class Broker:
                 if not any(refusal.attempted for refusal in refusals):
                     raise
                 break  # the other upstream costs more than is left; the call stands as its first attempt left it
-            if sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
+            if flight.is_cut or sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
                 break
         attempted = [refusal for refusal in refusals if refusal.attempted]
         if attempted:
@@ -283,7 +288,8 @@ class Broker:
         quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
         deadline_s = self._upstream_deadline_s(job, upstream)
         flight.can_be_dropped = False
-        outcome = await self._reserved(job, upstream, quote, deadline_s)
+        with flight.uncut():
+            outcome = await self._reserved(job, upstream, quote, deadline_s)
         match outcome:
             case Reserved():
                 request = upstream.request(job.call, deadline_s, outcome.billing_key)
@@ -304,8 +310,9 @@ class Broker:
                 if not isinstance(outcome, Outdated):
                     return outcome
                 self._book.learn(outcome.limits)
-        except BudgetExhausted:
+        except BudgetExhausted as error:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
+            error.retry_after_s = fits_again_in_s(error, self._clock.now())
             raise
 
     def _reserve_request(self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float) -> ReserveRequest:
@@ -335,6 +342,10 @@ class Broker:
     async def _ask_and_settle(self, flight: Flight, attempt: _Attempt) -> CloudCompletion:
         job, report = flight.job, attempt.report
         failpoints.reach("after_reserve")
+        if flight.is_cut:  # while its hold was written: nothing was sent
+            key, number, now = job.call.call_key, attempt.number, self._clock.now()
+            await self._settled(flight, partial(self._store.refund, job.device, key, number, STOPPED, now))
+            raise draining()
         try:
             if flight.progress is not None:
                 flight.progress.started()
@@ -345,23 +356,23 @@ class Broker:
         except ProviderError as error:
             report.failed(attempt, error)
             log.warning("upstream %s gave no answer (%s): %s", attempt.upstream.alias, error.kind, error.with_hint)
-            resolution = await self._settled(partial(self._resolve_failure, job, attempt, error))
-            failure = _failure(resolution.call, error.retry_after_s)
+            resolution = await self._settled(flight, partial(self._resolve_failure, job, attempt, error))
+            failure = _failure(resolution.call, error)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
         except TimeoutError as error:
             report.outcome = Outcome.BAD
-            resolution = await self._settled(partial(self._doubt, job, attempt, "deadline"))
+            resolution = await self._settled(flight, partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
         except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
-            resolution = await asyncio.shield(self._settled(partial(self._doubt, job, attempt, STOPPED)))
+            resolution = await self._settled(flight, partial(self._doubt, job, attempt, STOPPED))
             raise _failure(resolution.call) from None
         except BaseException:
-            await asyncio.shield(self._settled(partial(self._doubt, job, attempt, "internal error")))
+            await self._settled(flight, partial(self._doubt, job, attempt, "internal error"))
             raise
         report.outcome = Outcome.GOOD
         failpoints.reach("answered")
         settlement = self._settlement(job, attempt, result)
-        resolution = await self._settled(partial(self._store.settle, settlement))
+        resolution = await self._settled(flight, partial(self._store.settle, settlement))
         failpoints.reach("settled")
         return await self._replayed(resolution.call, settlement.budgets, resolution.view)
 
@@ -394,17 +405,18 @@ class Broker:
     def _doubt(self, job: Job, attempt: _Attempt, reason: str) -> Awaitable[Resolution]:
         return self._store.doubt(job.device, job.call.call_key, attempt.number, reason, self._clock.now())
 
-    async def _settled(self, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
+    async def _settled(self, flight: Flight, resolve: Callable[[], Awaitable[Resolution]]) -> Resolution:
         """Resolve a hold, again and again while the ledger cannot be written, until the lease is over; then the sweep charges it."""
         end, pause_s = self._loop.time() + self._service.lease_margin_s, 0.05
-        while True:
-            try:
-                return await resolve()
-            except CoordinatorUnavailable:
-                if self._loop.time() + pause_s > end:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2.0, pause_s * 2.0)
+        with flight.uncut():
+            while True:
+                try:
+                    return await resolve()
+                except CoordinatorUnavailable:
+                    if self._loop.time() + pause_s > end:
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0, pause_s * 2.0)
 
     async def _replayed(
         self, row: CallRow, limits: Sequence[BudgetTerms] = (), view: BudgetView | None = None
@@ -484,23 +496,27 @@ def progress_of(state: CallState) -> CallProgress:
 def cache_key(device: str, model: str, call: CloudCall) -> str:
     """A digest of (device, model, prompt, sampling): what an answer may be given again for. Without a device it is the same for all."""
     turns = [[message.role, message.content] for message in call.messages]
-    return digest([device, model, turns, call.max_output_tokens, call.temperature.hex(), *openai_part(call)])
+    return digest([device, model, turns, call.max_output_tokens, *sampling_part(call)])
 
 
 def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> str:
-    """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call."""
-    if terms.answer_cache == "off" or (call.temperature > 0.0 and not terms.answer_cache_any_temperature):
+    """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call. Who asks
+    for a temperature above 0 wants another answer each time; who asks for none wants any."""
+    varied = call.temperature is not None and call.temperature > 0.0
+    if terms.answer_cache == "off" or (varied and not terms.answer_cache_any_temperature):
         return ""
     if terms.answer_cache == "fleet":
         return FLEET_CACHE + cache_key("", model, call)
     return digest([call.task, cache_key(device, model, call)])  # a token may be limited to some of its device's tasks
 
 
-def _failure(row: CallRow, retry_after_s: float | None = None) -> CoordinatorError:
-    """The typed error of a call that has no answer to give; the same for every caller of its key."""
+def _failure(row: CallRow, cause: ProviderError | None = None) -> CoordinatorError:
+    """The typed error of a call that has no answer to give; the same for every caller of its key. Who waited for it has the upstream's own
+    words, too, which are stored nowhere."""
     metadata = {"charged_uusd": str(row.charged.uusd), "state": str(row.state), "cause": row.reason}
     if row.state is CallState.REFUNDED:
-        message = f"the cloud LLM did not take the call ({row.reason}); nothing was charged"
+        words, retry_after_s = (cause.words, cause.retry_after_s) if cause is not None else ("", None)
+        message = f"the cloud LLM did not take the call ({row.reason}{words and f': {words}'}); nothing was charged"
         reason = "UPSTREAM_REJECTED" if _is_rejection(row.reason) else "UPSTREAM_FAILED"
         return CoordinatorUnavailable(message, reason=reason, retry_after_s=retry_after_s, metadata=metadata)
     what = "its answer is no longer stored" if row.state is CallState.COMPLETED else f"it ended without an answer ({row.reason})"
@@ -529,7 +545,8 @@ def _check(call: CloudCall) -> None:
         raise InvalidRequest("a call needs at least one message")
     if not 1 <= call.max_output_tokens <= MOST_UNITS:
         raise InvalidRequest("a call needs max_output_tokens of at least 1: without it no cap can hold")
-    if not (math.isfinite(call.temperature) and 0.0 <= call.temperature <= MAX_TEMPERATURE):
+    temperature = 0.0 if call.temperature is None else call.temperature
+    if not (math.isfinite(temperature) and 0.0 <= temperature <= MAX_TEMPERATURE):
         raise InvalidRequest(f"temperature must lie in [0, {MAX_TEMPERATURE:g}]")
     openai_fields(call.openai_json)
 

@@ -2,12 +2,14 @@
 
 A flight runs in its own task, detached from the handlers that wait for it: a client that goes away does not kill settlement. Only while it
 waits for a slot, when nothing was held or sent yet, does the last client's leaving cancel it. `release` sends everybody away who waits.
+A flight is never cut while the ledger writes for it: what the ledger did would be known to nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from coordinator.calls.admission import draining
@@ -70,6 +72,9 @@ class Flight:
         self.can_be_dropped = True
         self.dropped = False
         """It ends without having held or sent anything, because nobody waited any more: there is nothing to join."""
+        self.is_cut = False
+        """It was cancelled; while `uncut`, its task has yet to see that."""
+        self._uncut = False
         self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
         self._released = False
@@ -136,7 +141,17 @@ class Flight:
         await asyncio.wait([self._task])
 
     def cancel(self) -> None:
-        """Stop it; what it holds is settled as in doubt."""
+        """Stop it. What it has sent is settled as in doubt; what is `uncut` comes to its end first."""
         self.dropped = self.can_be_dropped
-        if self._task is not None:
+        self.is_cut = True
+        if self._task is not None and not self._uncut:
             self._task.cancel()
+
+    @contextmanager
+    def uncut(self) -> Iterator[None]:
+        """`with`, in its own task: what is awaited here is not cancelled; afterwards `is_cut` says whether to go on."""
+        self._uncut = True
+        try:
+            yield
+        finally:
+            self._uncut = False

@@ -20,7 +20,8 @@ from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest, NotFound
 from edge.rpc.client import StepClosed, StepOpened, StepUnits, TaskTerms
 
-_REFUSED_STEPS_KEPT = 16
+MOST_REFUSED_STEPS = 10_000
+"""Steps without a report that are known to have met a budget's refusal, of all devices together; the oldest is forgotten first."""
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
@@ -31,7 +32,7 @@ class StepController:
         self._store = store
         self._tasks = dict(tasks)
         self._clock = clock
-        self._refused_steps: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._refused_steps: dict[tuple[str, str, int], None] = {}
 
     def replace_tasks(self, tasks: Mapping[str, TaskConfig]) -> None:
         """Hold later steps and calls to these terms; open steps keep theirs, and a task keeps its λ when its scope changes."""
@@ -51,8 +52,9 @@ class StepController:
         """A budget refused a call of this step: asking for help without a call is then no discrepancy. Calls outside training, whose step
         is -1, say nothing of one; a report may come late, when the next step was refused, too."""
         if step >= 0:
-            others = [known for known in self._refused_steps.get((device, task), ()) if known != step]
-            self._refused_steps[device, task] = (*others, step)[-_REFUSED_STEPS_KEPT:]
+            self._refused_steps[device, task, step] = None
+            if len(self._refused_steps) > MOST_REFUSED_STEPS:  # of steps that nobody reports
+                del self._refused_steps[next(iter(self._refused_steps))]
 
     def terms_of(self, task: str) -> TaskConfig:
         """The configured terms of a label. Raises InvalidRequest on a malformed one, NotFound on an unknown one."""
@@ -96,11 +98,12 @@ class StepController:
     async def close_step(self, device: str, task: str, step: int, units: StepUnits) -> StepClosed:
         """Close a step and move λ; repeated with the same numbers, the first answer. Raises StepMismatch, InvalidRequest, KeyReused."""
         self.terms_of(task)
-        refused = step in self._refused_steps.get((device, task), ())
+        refused = (device, task, step) in self._refused_steps
         request = CloseStepRequest(device, task, step, units, self._clock.now(), refused)
         check_close(request)
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)
+        self._refused_steps.pop((device, task, step), None)  # what the ledger has found stands, however often it is reported
         failpoints.reach("closed")
         return StepClosed(task, step, row.dual_before, row.dual_after, row.assist_rate, row.discrepancies)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -23,8 +24,8 @@ from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version, scope_of
 from coordinator.ledger.fairness import PPM
 from coordinator.ledger.stores.store import LedgerStore
-from edge.core.errors import StateError
-from edge.core.periods import PERIODS
+from edge.core.errors import BudgetExhausted, StateError
+from edge.core.periods import PERIODS, period_end
 from edge.rpc.client import BudgetSnapshot
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,17 @@ def _window_of(key: str) -> str:
 def has_ended(key: str, now: float) -> bool:
     """Whether the window that a budget's key belongs to is over."""
     return _window_of(key) != window_label(_period_of(key), now)
+
+
+def fits_again_in_s(refusal: BudgetExhausted, now: float) -> float | None:
+    """Seconds until the window of a budget that has no room for a call is over. None where none is, as of a step's credit, and for a call
+    that needs more than the whole limit."""
+    about = refusal.metadata
+    key = about.get("budget", "")
+    if scope_of(key) not in SCOPES or int(about.get("needed", 0)) > int(about.get("limit", 0)):
+        return None
+    end = period_end(_period_of(key), now)
+    return end - now if math.isfinite(end) else None
 
 
 def _asked(row: BudgetRow) -> dict[str, Any]:

@@ -295,12 +295,11 @@ class Replay:
     def _copy(self, data: Row) -> None:
         call_id = (data["device"], data["key"])
         before = self.calls.get(call_id)
-        source = self.calls[tuple(data["source"].split("|", 1))] if data["source"].count("|") == 1 else None
-        if source is not None:
-            original = source["state"] == "completed" and source["result_sha256"] == data["result_sha256"]
-            self._require(original, "the answer is not that of its source")
-            own = source["device"] == data["device"] or data["cache_key"].startswith("fleet:")
-            self._require(own, "an answer crossed devices without leave")
+        source = self.calls[tuple(data["source"].split("|", 1))]  # no device's name has a "|"; a key may have some
+        original = source["state"] == "completed" and source["result_sha256"] == data["result_sha256"]
+        self._require(original, "the answer is not that of its source")
+        own = source["device"] == data["device"] or data["cache_key"].startswith("fleet:")
+        self._require(own, "an answer crossed devices without leave")
         self._require(before is None or before["state"] == "refunded", "the call was not free to be answered")
         self.calls[call_id] = {
             **_new_call(data, before, self._at_ms),

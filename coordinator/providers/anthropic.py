@@ -6,20 +6,20 @@ such a doubt or a refusal is the operator's setting, since the API promises neit
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 
 from coordinator.config import UpstreamConfig
 from coordinator.providers.anthropic_wire import (
+    MAY_BE_REPLACED,
     AnthropicWireError,
-    Message,
     MessageStream,
     NotTranslatable,
+    Usage,
+    cost_in,
     decode_event,
     decode_message,
-    error_word,
     request_body,
     result_of,
     translated,
@@ -28,10 +28,11 @@ from coordinator.providers.anthropic_wire import (
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
 
-Decoded = TypeVar("Decoded")
 API_VERSION = "2023-06-01"
 DEFAULT_BASE_URL = "https://api.anthropic.com/v1"
+NOT_AS_IT_SHOULD_BE = "the upstream's answer is not what it should be"
 _SYSTEM_PREAMBLE_TOKENS = 1024
+_NOT_READ = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class AnthropicProvider:
@@ -49,7 +50,7 @@ class AnthropicProvider:
             headers={"anthropic-version": API_VERSION},
             limits=limits or HttpLimits(),
             environ=environ,
-            error_word=error_word,
+            replaceable=MAY_BE_REPLACED,
         )
 
     async def start(self) -> None:
@@ -72,23 +73,34 @@ class AnthropicProvider:
         """Complete once. Raises ProviderError."""
         reply = await self._ask(request, streamed=False)
         try:
-            message = _decoded(decode_message, await reply.whole())
+            data = await reply.whole()
         finally:
             reply.close()
         try:
+            message = decode_message(data)
+        except _NOT_READ as error:
+            raise _garbage(NOT_AS_IT_SHOULD_BE, cost_in(data).usage) from error
+        try:
             return result_of(message)
         except AnthropicWireError as error:
-            raise _garbage(str(error), message) from error
+            raise _garbage(str(error), message.usage) from error
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Complete once, piece by piece. Raises ProviderError."""
         reply = await self._ask(request, streamed=True)
         lines, answer = SseLines(), MessageStream()
+        unreadable: Exception | None = None
         try:
             while not answer.done and (chunk := await reply.piece()):
                 for data in lines.feed(chunk):
-                    if text := answer.add(_decoded(decode_event, data)):
+                    try:
+                        text = answer.add(decode_event(data))
+                    except _NOT_READ as error:  # what is left of the stream says what it costs
+                        unreadable, text = unreadable or error, answer.add(cost_in(data))
+                    if unreadable is None and text:
                         yield ProviderDelta(text)
+            if unreadable is not None:
+                raise AnthropicWireError(NOT_AS_IT_SHOULD_BE) from unreadable
             result = answer.result()
         except AnthropicWireError as error:
             raise _stream_error(error, answer) from error
@@ -113,19 +125,13 @@ class AnthropicProvider:
             raise
 
 
-def _decoded(decode: Callable[[bytes], Decoded], data: bytes) -> Decoded:
-    try:
-        return decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _garbage("the upstream's answer is not what it should be") from error
-
-
 def _stream_error(error: AnthropicWireError, answer: MessageStream) -> ProviderError:
-    """An error that the upstream reports in a stream leaves open how much was billed; a stream that is no message was executed."""
+    """An error that the upstream reports in a stream leaves open how much was billed; a stream that is no message was executed, and costs
+    what it said at its end."""
     if error.word:
         return ProviderError(f"{error} ({error.word})", kind=error.word, executed=None)
-    return _garbage(str(error), answer.message)
+    return _garbage(str(error), answer.message.usage if answer.counted else None)
 
 
-def _garbage(message: str, answer: Message | None = None) -> ProviderError:
-    return ProviderError(message, kind="garbage", executed=True, usage=None if answer is None else usage_of(answer))
+def _garbage(message: str, usage: Usage | None) -> ProviderError:
+    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(usage))

@@ -17,6 +17,8 @@ from edge.core.types import TokenUsage
 
 _MOST_TOKENS = 2**53
 _HOTTEST = 1.0
+MAY_BE_REPLACED = {"temperature": ""}
+"""The fields of a request that may be left out where a model does not take them."""
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _FINISH = {
@@ -111,17 +113,11 @@ class Event(msgspec.Struct):
     error: Failure | None = None
 
 
-class ErrorBody(msgspec.Struct):
-    """The body of a refusal."""
-
-    error: Failure
-
-
 class MessageStream:
-    """Puts the events of a stream together. `done` once the message has stopped."""
+    """Puts the events of a stream together. `done` once the message has stopped; `counted` once it has said what it cost."""
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = self.counted = False
         self.message = Message(content=[], usage=Usage())
         self._texts: list[str] = []
         self._calls: dict[int, tuple[Content, list[str]]] = {}
@@ -144,6 +140,7 @@ class MessageStream:
                 self._calls[event.index][1].append(event.delta.partial_json or "")
             case "message_delta":
                 self.message.stop_reason = event.delta.stop_reason if event.delta else None
+                self.counted = event.usage is not None
                 self._count(event.usage)
             case "message_stop":
                 self.done = True
@@ -159,14 +156,19 @@ class MessageStream:
         self.message.usage = (self.message.usage or Usage()).updated(usage)
 
 
+class _CostAlone(msgspec.Struct):
+    type: str = ""
+    usage: Usage | None = None
+
+
 _message_decoder = msgspec.json.Decoder(Message)
+_cost_decoder = msgspec.json.Decoder(_CostAlone)
 _event_decoder = msgspec.json.Decoder(Event)
-_error_decoder = msgspec.json.Decoder(ErrorBody)
 _encoder = msgspec.json.Encoder()
 
 
-def request_body(request: ProviderRequest, *, streamed: bool) -> bytes:
-    """The JSON to send. System turns go into the field of their own; temperatures above 1, which this API does not know, are sent as 1.
+def request_body(request: ProviderRequest, *, streamed: bool) -> dict[str, object]:
+    """What to send. System turns go into the field of their own; temperatures above 1, which this API does not know, are sent as 1.
 
     Raises NotTranslatable for a conversation of system turns alone, and when OpenAI's fields hold what this API has no word for.
     """
@@ -175,13 +177,14 @@ def request_body(request: ProviderRequest, *, streamed: bool) -> bytes:
     body: dict[str, object] = {
         "model": request.model,
         "max_tokens": request.max_output_tokens,
-        "temperature": min(_HOTTEST, request.temperature),
         "stream": streamed,
     }
+    if request.temperature is not None:
+        body["temperature"] = min(_HOTTEST, request.temperature)
     fields = translated(request.openai_json) if request.openai_json else {}
     if "messages" not in fields:
         fields |= conversation(turns, system)
-    return _encoder.encode({**body, **fields})
+    return {**body, **fields}
 
 
 def decode_message(data: bytes) -> Message:
@@ -194,12 +197,13 @@ def decode_event(data: bytes) -> Event:
     return _event_decoder.decode(data)
 
 
-def error_word(body: bytes) -> str:
-    """The upstream's word for a failure, "" where the body holds none that is known; never its free text, which may repeat a prompt."""
+def cost_in(data: bytes) -> Event:
+    """The type and usage of a message or an event whose other fields cannot be read."""
     try:
-        return known_word(_error_decoder.decode(body).error.type)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
+        found = _cost_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = _CostAlone()
+    return Event(found.type, usage=found.usage)
 
 
 def known_word(word: str) -> str:
@@ -207,13 +211,12 @@ def known_word(word: str) -> str:
     return word if word in ERROR_WORDS else ""
 
 
-def usage_of(message: Message) -> TokenUsage | None:
+def usage_of(usage: Usage | None) -> TokenUsage | None:
     """What is billed; None when it is missing or makes no sense.
 
     Tokens read from a prompt cache count in full and tokens written to one twice: a write costs up to twice the input price, and a charge
     must never be below the bill. We ask for no caching; something between us and the model may.
     """
-    usage = message.usage
     if usage is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     given, written, read = usage.input_tokens, usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0
@@ -231,7 +234,7 @@ def result_of(message: Message) -> ProviderResult:
     text = "".join(block.text or "" for block in message.content if block.type == "text")
     finish = _FINISH.get(message.stop_reason, message.stop_reason)
     words = (short_word(message.id or ""), short_word(finish))
-    return ProviderResult(text, usage_of(message), *words, _beyond_text(message.content))
+    return ProviderResult(text, usage_of(message.usage), *words, _beyond_text(message.content))
 
 
 def _beyond_text(content: list[Content]) -> str:

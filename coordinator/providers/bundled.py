@@ -1,6 +1,7 @@
 """The bundled cloud LLM: a GGUF model in this process, on the engine that the agent decodes with.
 
-At temperature 0 an answer depends on the conversation alone; above it, also on the idempotency key, which seeds the draw.
+At temperature 0, its own where none is asked for, an answer depends on the conversation alone; above it, also on the idempotency key,
+which seeds the draw.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class BundledProvider:
 
     def _sampling(self, request: ProviderRequest) -> tuple[Sampling, int]:
         """How its answer is drawn, and the seed."""
-        sampling = Sampling(temperature=request.temperature, max_tokens=request.max_output_tokens)
+        sampling = Sampling(temperature=request.temperature or 0.0, max_tokens=request.max_output_tokens)
         return sampling, random_stream(0, "bundled", request.idempotency_key).getrandbits(62)
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
 """One POST to an upstream, and its body as it comes: deadlines, sizes, keys, and what a failure says about execution.
 
-One total deadline holds over connecting, waiting and trickling keep-alive bytes. A request is sent once: no retry, no redirect, no cookie,
-no proxy from the environment. Keys and bodies reach no log and no error message.
+One total deadline holds over connecting, waiting and trickling keep-alive bytes. What was perhaps executed is never sent again: no retry,
+no redirect, no cookie, no proxy from the environment. Only a request that was refused for a field that it can do without is sent once more
+without it, within the same deadline. Keys and bodies reach no log and no error message.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from coordinator.config_secrets import read_secret
 from coordinator.providers.http1 import BadResponse, Connection, Pool, TooLarge, request_head
 from coordinator.providers.provider import ProviderError, ProviderRequest
+from coordinator.providers.reported import ReportedError, TakenFields, refusal_in
 from edge.core.errors import ConfigError
 from edge.rpc.address import is_loopback
 
 _PERHAPS_EXECUTED_4XX = frozenset({408, 499})
-_MOST_ERROR_BYTES = 1 << 16
+_REFUSES_FIELDS = frozenset({400, 422})
 LONGEST_WAIT_S = 86400.0
 _ERROR_BODY_S = 1.0
 _MEDIA_TYPE = re.compile(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}")
 _STATUS_HINTS = {
-    400: "check the model's name, and tokens_field where it has one",
+    400: "check the model's name",
     402: "the provider wants to be paid first",
     404: "check base_url and the model's name",
     429: "the upstream's own rate limit; lower max_concurrency where it lasts",
@@ -62,12 +67,9 @@ class ApiKey:
             raise ConfigError(f"upstream {upstream}: {error}", hint=error.hint) from error
 
 
-ReadError = Callable[[bytes], str]
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class HttpUpstream:
-    """A connection pool for one URL. `error_word` finds the short word for a failure in an error body, or ""."""
+    """A connection pool for one URL. `replaceable`: the fields that a request can do without, as TakenFields says."""
 
     name: str
     url: str
@@ -75,10 +77,14 @@ class HttpUpstream:
     headers: Mapping[str, str] = field(default_factory=dict)
     limits: HttpLimits = field(default_factory=HttpLimits)
     environ: Mapping[str, str] | None = None
-    error_word: ReadError | None = None
+    replaceable: Mapping[str, str] = field(default_factory=dict)
     _head: bytes = b""
     _pool: Pool | None = None
     _closed: bool = False
+    _taken: TakenFields = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._taken = TakenFields(self.name, self.replaceable)
 
     async def start(self) -> None:
         """Open the connection pool. Raises ConfigError when the key's variable is not set. Safe to call twice."""
@@ -93,47 +99,60 @@ class HttpUpstream:
         if pool is not None:
             pool.close()
 
-    async def post(self, body: bytes, asked: ProviderRequest) -> Reply:
-        """Send a request's body once and return its response when it says 2xx. Its deadline holds for the whole response; raises
-        ProviderError."""
+    async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> Reply:
+        """Send a request's body, without what its model does not take, and return its response when it says 2xx. Its deadline holds for
+        the whole response; raises ProviderError."""
         await self.start()
         pool = self._pool
         if pool is None:
             raise ProviderError("the provider is closed", kind="closed", executed=False)
-        end = pool.now() + asked.deadline_s
+        end, refused = pool.now() + asked.deadline_s, set[str]()
+        while True:
+            fitted = self._taken.fitted(body)
+            connection = await self._answered(pool, fitted, asked, end, len(refused))
+            if 200 <= connection.status < 300:
+                return Reply(pool, connection)
+            try:
+                error = await self._error_of(connection)
+            finally:
+                pool.give_back(connection)
+            name = error.not_taken(fitted, asked) if connection.status in _REFUSES_FIELDS else ""
+            refused.add(name)
+            if not self._taken.replace(asked.model, name, refused):
+                raise self._status_error(connection, error.words(asked))
+
+    async def _answered(self, pool: Pool, body: Mapping[str, Any], asked: ProviderRequest, end: float, number: int) -> Connection:
+        """The connection with the head of the response to a request. Each body of one call has a key of its own, as another request has."""
         try:
             connection = await pool.take(end)
         except (OSError, UnicodeError) as error:
             raise _connection_error(error) from error
         try:
-            connection.send(self._request(body, asked), end, self.limits.max_response_bytes)
+            connection.send(self._request(msgspec.json.encode(body), asked, number), end, self.limits.max_response_bytes)
             try:
                 await connection.head()
             except _FAILURES as error:
                 raise _failure(error, "answer", "the upstream closed the connection without an answer") from error
-            if not 200 <= connection.status < 300:
-                raise self._status_error(connection, await self._word_of(connection))
         except BaseException:
             pool.give_back(connection)
             raise
-        return Reply(pool, connection)
+        return connection
 
-    def _request(self, body: bytes, asked: ProviderRequest) -> bytes:
+    def _request(self, body: bytes, asked: ProviderRequest, number: int) -> bytes:
         trace = "".join(f"{name}: {_printable(value)}\r\n" for name, value in asked.trace_headers)
-        own = f"{trace}Idempotency-Key: {_printable(asked.idempotency_key)[:255]}\r\nContent-Length: {len(body)}\r\n\r\n"
+        key = _printable(asked.idempotency_key)[:250] + (f"|{number}" if number else "")
+        own = f"{trace}Idempotency-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
         return self._head + own.encode("ascii") + body
 
-    async def _word_of(self, connection: Connection) -> str:
-        """The short word of an error body, "" where there is none in time; what is wrong with it does not matter any more."""
-        if self.error_word is None:
-            return ""
+    async def _error_of(self, connection: Connection) -> ReportedError:
+        """What an error body reports, as far as it comes in time; what is wrong with it does not matter any more."""
         try:
             async with asyncio.timeout(_ERROR_BODY_S):
-                return self.error_word((await connection.read())[:_MOST_ERROR_BYTES])
+                return refusal_in(await connection.rest())
         except (TimeoutError, BadResponse, TooLarge):
-            return ""
+            return ReportedError()
 
-    def _status_error(self, response: Connection, word: str) -> ProviderError:
+    def _status_error(self, response: Connection, words: str) -> ProviderError:
         """4xx (and a redirect, which is never followed) was not executed; 5xx perhaps."""
         status = response.status
         refused = 300 <= status < 500 and status not in _PERHAPS_EXECUTED_4XX
@@ -143,10 +162,11 @@ class HttpUpstream:
         elif status < 400:
             hint = "redirects are not followed; write the address it answers at into base_url"
         return ProviderError(
-            f"the upstream answered with HTTP status {status}{word and f' ({word})'}",
+            f"the upstream answered with HTTP status {status}{words and f' ({words})'}",
             kind=f"http_{status}",
             executed=False if refused else None,
             retry_after_s=retry_after_s(response.headers),
+            words=words,
             hint=hint,
         )
 

@@ -11,16 +11,17 @@ import msgspec
 from coordinator.config import UpstreamConfig
 from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
 from coordinator.providers.openai_wire import (
+    MAY_BE_REPLACED,
     Answer,
     WireError,
     decode_answer,
-    error_word,
-    reported_error,
     request_body,
     result_of,
+    usage_in,
     usage_of,
 )
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
+from coordinator.providers.reported import reported_error
 
 JSON, EVENTS = "application/json", "text/event-stream"
 UNREADABLE = "its JSON cannot be read"
@@ -41,7 +42,7 @@ class OpenAICompatibleProvider:
             key=ApiKey(config.key_name) if config.key_name else None,
             limits=limits or HttpLimits(),
             environ=environ,
-            error_word=error_word,
+            replaceable=MAY_BE_REPLACED,
         )
 
     async def start(self) -> None:
@@ -71,6 +72,7 @@ class OpenAICompatibleProvider:
         body = request_body(request, self._tokens_field, streamed=True)
         reply = await self._http.post(body, request)
         lines, answer = SseLines(), Answer()
+        unreadable: _Unreadable | None = None
         try:
             chunk = await reply.visible_piece()
             if chunk.startswith(b"{"):  # no event begins so: the server does not stream, its answer comes in one piece
@@ -80,11 +82,18 @@ class OpenAICompatibleProvider:
                 return
             while chunk:
                 for data in lines.feed(chunk):
-                    if text := answer.add(_decoded(data, request, so_far=answer)):
+                    try:
+                        text = answer.add(_decoded(data, request, so_far=answer))
+                    except _Unreadable as error:  # what is left of the stream says what it costs
+                        unreadable, answer.usage = unreadable or error, usage_in(data) or answer.usage
+                    if unreadable is None and text:
                         yield ProviderDelta(text)
                 chunk = b"" if lines.done else await reply.piece()
         finally:
             reply.close()
+        if unreadable is not None:
+            unreadable.usage = usage_of(answer.usage)
+            raise unreadable
         if answer == Answer() and reply.media_type != EVENTS:
             raise ProviderError(NO_STREAM, kind="garbage", executed=True, hint=_wanted(reply, EVENTS))
         yield ProviderDelta("", _finished(answer))
@@ -94,6 +103,10 @@ class OpenAICompatibleProvider:
         await self._http.aclose()
 
 
+class _Unreadable(ProviderError):
+    """An answer, or an event of one, that is no JSON or has other types."""
+
+
 def _wanted(reply: Reply, media_type: str) -> str:
     """What came instead of what was asked for."""
     return UNREADABLE if reply.media_type == media_type else f"it answered {reply.media_type}, {media_type} was wanted"
@@ -101,13 +114,15 @@ def _wanted(reply: Reply, media_type: str) -> str:
 
 def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_far: Answer | None = None) -> Answer:
     """An answer or an event of one. Raises ProviderError, where the upstream reports an error in its own words."""
-    words = reported_error(data, (message.content for message in request.messages))
-    if words is not None:
+    reported = reported_error(data)
+    if reported is not None:
+        words = reported.words(request)
         raise _garbage(f"the upstream reported an error in its answer{words and f': {words}'}", so_far or Answer())
     try:
         return decode_answer(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProviderError("the upstream's answer is not what it should be", kind="garbage", executed=True, hint=hint) from error
+        message, usage = "the upstream's answer is not what it should be", usage_of(usage_in(data))
+        raise _Unreadable(message, kind="garbage", executed=True, usage=usage, hint=hint) from error
 
 
 def _finished(answer: Answer) -> ProviderResult:
@@ -118,4 +133,4 @@ def _finished(answer: Answer) -> ProviderResult:
 
 
 def _garbage(message: str, answer: Answer) -> ProviderError:
-    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer))
+    return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer.usage))

@@ -4,7 +4,8 @@ Contract (tests/contracts/test_cloud_provider.py):
 - Every failure is a ProviderError that says whether the upstream executed the request: `executed` is False only when that is certain,
   None when it may have been, True when it was. Money follows it: False is refunded, None and True are charged.
 - The total deadline holds whatever the upstream does (silence, slow bytes, endless bodies).
-- A provider sends a request once and never repeats it; a stream that was not executed has brought no text.
+- A provider never repeats a request that was perhaps executed. One that was refused for a field that its model does not take may be sent
+  again without that field; what it costs at most stays the same. A stream that was not executed has brought no text.
 - Cancelling the awaiting task stops waiting and leaks nothing.
 - Prompts, answers and keys reach no log and no error message.
 - One that can ask what plain messages cannot say has `why_not_openai(openai_json)`: why it cannot ask just this, in one line, or "" when it
@@ -29,15 +30,15 @@ from edge.rpc.openai_fields import CANNOT_FOLLOW
 class ProviderRequest:
     """One completion. `model` is the upstream's own name; `deadline_s` seconds from now for everything together.
 
-    `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will not execute it twice. `trace_headers` go
-    along over HTTP; they say which trace the request belongs to and nothing else. `openai_json` is a checked one of edge.rpc.openai_fields;
-    its messages, where there are any, are sent instead of `messages`.
+    `temperature` None is the upstream's own. `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will
+    not execute it twice. `trace_headers` go along over HTTP; they say which trace the request belongs to and nothing else. `openai_json` is
+    a checked one of edge.rpc.openai_fields; its messages, where there are any, are sent instead of `messages`.
     """
 
     messages: tuple[Message, ...]
     model: str
     max_output_tokens: int
-    temperature: float
+    temperature: float | None
     deadline_s: float
     idempotency_key: str
     trace_headers: tuple[tuple[str, str], ...] = ()
@@ -113,7 +114,8 @@ class ProviderError(EdgeError):
     """The upstream gave no usable answer.
 
     `executed`: False definitely not, None perhaps, True yes (then `usage` where known). `retry_after_s` where the upstream said so.
-    `kind` is a short stable word for logs and metrics, such as "refused", "deadline", "http_500", "garbage".
+    `kind` is a short stable word for logs and metrics, such as "refused", "deadline", "http_500", "garbage". `words` are the upstream's
+    own, as far as they may be repeated; the message has them, too.
     """
 
     def __init__(
@@ -124,10 +126,12 @@ class ProviderError(EdgeError):
         executed: bool | None,
         retry_after_s: float | None = None,
         usage: TokenUsage | None = None,
+        words: str = "",
         hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
+        self.words = words
         self.executed = executed
         self.retry_after_s = retry_after_s
         self.usage = usage

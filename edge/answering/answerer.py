@@ -97,7 +97,7 @@ class Answerer:
         settings = self._settings
         task = request.task or settings.task
         sampling = Sampling(
-            temperature=settings.temperature if request.temperature is None else request.temperature,
+            temperature=settings.temperature_of(request) or 0.0,
             max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
         )

@@ -96,7 +96,7 @@ class CloudQuestions:
             messages=with_hint(asked, draft.local_text, settings.hint_chars, settings.hint_cut),
             max_output_tokens=min(draft.request.max_tokens or settings.max_output_tokens, settings.max_output_tokens),
             model_alias=settings.model_alias,
-            temperature=draft.request.temperature or 0.0,  # above 0 nobody wants a stored answer again
+            temperature=settings.temperature_of(draft.request),
             openai_json=draft.request.beyond.openai_json,
         )
 
@@ -154,4 +154,6 @@ def why_not(error: CoordinatorError) -> str:
         return f"the coordinator cannot take it ({error}); answered on this device"
     if isinstance(error, Withheld):
         return f"nothing was sent ({error}); answered on this device"
+    if error.reason == "UPSTREAM_REJECTED":
+        return f"{error}; answered on this device"
     return f"the cloud cannot be reached ({error}); answered on this device"

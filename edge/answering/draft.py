@@ -56,12 +56,13 @@ Pieces = AsyncGenerator[AnswerDelta, None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How people are answered. `switched_off`: why the cloud may not be asked as long as this process runs ("" when it may). `hint_chars`:
-    how much of the local response goes along when it is. `cloud`: where it is asked."""
+    """How people are answered. `temperature` None: 0 on this device, and the cloud LLM's own. `switched_off`: why the cloud may not be
+    asked as long as this process runs ("" when it may). `hint_chars`: how much of the local response goes along when it is. `cloud`: where
+    it is asked."""
 
     mode: Mode
     task: str
-    temperature: float
+    temperature: float | None
     max_tokens: int
     max_steps: int | None
     prompt_form: str
@@ -73,6 +74,10 @@ class AnswerSettings:
     hint_chars: int = 0
     hint_cut: Cut = private_cut
     cloud: CloudPlace = field(default_factory=CloudPlace)
+
+    def temperature_of(self, request: AnswerRequest) -> float | None:
+        """The temperature that a request asks for, else the one that is set; None where neither says one."""
+        return self.temperature if request.temperature is None else request.temperature
 
 
 @dataclass(slots=True)

@@ -44,9 +44,8 @@ def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool)
     option = _OPTIONS.get(error.metadata.get("unit", "").partition(",")[0], "")
     more = f"raise it with `edge-agent budget limit{option}`" if own_coordinator else "ask who runs the coordinator for more"
     metadata = {**error.metadata, "told": what}
-    return BudgetExhausted(
-        f"the budget is used up ({what})", hint=f"{more}, or ask without demanding the cloud", metadata=metadata
-    )
+    hint = f"{more}, or ask without demanding the cloud"
+    return BudgetExhausted(f"the budget is used up ({what})", hint=hint, retry_after_s=error.retry_after_s, metadata=metadata)
 
 
 _POLL_S = 0.2

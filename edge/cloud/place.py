@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from edge.cloud.client import LOST_REASONS
 from edge.core.errors import CoordinatorError, InvalidRequest, RateLimited, Withheld
 
+_REFUSES_THE_REQUEST = ("http_400", "http_422")
+"""Its provider's own words stand in the error's message: asking the same again is pointless, and the connection is well."""
 _BY_CAUSE = {
     "http_402": "its provider wants to be paid first",
     "http_404": "check coordinator.embedded.base_url and coordinator.embedded.model",
@@ -35,10 +37,13 @@ class CloudPlace:
             return error.hint
         if isinstance(error, RateLimited):
             return f"ask again in {error.retry_after_s or 1.0:.0f} s"
+        cause = error.metadata.get("cause", "")
+        if cause in _REFUSES_THE_REQUEST:
+            other = "set coordinator.embedded.model to another" if self.own else "ask who runs the coordinator for another model"
+            return f"ask without what its provider refuses, or {other}"
         checked = f"edge-agent doctor checks the connection to {self.name}"
         if not self.own:
             return f"{checked}; ask who runs that coordinator where it is there"
-        cause = error.metadata.get("cause", "")
         if cause in ("http_401", "http_403"):
             return f"check the API key in {self.key}" if self.key else "no API key is sent: set coordinator.embedded.api_key_env"
         return _BY_CAUSE.get(cause, checked)

@@ -439,7 +439,8 @@ class EmbeddedCoordinatorConfig(Section):
         description="Price of a million output tokens, in micro-USD (null: as published, where known; bundled: 400000).",
     )
     tokens_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="openai_compatible: what the server calls the limit of output tokens."
+        "max_tokens",
+        description="openai_compatible: what the server calls the limit of output tokens; where it refuses this, it gets the other.",
     )
     allow_plaintext: bool = Field(
         False, description="Ask a base_url that is plain http beyond loopback: prompts and key travel unencrypted."
@@ -532,7 +533,12 @@ class ServeConfig(Section):
         description="Address of the endpoint; beyond loopback only with token_file, and in plain HTTP: for a network that you trust.",
     )
     port: int = Field(8040, ge=0, le=65535, description="Port of the endpoint (0: any free one).")
-    temperature: NotNegative = Field(0.0, description="Temperature of answers (0: greedy).")
+    temperature: float | None = Field(
+        None,
+        ge=0.0,
+        le=2.0,
+        description="Temperature of answers, also the cloud LLM's (null: its own there, and on this device 0, which is greedy).",
+    )
     max_tokens: int = Field(512, ge=1, le=MOST_TOKENS, description="Most tokens of an answer of the SLM.")
     max_steps: int | None = Field(
         None,

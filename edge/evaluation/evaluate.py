@@ -23,6 +23,7 @@ from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, T
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
+    CLOUD_TEMPERATURE,
     WRONG,
     Bill,
     Candidate,
@@ -176,6 +177,7 @@ class Evaluation:
             messages=with_hint(cloud_messages(item, settings.cloud_prompt_form), local, settings.hint_chars, settings.hint_cut),
             max_output_tokens=settings.max_output_tokens,
             model_alias=settings.model_alias,
+            temperature=CLOUD_TEMPERATURE,
         )
 
 

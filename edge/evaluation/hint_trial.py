@@ -25,7 +25,7 @@ from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
-from edge.evaluation.judging import Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
+from edge.evaluation.judging import CLOUD_TEMPERATURE, Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
 from edge.rpc.client import CloudCall
 
 Verdict = Literal["pays", "does not pay", "not known"]
@@ -151,6 +151,7 @@ class HintTrial:
                     messages=messages,
                     max_output_tokens=settings.max_output_tokens,
                     model_alias=settings.model_alias,
+                    temperature=CLOUD_TEMPERATURE,
                 )
                 outcomes.append(await self._cloud.ask(call))
         replies: list[Reply | None] = []

@@ -188,6 +188,10 @@ async def is_judged(verifier: Verifier, item: TaskItem, text: str) -> bool:
     return await asyncio.to_thread(verifier.is_rated, item, text)
 
 
+CLOUD_TEMPERATURE = 0.0
+"""At which learning and evaluations ask the cloud LLM: a step that is made again, and a recording, find the same answer."""
+
+
 def cloud_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
     """What the cloud LLM reads: the bare question for the bundled one, else the conversation with the worded user prompt. Never the help
     phrase."""

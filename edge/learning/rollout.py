@@ -24,6 +24,7 @@ from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import prompt_messages
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.evaluation.judging import (
+    CLOUD_TEMPERATURE,
     UNFINISHED,
     RolloutSettings,
     call_key,
@@ -308,6 +309,7 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
         ),
         max_output_tokens=settings.max_output_tokens,
         model_alias=settings.model_alias,
+        temperature=CLOUD_TEMPERATURE,
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from edge.core.errors import ConfigError
 from edge.core.files import drop_cut_line
 from edge.core.types import Message, TokenUsage
+from edge.rpc.client import hex_of
 
 _LINE_START = b'{"request": "'
 
@@ -46,11 +47,11 @@ class RecordedAnswer:
 
 
 def answer_digest(
-    messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float, openai_json: str = ""
+    messages: Sequence[Message], model: str, max_output_tokens: int, temperature: float | None, openai_json: str = ""
 ) -> str:
     """What a recorded answer is found by: 64 hex digits."""
     turns = [[turn.role, turn.content] for turn in messages]
-    content = [turns, model, max_output_tokens, temperature.hex(), *([openai_json] if openai_json else [])]
+    content = [turns, model, max_output_tokens, hex_of(temperature), *([openai_json] if openai_json else [])]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode("ascii")).hexdigest()
 
 

@@ -104,6 +104,7 @@ def question_chars(messages: Sequence[Message]) -> int:
 @dataclass(frozen=True, slots=True)
 class CloudCall:
     """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked.
+    `temperature` None is the cloud LLM's own.
 
     `openai_json`: what of OpenAI's request `messages` cannot say, see openai_fields; its own `messages`, where there are any, are sent
     instead of these. An upstream that cannot take it is InvalidRequest, before anything is held.
@@ -117,7 +118,7 @@ class CloudCall:
     messages: tuple[Message, ...]
     max_output_tokens: int
     model_alias: str = "default"
-    temperature: float = 0.0
+    temperature: float | None = None
     openai_json: str = ""
 
 
@@ -226,12 +227,17 @@ def fingerprint(call: CloudCall) -> str:
     crash on other hardware may count differently, and must still get the answer it paid for)."""
     turns = [[message.role, message.content] for message in call.messages]
     content = [call.task, call.step, call.prompt_id, call.model_alias, turns, call.max_output_tokens]
-    return digest([*content, call.temperature.hex(), *openai_part(call)])
+    return digest([*content, *sampling_part(call)])
 
 
-def openai_part(call: CloudCall) -> list[str]:
-    """What OpenAI's fields add to a digest: nothing where there are none, so that digests of plain calls stay what they were."""
-    return [call.openai_json] if call.openai_json else []
+def sampling_part(call: CloudCall) -> list[str | None]:
+    """What temperature and OpenAI's fields add to a digest: no temperature is another question than any; no fields add nothing."""
+    return [hex_of(call.temperature), *([call.openai_json] if call.openai_json else [])]
+
+
+def hex_of(temperature: float | None) -> str | None:
+    """A temperature in a digest."""
+    return None if temperature is None else temperature.hex()
 
 
 def digest(value: list[object]) -> str:

@@ -76,7 +76,7 @@ def decode_call(request: call_pb2.CompleteRequest) -> CloudCall:
         messages=tuple(Message(_ROLE_FROM_WIRE[turn.role], turn.content) for turn in request.messages),
         max_output_tokens=request.max_output_tokens,
         model_alias=request.model_alias or DEFAULT_ALIAS,
-        temperature=request.sampling.temperature,
+        temperature=request.sampling.temperature if request.sampling.HasField("temperature") else None,
         openai_json=request.openai_json,
     )
 

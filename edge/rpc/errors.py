@@ -22,7 +22,8 @@ from edge.core import errors
 DOMAIN = "edge.rpc.v1"
 DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARS = 1000
-MAX_RETRY_AFTER_S = 86400.0
+MAX_RETRY_AFTER_S = 31 * 86400.0
+"""A month, the longest window of a budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def from_rpc_error(error: grpc.RpcError) -> errors.CoordinatorError:
 
 
 def _bounded(retry_after_s: float) -> float:
-    """A delay in seconds between none and a day; what is no number is none."""
+    """A delay in seconds between none and the longest; what is no number is none."""
     return min(max(0.0, retry_after_s), MAX_RETRY_AFTER_S)
 
 

@@ -118,9 +118,9 @@ def problem_of(error: Exception) -> RequestProblem:
     if isinstance(error, CoordinatorError):
         code = error.reason.lower()
         if isinstance(error, BudgetExhausted) or code in ("upstream_rejected", "unpriced"):
-            headers = {"x-should-retry": "false"}  # OpenAI's clients ask again by themselves unless a header forbids it
-        elif error.retry_after_s is not None:
-            headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+            headers["x-should-retry"] = "false"  # OpenAI's clients ask again by themselves unless a header forbids it
+        if error.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(error.retry_after_s))
         if isinstance(error, CoordinatorUnavailable) and error.metadata.get("cause") == "too_long":
             status, code = (
                 400,

@@ -185,7 +185,7 @@ async def test_overloaded_is_a_refusal_where_configured() -> None:
     assert error.executed is None
 
 
-@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'{"error": "x"}', b'{"error": {"type": "the secret prompt"}}'])
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"", b'["x"]', b'{"error": {"type": "the secret prompt"}}'])
 async def test_unknown_error_body_is_left_out(body: bytes) -> None:
     error, _ = await refusal(answers(body, 503))
     assert str(error) == "the upstream answered with HTTP status 503"
@@ -227,6 +227,27 @@ async def test_stream_cut_after_its_end_is_complete() -> None:
 async def test_garbage_with_status_200_was_executed(body: bytes) -> None:
     error, requests = await refusal(answers(body))
     assert (error.kind, error.executed, requests) == ("garbage", True, 1)
+
+
+@pytest.mark.parametrize("changes", [{"content": 7}, {"content": ["forty-two"]}, {"stop_reason": None}, {"id": {}}])
+async def test_usage_beside_what_cannot_be_read_is_what_the_call_costs(changes: dict[str, Any]) -> None:
+    error, _ = await refusal(answers(message(**changes)))
+    assert (error.kind, error.executed, error.usage) == ("garbage", True, TokenUsage(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("events", "usage"),
+    [
+        ((START, event("content_block_start", index=0, content_block=7), text("x"), ending(), STOP), TokenUsage(12, 3)),
+        ((START, BLOCK, b"data: {nonsense\n\n", text("x"), ending(), STOP), TokenUsage(12, 3)),
+        ((START, BLOCK, text("x"), event("message_delta", delta=7, usage={"output_tokens": 3}), STOP), TokenUsage(12, 3)),
+        ((START, BLOCK, b"data: {nonsense\n\n"), None),
+        ((START, BLOCK, text("x")), None),
+    ],
+)
+async def test_broken_stream_costs_what_its_end_says_and_no_less(events: tuple[bytes, ...], usage: TokenUsage | None) -> None:
+    error, _ = await refusal(sends(*events), streams=True)
+    assert (error.kind, error.executed, error.usage) == ("garbage", True, usage)
 
 
 @pytest.mark.parametrize("streams", [False, True])

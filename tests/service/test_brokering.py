@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.calls.admission import Gate
-from coordinator.ledger.accounts import CallState
+from coordinator.ledger.accounts import CallState, step_budget_key
+from coordinator.ledger.budgets import fits_again_in_s
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.transitions import STOPPED
 from coordinator.providers.provider import ProviderError, ProviderResult
 from coordinator.service.server import SERVICE
+from edge.cloud.group_calls import for_who_demanded_the_cloud
 from edge.core.errors import (
     BudgetExhausted,
     ConfigError,
@@ -29,6 +32,8 @@ from edge.core.errors import (
 from edge.core.types import TokenUsage
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
+from edge.serve.errors import problem_of
+from edge.testing.clock import ManualClock
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.loopback import proxied
 from tests.until import until
@@ -375,3 +380,42 @@ async def test_regular_file_at_the_socket_path_is_kept(tmp_path) -> None:
         async with running_coordinator(tmp_path, ProgrammedProvider()):
             pass
     assert (tmp_path / "c.sock").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ({"calls_limit": 1, "window": "hour"}, 46 * 60 + 40),
+        ({"calls_limit": 1, "window": "day"}, 46 * 60 + 40 + 3600),
+        ({"calls_limit": 1, "window": "week"}, 46 * 60 + 40 + 3600 + 5 * 86400),
+        ({"calls_limit": 1, "window": "month"}, 46 * 60 + 40 + 3600 + 16 * 86400),
+        ({"calls_limit": 1, "window": "total"}, None),
+        ({"spend_limit_uusd": HOLD_UUSD + 1, "window": "day"}, 46 * 60 + 40 + 3600),
+        ({"spend_limit_uusd": HOLD_UUSD - 1, "window": "day"}, None),
+    ],
+)
+@pytest.mark.parametrize("scope", ["device_task", "device", "fleet_task", "fleet"])
+async def test_refusal_by_a_budget_says_when_its_window_ends(tmp_path, scope: str, limit: dict, seconds: int | None) -> None:
+    clock = ManualClock(1_700_000_000.0)  # Tuesday 2023-11-14, 22:13:20
+    config = {"budgets": {scope: limit}, "clock": clock}
+    async with running_coordinator(tmp_path, ProgrammedProvider(), **config) as _, connected(tmp_path, **FAST) as client:
+        with suppress(BudgetExhausted):
+            await client.complete(call("k0"), 5.0)
+        with pytest.raises(BudgetExhausted) as refused:
+            await client.complete(call("k1", "what is 2+3?"), 5.0)
+    assert refused.value.retry_after_s == seconds
+    headers = problem_of(for_who_demanded_the_cloud(refused.value, own_coordinator=True)).headers
+    assert headers == {"x-should-retry": "false"} | ({} if seconds is None else {"retry-after": str(seconds)})
+
+
+async def test_refusal_by_a_steps_credit_names_no_time_whatever_the_steps_number(tmp_path) -> None:
+    tasks = {"math": {"step_credit_kappa": 1.0}}
+    async with running_coordinator(tmp_path, ProgrammedProvider(), tasks=tasks) as _, connected(tmp_path, **FAST) as client:
+        await client.open_step("math", 0, 4, 8, 0.25)
+        await client.complete(call("k0", step=0, prompt_id="p0"), 5.0)
+        with pytest.raises(BudgetExhausted) as refused:
+            await client.complete(call("k1", "what is 2+3?", step=0, prompt_id="p1"), 5.0)
+    assert (refused.value.metadata["scope"], refused.value.retry_after_s) == ("step", None)
+    for number in (0, 123456, 1234567, 123456789, 123456789012):
+        refusal = BudgetExhausted("gone", metadata={"budget": step_budget_key("d", "math", number)})
+        assert fits_again_in_s(refusal, 0.0) is None

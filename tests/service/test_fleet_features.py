@@ -179,13 +179,14 @@ async def test_task_budget_covers_the_whole_fleet(tmp_path) -> None:
         ({"answer_cache": "fleet", "answer_cache_ttl_s": 5.0}, False, True, False),  # d2 gets what d1 had to ask for again
     ],
 )
-async def test_answers_are_reused_as_the_task_configures(tmp_path, terms, own, other, warm) -> None:
+@pytest.mark.parametrize("cold", [None, 0.0])
+async def test_answers_are_reused_as_the_task_configures(tmp_path, cold, terms, own, other, warm) -> None:
     async with world(tmp_path, tasks={"math": terms}) as it:
-        await it["d1"].complete(call("k1"), 5.0)
+        await it["d1"].complete(call("k1", temperature=cold), 5.0)
         await it["d1"].complete(call("w1", temperature=1.0), 5.0)
         it.clock.advance(10.0)
-        again = await it["d1"].complete(call("k2"), 5.0)
-        crossed = await it["d2"].complete(call("k1"), 5.0)
+        again = await it["d1"].complete(call("k2", temperature=cold), 5.0)
+        crossed = await it["d2"].complete(call("k1", temperature=cold), 5.0)
         heated = await it["d1"].complete(call("w2", temperature=1.0), 5.0)
         assert [again.cached, crossed.cached, heated.cached] == [own, other, warm]
         assert all(answer.charged_uusd == 0 for answer in (again, crossed, heated) if answer.cached)

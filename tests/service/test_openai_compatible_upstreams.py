@@ -219,6 +219,89 @@ async def test_error_in_a_stream_keeps_the_upstreams_words_without_secrets(event
     assert str(failed.value).endswith(f"an error in its answer{message}")
 
 
+def part(text: str, kind: str = "text") -> dict[str, Any]:
+    return {"type": kind, kind: text}
+
+
+THOUGHT = {"type": "thinking", "thinking": [part("six times seven")], "closed": True}
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "beyond"),
+    [
+        ([part("forty"), part("-two")], "forty-two", ""),
+        ([THOUGHT, part("forty-two")], "forty-two", ""),
+        ([{"type": "reasoning", "text": "hm"}, {"type": "output_text", "text": "forty-two", "annotations": []}], "forty-two", ""),
+        (["forty", {"text": "-two"}, 7, None, {"type": "text", "text": None}], "forty-two", ""),
+        ([part("forty-two"), {"type": "image_url", "image_url": {"url": "data:,"}}], "forty-two", ""),
+        (part("forty-two"), "forty-two", ""),
+        ([part("I cannot", "refusal")], "", '{"refusal":"I cannot"}'),
+        ([part("")], "", ""),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_content_in_parts_is_the_text_in_them(content: Any, text: str, beyond: str, streams: bool) -> None:
+    def choice(name: str, value: Any, finish: str | None) -> list[dict[str, Any]]:
+        return [{"index": 0, name: {"role": "assistant", "content": value}, "finish_reason": finish}]
+
+    parts = content if isinstance(content, list) else [content]
+    events = [event(choices=choice("delta", [each], None)) for each in parts]
+    whole = answers(completion(choices=choice("message", content, "stop")))
+    behaviour = sends(*events, event(choices=choice("delta", None, "stop")), USAGE, DONE) if streams else whole
+    async with provider_for(behaviour) as (provider, _):
+        if streams:
+            pieces = await streamed(provider, provider_request())
+            result, shown = pieces[-1].result, "".join(piece.text for piece in pieces)
+        else:
+            result, shown = await provider.complete(provider_request()), text
+    assert result is not None
+    assert (result.text, shown, result.beyond_text, result.usage) == (text, text, beyond, TokenUsage(12, 3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"choices": 7},
+        {"choices": [{"message": "forty-two", "finish_reason": "stop"}]},
+        {"choices": [{"index": "first", "message": {"content": "x"}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": 42}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": [THOUGHT]}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "x", "tool_calls": "add"}, "finish_reason": "stop"}]},
+        {"choices": [{"message": {"content": "x"}, "finish_reason": 1}]},
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_usage_beside_what_cannot_be_read_is_what_the_call_costs(changes: dict[str, Any], streams: bool) -> None:
+    broken = completion(**changes)
+    async with provider_for(answers(broken)) as (provider, _):
+        with pytest.raises(ProviderError) as failed:
+            await (streamed(provider, provider_request()) if streams else provider.complete(provider_request()))
+    assert (failed.value.kind, failed.value.executed, failed.value.usage) == ("garbage", True, TokenUsage(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("events", "usage"),
+    [
+        ((delta("forty"), event(choices=7), delta("-two", "stop"), USAGE, DONE), TokenUsage(12, 3)),
+        ((event(choices=[{"delta": "x"}]), USAGE), TokenUsage(12, 3)),
+        ((delta("forty"), event(choices=7, usage={"prompt_tokens": 12, "completion_tokens": 3}), DONE), TokenUsage(12, 3)),
+        ((delta("forty"), b"data: {nonsense\n\n", USAGE, DONE), TokenUsage(12, 3)),
+        ((delta("forty"), b"data: {nonsense\n\n", DONE), None),
+    ],
+)
+async def test_stream_with_an_event_that_cannot_be_read_costs_what_its_end_says(events: tuple[bytes, ...], usage: Any) -> None:
+    async with provider_for(sends(*events)) as (provider, _):
+        with pytest.raises(ProviderError) as failed:
+            await streamed(provider, provider_request())
+    assert (failed.value.kind, failed.value.executed, failed.value.usage) == ("garbage", True, usage)
+
+
+async def test_answer_whose_id_makes_no_sense_is_an_answer() -> None:
+    async with provider_for(answers(completion(id=7, usage=[1]))) as (provider, _):
+        result = await provider.complete(provider_request())
+    assert (result.text, result.upstream_id, result.usage) == ("forty-two", "", None)
+
+
 async def test_an_endless_id_or_finish_reason_is_cut_and_made_printable() -> None:
     answered = completion(id="I" * 100_000, choices=[{"message": {"content": "x"}, "finish_reason": "\x00" + "F" * 100_000}])
     async with provider_for(answers(answered)) as (provider, _):

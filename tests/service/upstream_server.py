@@ -162,3 +162,32 @@ async def running_upstream(reply: Behaviour = good_reply, path: str = "/v1/chat/
     async with answering(path, upstream.handle) as url:
         upstream.base_url = f"{url}/v1"
         yield upstream
+
+
+Refusal = tuple[int, Any]
+"""Status and body."""
+
+
+def openai_refusal(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
+    """A refusal as OpenAI's API writes it."""
+    return status, {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
+
+
+def picky(refusals: Mapping[str, Refusal], reply: Behaviour | None = None) -> Behaviour:
+    """Refuses a request for the first of these fields that is in it (and not false); else "forty-two", whole or streamed as asked, with
+    its usage where that is asked for."""
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        for field, (status, error) in refusals.items():
+            if body.get(field, False) is not False:
+                return web.json_response(error, status=status)
+        if reply is not None:
+            return await reply(request)
+        if not body.get("stream"):
+            return web.json_response(completion())
+        events = [delta("forty"), delta("-two", "stop")]
+        usage = event(choices=[], usage={"prompt_tokens": 12, "completion_tokens": 3})
+        return await sends(*events, *([usage] if "stream_options" in body else []), b"data: [DONE]\n\n")(request)
+
+    return behave

@@ -126,6 +126,7 @@ class World:
     gate: GateRules | None = None
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
+    temperature: float | None = None
     hint_chars: int = 0
     method: Method = field(default_factory=DaGrpo)
     own: OwnUseRules | None = None
@@ -165,7 +166,9 @@ class World:
         )
 
     def answer_settings(self) -> AnswerSettings:
-        settings = AnswerSettings(self.mode, "", 0.0, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off)  # type: ignore[arg-type]
+        settings = AnswerSettings(
+            self.mode, "", self.temperature, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off
+        )  # type: ignore[arg-type]
         return replace(settings, hint_chars=self.hint_chars)
 
     def settings(self, run_id: str) -> AgentSettings:

@@ -224,8 +224,12 @@ async def test_pause_during_generation_stops_the_cloud_call(world: World) -> Non
     assert world.client.calls == [] and record.call_key == ""
 
 
-async def test_sampled_question_is_sampled_by_the_cloud_too(world: World) -> None:
+@pytest.mark.parametrize("setting", [None, 0.0, 0.3, 1.0])
+async def test_cloud_is_asked_at_the_temperature_that_somebody_set_and_at_none_otherwise(
+    world: World, setting: float | None
+) -> None:
+    world.temperature = setting
     async with world.agent() as agent:
-        await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only"))
-        await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=0.7))
-    assert [call.temperature for call in world.client.calls] == [0.0, 0.7]
+        for wish in (None, 0.7, 0.0):
+            await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=wish))
+    assert [call.temperature for call in world.client.calls] == [setting, 0.7, 0.0]

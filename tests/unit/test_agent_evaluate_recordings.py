@@ -24,7 +24,7 @@ from edge.rpc.client import CloudCall, CloudCompletion
 
 
 def call(content: str = "a private question", key: str = "k") -> CloudCall:
-    return CloudCall(key, "math", -1, "p", 1, (Message("user", content),), 64)
+    return CloudCall(key, "math", -1, "p", 1, (Message("user", content),), 64, temperature=0.0)
 
 
 class Cloud:

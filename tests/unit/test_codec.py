@@ -53,7 +53,7 @@ CALL = st.builds(
     messages=st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), TEXT), max_size=4).map(tuple),
     max_output_tokens=U32,
     model_alias=NAME,
-    temperature=REAL,
+    temperature=st.none() | REAL,
     openai_json=TEXT,
 )
 COMPLETION = st.builds(

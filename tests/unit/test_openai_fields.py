@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,14 +83,14 @@ def test_unbounded_or_meaningless_fields_are_refused_in_one_line(text: str, why:
 @given(st.dictionaries(st.sampled_from(["tool_choice", "response_format", "parallel_tool_calls"]), JSON_VALUES, min_size=1))
 def test_bytes_sent_by_a_client_reach_the_upstream_unchanged(fields: dict[str, Any]) -> None:
     text = json.dumps(fields, indent=1)
-    body = request_body(asking(text), "max_tokens", streamed=False)
-    assert json.loads(body) == {**json.loads(request_body(asking(""), "max_tokens", streamed=False)), **fields}
+    body, plain = (msgspec.json.encode(request_body(asking(each), "max_tokens", streamed=False)) for each in (text, ""))
+    assert json.loads(body) == {**json.loads(plain), **fields}
     assert all(json.dumps(value, indent=1).replace("\n", "\n ").encode() in body for value in fields.values())
 
 
 def test_messages_in_the_fields_replace_the_plain_ones() -> None:
     turns = [USER, {"role": "tool", "tool_call_id": "c1", "content": "3"}]
-    body = json.loads(request_body(asking(json.dumps({"messages": turns})), "max_tokens", streamed=True))
+    body = json.loads(msgspec.json.encode(request_body(asking(json.dumps({"messages": turns})), "max_tokens", streamed=True)))
     assert body["messages"] == turns
 
 
@@ -100,7 +101,12 @@ def test_the_bound_counts_tools_twice_and_messages_once() -> None:
     assert 9000 <= bound_of_request(asking(turns)) < 2 * 9000
 
 
-def test_tools_change_the_digest_and_plain_calls_keep_theirs() -> None:
-    plain, tooled = call(), call(openai_json=TOOLS)
-    assert fingerprint(plain) != fingerprint(tooled) and cache_key("d", "m", plain) != cache_key("d", "m", tooled)
+def test_tools_and_no_temperature_change_the_digest_and_plain_calls_keep_theirs() -> None:
+    plain = call(temperature=0.0)
+    others = [call(temperature=0.0, openai_json=TOOLS), call(), call(openai_json=TOOLS), call(temperature=1.0)]
+    assert (
+        len({fingerprint(each) for each in (plain, *others)})
+        == len({cache_key("d", "m", each) for each in (plain, *others)})
+        == 5
+    )
     assert fingerprint(plain) == "abd874abc1a0f2c7b02f5940ea41b34beb625ba019322f29ff4b811d3331de6c"

@@ -368,6 +368,20 @@ def test_integral_rule_writes_the_journal_of_version_5(path: Path, tmp_path: Pat
         assert list(new.journal_after(0)) == list(old.journal_after(0))
 
 
+@pytest.mark.parametrize("key", ["answered", "a|b", "|", "a|b|c", "k|1"])
+async def test_copy_is_compared_with_its_source_whatever_its_key_holds(key: str) -> None:
+    store = MemoryLedgerStore(NOW)
+    for other in ("other", key):
+        await store.reserve(reserve_request(other, cache_key=f"cache {other}"))
+        await store.settle(settlement(other, text=f"answer of {other}"))
+    await store.reserve(reserve_request("copied|1", cache_key=f"cache {key}"))
+    assert verify(store.tables).ok
+    journal = list(store.tables.journal_after(0))
+    for changes in ({"source": "d1|other"}, {"source": "d1|no|such"}, {"source": key}):
+        store.tables.journal[:] = forged(journal, "copy", **changes)
+        assert any("(copy): " in line for line in verify(store.tables).differences), changes
+
+
 async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore) -> None:
     tables, terms = memory.tables, {"dual_proportional": 0.5, "dual_window": 2}
     for price in ("", "global[device:d9]"):

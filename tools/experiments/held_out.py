@@ -29,7 +29,7 @@ from edge.core.files import replacing_folder
 from edge.core.types import LocalResponse, TaskItem
 from edge.evaluation.cloud import CloudAnswers, RecordingAnswers, ReplayedAnswers, digest_of
 from edge.evaluation.evaluate import Candidate, EvalRoles, Evaluation, candidates_of
-from edge.evaluation.judging import Judged, RolloutSettings, call_key, cloud_messages
+from edge.evaluation.judging import CLOUD_TEMPERATURE, Judged, RolloutSettings, call_key, cloud_messages
 from edge.evaluation.plan import EvalPlan
 from edge.learning.components import with_prompt_form
 from edge.learning.curriculum import StepPlan
@@ -253,6 +253,7 @@ def _call(settings: RolloutSettings, item: TaskItem) -> CloudCall:
         messages=cloud_messages(item, settings.cloud_prompt_form),
         max_output_tokens=settings.max_output_tokens,
         model_alias=settings.model_alias,
+        temperature=CLOUD_TEMPERATURE,
     )
 
 
