@@ -29,7 +29,7 @@ from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, Stop
-from edge.core.errors import AdapterError, CoordinatorError, StateError
+from edge.core.errors import AdapterError, EdgeError, StateError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
@@ -354,8 +354,16 @@ class Agent:
         return self.link.embedded and bool(self._settings.answers.switched_off) and self._cut_step() is None
 
     async def _resume(self) -> None:
-        """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used."""
-        if not await self._finish_cut_step():
+        """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used.
+
+        A step that cannot be finished now is left to learning; answering does not wait for it.
+        """
+        try:
+            serves = await self._finish_cut_step()
+        except EdgeError as error:
+            serves = False
+            self._notice(f"{error.with_hint}; the step is finished when learning goes on")
+        if not serves:
             await self.adapter.serve_newest()
         if aside := self.components.state.set_aside:
             self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
@@ -365,7 +373,7 @@ class Agent:
         return self._checkpoints.at(self.components.state.position().steps_done + 1)
 
     async def _finish_cut_step(self) -> bool:
-        """Report, commit and serve a cut step; False where there is none, or it cannot be finished (uncommitted, it is made again)."""
+        """Report, commit and serve a cut step; False where there is none, or its checkpoint is damaged (uncommitted, it is made again)."""
         cut = self._cut_step()
         if cut is None:
             return False
@@ -375,7 +383,7 @@ class Agent:
             await (await self.learning.session.step()).finish(cut)
         except AdapterError:
             return False  # committed; looking for the newest usable adapter shows what is wrong with it
-        except (StateError, CoordinatorError) as error:
+        except StateError as error:
             self._notice(f"{error}; step {cut.step} will be made again")
             return False
         return self.adapter.backend.adapter_version == self.components.state.lineage().serving

@@ -39,7 +39,7 @@ def outbox(
         str | None,
         Option("--kind", help="answering, learning, evaluation, 'step report', registration or inquiry.", metavar="KIND"),
     ] = None,
-    waiting: Annotated[bool, Option("--waiting", help="Step reports that have not left yet.")] = False,
+    waiting: Annotated[bool, Option("--waiting", help="Step reports that the coordinator has not taken.")] = False,
     *,
     settings: Settings,
     json: Json = False,
@@ -118,7 +118,8 @@ def _sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for report in reports:
         asked = f"{report['help_units']} of {counted(report['total_units'], 'response')} asked for help"
-        yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}"
+        refused = f" · refused for good: {one_line(report['refused'])}" if report["refused"] else ""
+        yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}{refused}"
 
 
 def _entry_lines(entry: Mapping[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +14,15 @@ from typing import Any, Protocol
 from edge import __version__
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, NotImplementedThere, PermissionDenied, Unpriced, Withheld
+from edge.core.errors import (
+    CoordinatorError,
+    CoordinatorUnavailable,
+    NotImplementedThere,
+    PermissionDenied,
+    Unpriced,
+    Withheld,
+    is_refused_for_good,
+)
 from edge.core.events import EventSink
 from edge.rpc.client import (
     BudgetSnapshot,
@@ -27,7 +35,6 @@ from edge.rpc.client import (
     StepClosed,
     StepOpened,
     StepUnits,
-    TaskTerms,
 )
 from edge.state.events import Notice, Offline, Online
 from edge.state.folder import StateFolder
@@ -315,7 +322,7 @@ class CoordinatorLink:
         self._state = state
         self._sink = sink
         self._clock = clock
-        self._refusal: PermissionDenied | None = None
+        self._refused: dict[str, CoordinatorError] = {}
 
     @property
     def embedded(self) -> bool:
@@ -329,9 +336,7 @@ class CoordinatorLink:
             if self._process is not None:
                 closing.push_async_callback(self._process.aclose)
                 await self._process.start()
-            for terms in await self._terms_of(self._learned.tasks):
-                if self._state.terms(terms.task) is None:
-                    self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
+            await self._register(self._learned.tasks)
         except CoordinatorUnavailable as error:
             self.client.lost(error.with_hint)
 
@@ -355,11 +360,14 @@ class CoordinatorLink:
             hint="edge-agent budget show lists what holds; edge-coordinator budget set on its ledger wins over it",
         )
 
-    def require_all_tasks(self) -> None:
-        """Raises PermissionDenied, before the first step, where a phase may not be learned."""
-        if self._refusal is not None:
-            hint = f"{self._refusal.hint}; set phases, or --tasks, to what it may work on".removeprefix("; ")
-            raise PermissionDenied(str(self._refusal), hint=hint)
+    async def require_tasks(self, tasks: Iterable[str]) -> None:
+        """Raises PermissionDenied or NotFound, before the first step, where one of these was refused and still is."""
+        for task in [task for task in tasks if task in self._refused]:
+            with suppress(CoordinatorUnavailable):
+                await self._register([task])
+            if refusal := self._refused.get(task):
+                hint = f"{refusal.hint}; set phases, or --tasks, to what it may work on".removeprefix("; ")
+                raise type(refusal)(str(refusal), hint=hint)
 
     async def follow_budgets(self, serving_task: str) -> None:
         """Follow the budgets of the task at hand and of people's questions. Where these may not ask, it is said what to do."""
@@ -392,15 +400,22 @@ class CoordinatorLink:
         """The coordinator's entry of a call. Raises CoordinatorError."""
         return await self.client.get_call(call_key)
 
-    async def _terms_of(self, tasks: Sequence[str]) -> list[TaskTerms]:
-        """What the coordinator holds tasks to. One that this device may not work on is answered here, and not learned."""
+    async def _register(self, tasks: Sequence[str]) -> None:
+        """Take up what the coordinator holds tasks to. One that this device may not work on is answered here, and not learned."""
         try:
-            return list((await self.client.register(__version__, tasks)).tasks)
-        except PermissionDenied as error:
-            if error.reason != PermissionDenied.reason:
+            registration = await self.client.register(__version__, tasks)
+        except CoordinatorError as error:
+            if not is_refused_for_good(error):
                 raise
             if len(tasks) > 1:
-                return [terms for task in tasks for terms in await self._terms_of([task])]
-            self._refusal = error
+                for task in tasks:
+                    await self._register([task])
+                return
+            self._refused[tasks[0]] = error
             self._sink.emit(Notice(f"{error}; its questions are answered here", self._clock.now()))
-            return []
+            return
+        for task in tasks:
+            self._refused.pop(task, None)
+        for terms in registration.tasks:
+            if self._state.terms(terms.task) is None:
+                self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))

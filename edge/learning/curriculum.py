@@ -132,6 +132,12 @@ class Curriculum:
         return list(dict.fromkeys(part.task for parts in self._parts for part in parts))
 
     @property
+    def tasks_ahead(self) -> list[str]:
+        """The labels of the phases that are not done, each once, in order."""
+        ahead = self._parts[self._standing.position().phase :]
+        return list(dict.fromkeys(part.task for parts in ahead for part in parts))
+
+    @property
     def phase_count(self) -> int:
         """How many phases there are."""
         return len(self._phases)

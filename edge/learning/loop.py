@@ -142,7 +142,8 @@ class Learning:
         components, backend = self.components, self.adapter.backend
         if not self.link.begun:
             await self.link.begin(self.closing)
-        self.link.require_all_tasks()
+        await self.link.require_tasks(components.curriculum.tasks_ahead)
+        await self.finish_cut_step()  # where the start of the agent could not
         if components.curriculum.adopt(components.state):
             text = "the phases have changed; learning begins at the first one with the present adapter"
             components.sink.emit(Notice(text, components.clock.now()))

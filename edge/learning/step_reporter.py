@@ -126,7 +126,7 @@ class StepReporter:
             if not is_refused_for_good(error):
                 raise
             self._report_refusals(step.task, [error])
-            return ClosedStep(after, replace(report, refused=str(error)))
+            return ClosedStep(replace(after, next_step=step.task_step), replace(report, refused=str(error)))
         if closed is None:
             expected = self.state.terms(step.task) if step.offline else None
             return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
@@ -148,7 +148,7 @@ class StepReporter:
                 except CoordinatorError as error:
                     if not is_refused_for_good(error):
                         raise
-                    self.state.refused(row, str(error))
+                    self.state.refused(row, report, str(error))
                     refusals[report.task].append(error)
                 else:
                     self.state.delivered(row, terms)

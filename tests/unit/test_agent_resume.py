@@ -252,7 +252,7 @@ async def test_a_refused_credential_ends_the_start_with_the_coordinators_words(t
 async def test_forbidden_task_is_answered_locally_and_refused_before_learning(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     foreign = PermissionDenied("device lamp may not work on task 'math'", hint="its token names its tasks")
-    world.client.fail_next("register", foreign)
+    world.client.fail_next("register", foreign, times=2)
     world.client.fail_next("complete", foreign, times=100)
     async with world.agent() as agent:
         assert len(world.events(Notice)) == 1
@@ -261,6 +261,18 @@ async def test_forbidden_task_is_answered_locally_and_refused_before_learning(tm
         with pytest.raises(PermissionDenied, match="may not work on task 'math'") as refused:
             await agent.learn(max_steps=1)
         assert "its token names its tasks" in refused.value.hint and "--tasks" in refused.value.hint
+        await agent.learn(max_steps=1)
+        assert agent.status().steps_done == 1, "given back meanwhile"
+
+
+async def test_a_task_that_is_unknown_by_now_keeps_neither_the_agent_nor_its_later_phases_waiting(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=1),))
+    await world.learn()
+    world.phases = (*world.phases, PhaseConfig(source="other", target_rate=0.3, steps=1))
+    world.client.fail_next("register", NotFound("no task is called 'math'"), times=2)
+    async with world.agent() as agent:
+        await agent.learn()
+        assert [step.task for step in agent.steps()] == ["math", "code"]
 
 
 TAKEN_AWAY = (
@@ -341,6 +353,20 @@ async def test_cut_step_that_is_refused_does_not_keep_the_agent_from_answering(
         assert (await agent.answerer.answer(AnswerRequest((Message("user", item(1).question),)))).text
         assert len(agent.components.state.refused_reports()) == aside
     assert any(str(refusal) in notice.text for notice in world.events(Notice))
+
+
+async def test_a_cut_step_that_cannot_be_finished_at_the_start_is_finished_by_learning(tmp_path: Path) -> None:
+    _, expected = await uninterrupted(tmp_path / "calm")
+    world = World(tmp_path / "state")
+    with pytest.raises(Crash):
+        await world.learn(failpoint=crash_at("checkpointed", 2))
+    world.client.fail_next("close_step", PermissionDenied("shut out", reason="DEVICE_DISABLED"), times=2)
+    async with world.agent() as agent:
+        assert agent.status().steps_done == 1
+        with pytest.raises(PermissionDenied, match="shut out"):
+            await agent.learn()
+        await agent.learn()
+        assert [numbers(step) for step in agent.steps()] == expected
 
 
 async def test_refused_report_in_the_middle_of_a_run_keeps_what_its_step_learned(tmp_path: Path) -> None:

@@ -102,8 +102,9 @@ class SentList {
   }
 }
 
-const reportWords = ({ task, task_step: step, help_units: asked, total_units: units, target_rate: target }) =>
-  `Report of step ${whole(step + 1)} of task ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`;
+const reportWords = ({ task, task_step: step, help_units: asked, total_units: units, target_rate: target, refused }) =>
+  `Report of step ${whole(step + 1)} of task ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`
+  + (refused ? ` The coordinator refuses it for good: ${refused}.` : "");
 
 function replacedWords(replaced) {
   const kinds = Object.entries(replaced).filter(([, count]) => count);

@@ -94,12 +94,13 @@ class RunState:
         self._file.outbox = [waiting for waiting in self._file.outbox if waiting.id != report_id]
         self.note(terms)
 
-    def refused(self, report_id: int, reason: str) -> None:
-        """Keep a report that is refused for good; it is not delivered again."""
+    def refused(self, report_id: int, report: Report, reason: str) -> None:
+        """Keep a report that is refused for good; it is not delivered again, and its step's number is the task's next one."""
         for waiting in self._file.outbox:
             if waiting.id == report_id:
-                waiting.report = replace(waiting.report, refused=reason)
-        self._save()
+                waiting.report = replace(report, refused=reason)
+        known = self.terms(report.task)
+        self.note(known and replace(known, next_step=min(known.next_step, report.task_step)))
 
     def note(self, terms: Terms | None) -> None:
         """Take over terms, where there are any."""
@@ -179,7 +180,7 @@ class TrainingSteps:
         else:
             self._state.note(closed.terms)
             if closed.unreported.refused:
-                self._state.refused(number, closed.unreported.refused)
+                self._state.refused(number, closed.unreported, closed.unreported.refused)
         self._open = self._reported = None
         return closed.terms.dual
 

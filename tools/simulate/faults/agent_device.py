@@ -18,7 +18,7 @@ from edge.agent import Agent
 from edge.budget.daily import DailyLimits
 from edge.budget.dial import HelpDial
 from edge.config.schema import Mode, PhaseConfig
-from edge.core.errors import CoordinatorError, EdgeError
+from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Message
@@ -78,6 +78,7 @@ class Kept:
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
     outbox: Sequence[Report]
+    refused: Sequence[Report]
     unconfirmed: Sequence[str]
     purse: Mapping[str, Paid]
     dial: HelpDial | None
@@ -97,6 +98,7 @@ class Kept:
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
             outbox=[report for _, report in state.unreported()],
+            refused=state.refused_reports(),
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
@@ -215,8 +217,15 @@ class AgentLife:
             self._member.notices.append(event.text)
 
     async def _learn(self) -> None:
-        if self._plan.steps:
-            await self.agent.learn()
+        while self._plan.steps and not self._ended.is_set():
+            try:
+                await self.agent.learn()
+                break
+            except PermissionDenied as error:  # a task was taken away that is still ahead; somebody looks after it now and then
+                if not any(repr(task) in str(error) for task in self.agent.components.curriculum.tasks_ahead):
+                    raise
+                self._member.waits_for_task += 1
+                await self._pause(CHECK_S)
         self.learned_all = self.agent.learning.stage == "finished" or not self._plan.steps
 
     async def _be_asked(self) -> None:
@@ -323,6 +332,8 @@ class AgentMember(Member):
         self.clock = VirtualClock(around.loop, around.scenario.begins_s)
         self.asked: list[Asked] = []
         self.notices: list[str] = []
+        self.waits_for_task = 0
+        """How often it could not learn since its task was taken away."""
         self.failures: list[str] = []
         """What broke it."""
         self.dial_since = 0

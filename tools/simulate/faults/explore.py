@@ -34,6 +34,7 @@ from tools.simulate.faults.scenario import (
     FAULTS,
     FEATURES,
     POINTS,
+    TASK_TAKEN,
     Scenario,
     draw_agents,
     draw_scripted,
@@ -72,7 +73,7 @@ AGENTS = Kind(
     "agents",
     draw_agents,
     INVARIANTS,
-    frozenset(AGENT_FAULTS) | {f"agent died at {point}" for point in AGENT_POINTS},
+    frozenset(AGENT_FAULTS) | {TASK_TAKEN} | {f"agent died at {point}" for point in AGENT_POINTS},
     AGENT_FEATURES,
 )
 KINDS = {kind.name: kind for kind in (COORDINATOR, AGENTS)}

@@ -27,8 +27,10 @@ from edge.agent import Agent
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.cloud.unconfirmed import AnswerCalls
-from edge.core.errors import CoordinatorUnavailable, UsageError
-from edge.learning.step_reporter import StepReporter
+from edge.core.errors import CoordinatorUnavailable, EdgeError, PermissionDenied, UsageError
+from edge.learning import step_reporter
+from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
+from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Report, Terms
 
@@ -264,6 +266,30 @@ async def _deliver_twice(self: StepReporter, report: Report) -> Any:
 @bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
 async def _deliver_never(self: StepReporter) -> None:
     return None
+
+
+@bug("A8", "a report that is refused for good blocks other tasks", step_reporter, "is_refused_for_good", seed=204)
+def _never_for_good(error: EdgeError) -> bool:
+    return False
+
+
+_close = StepReporter.close
+
+
+@bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
+async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
+    closed = await _close(self, step, units)
+    if closed.unreported is not None and closed.unreported.refused:
+        raise PermissionDenied(closed.unreported.refused)
+    return closed
+
+
+@also(Agent, "_finish_cut_step")
+async def _finish_or_fail(self: Agent) -> bool:
+    cut = self._cut_step()
+    if cut is not None:
+        await (await self.learning.session.step()).finish(cut)
+    return False
 
 
 @bug("A6", "learning's daily budget forgets what it paid", DailyBudget, "_write_paid")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
@@ -92,6 +93,7 @@ AGENT_FAULTS: dict[str, Callable[[random.Random, str, float, float, int], Fault]
     "cloud_paused": _whose,
     "learning_paused": _whose,
 }
+TASK_TAKEN = "task_taken"
 """Those of the worlds of agents; `whose`: which of them it befalls."""
 
 
@@ -229,6 +231,8 @@ AGENT_FEATURES = frozenset(
         "step reported",
         "cut step finished after a crash",
         "step reported out of the outbox",
+        "step report refused for good",
+        "learning waited for a task that was taken away",
         "training call in the purse",
         "training call that was not settled",
         "learning call refused by the day's budget",
@@ -411,7 +415,7 @@ def draw_agents(seed: int) -> Scenario:
         upstream_acts=acts,
         upstream_duplicate=trouble,
         slow_s=rng.choice([0.5, 2.0, 8.0]),
-        faults=() if calm else tuple(_agent_faults(rng, lasts_s)),
+        faults=() if calm else _by_time(_agent_faults(rng, lasts_s), _taken_tasks(stream(seed, "taken tasks"), lasts_s, tasks)),
     )
 
 
@@ -462,7 +466,28 @@ def _agent_faults(rng: random.Random, lasts_s: float) -> list[Fault]:
         kind, at = rng.choice([*AGENT_FAULTS]), rng.uniform(0.0, lasts_s)
         for_s = rng.choice([rng.uniform(0.1, 5.0), rng.uniform(5.0, 120.0)])
         faults.append(AGENT_FAULTS[kind](rng, kind, at, for_s, rng.randrange(3)))
-    return sorted(faults, key=lambda fault: fault.at)
+    return faults
+
+
+def _taken_tasks(rng: random.Random, lasts_s: float, tasks: tuple[str, ...]) -> list[Fault]:
+    """A task is taken away from an agent, perhaps while its reports wait, or before a step that was cut is finished."""
+    if rng.random() >= 0.3:
+        return []
+    at, for_s, whose = rng.uniform(0.0, lasts_s), rng.uniform(0.1, 0.6) * lasts_s, rng.randrange(3)
+    taken = Fault(at, TASK_TAKEN, for_s, rng.choice(tasks), whose)
+    away_s = rng.uniform(0.1, 0.3) * lasts_s
+    before = {
+        "alone": [],
+        "while reports wait": [Fault(max(0.0, at - away_s), "cut", min(at, away_s) + 1.0, "", whose)],
+        "while a step is cut": [
+            Fault(0.5 * at, "crash_at", lasts_s * 0.1, rng.choice(("checkpointed", "closed", "judged")), whose)
+        ],
+    }
+    return [*before[rng.choice(list(before))], taken]
+
+
+def _by_time(*faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(chain.from_iterable(faults), key=lambda fault: fault.at))
 
 
 def without_some(items: Sequence[T]) -> Iterator[tuple[T, ...]]:

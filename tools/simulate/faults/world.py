@@ -28,7 +28,7 @@ from tools.simulate.faults.checker import DiskLog, check
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, ScriptedMember, Surroundings, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
-from tools.simulate.faults.scenario import Fault, Scenario
+from tools.simulate.faults.scenario import TASK_TAKEN, Fault, Scenario
 from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, TaskTerms, Terms
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
 from tools.simulate.faults.verdict import Outcome, Verdict
@@ -51,7 +51,18 @@ HEARTBEAT_S, AGENTS_HEARTBEAT_S = 4.0, 60.0
 SCRIPTS_CHECK_S = 0.5
 OUTAGES = ("full", "locked", "eio")
 OF_DEVICES = frozenset(
-    {"cut", "crash", "crash_at", "restart", "device_clock_jump", "dial", "cloud_paused", "learning_paused", "upstream_down"}
+    {
+        "cut",
+        "crash",
+        "crash_at",
+        "restart",
+        "device_clock_jump",
+        "dial",
+        "cloud_paused",
+        "learning_paused",
+        "upstream_down",
+        TASK_TAKEN,
+    }
 )
 """Faults that hold up no lease of the coordinator's."""
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
@@ -167,6 +178,11 @@ class World(Surroundings):
                 self.site.elsewhere(lambda store: store.set_device_disabled(member.name, True, self.clock.now()))
                 await asyncio.sleep(fault.for_s)
                 self.site.elsewhere(lambda store: store.set_device_disabled(member.name, False, self.clock.now()))
+            case kind if kind == TASK_TAKEN:
+                taken = self.site.taken.setdefault(member.name, set())
+                taken.add(fault.detail)
+                await asyncio.sleep(fault.for_s)
+                taken.discard(fault.detail)
             case kind if kind.startswith("disk_"):
                 await self._disk_for(kind.removeprefix("disk_"), fault.for_s)
             case _:

@@ -6,9 +6,9 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from coordinator.app import Parts, assemble
 from coordinator.calls.admission import Gate, Turnstile
@@ -20,7 +20,7 @@ from coordinator.ledger.verify import verify
 from coordinator.providers.provider import CloudProvider
 from coordinator.service.access import Access
 from coordinator.service.admin_api import AdminApi
-from coordinator.service.authentication import Authenticator, FailureLimiter
+from coordinator.service.authentication import Authenticator, FailureLimiter, Identity
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier
 from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
@@ -61,6 +61,8 @@ class Site:
     gate: Gate | None = None
     starts: int = 0
     kills: int = 0
+    taken: dict[str, set[str]] = field(default_factory=dict)
+    """Tasks that were taken away from a device, by its name."""
 
     def start(self) -> None:
         """Begin another process run."""
@@ -150,12 +152,26 @@ class Site:
         """An endpoint of this host. Whoever connects is on this machine, and a device is the one that it says it is."""
         service, caller = (DEVICE_SERVICE, device_caller) if role == "device" else (ADMIN_SERVICE, the_identity)
         tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock), FailureLimiter(self.clock, 20)
-        access = Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role))
+        access = _Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role), self)
         streams = Turnstile("streams are open", max_streams)
         boundary = Boundary(access, caller, requests, streams, self.config.service.max_message_bytes)
         endpoint = ServiceEndpoint(host, self.network, "unix:")
         endpoint.add_generic_rpc_handlers((bind(service, api, boundary, LASTING),))
         return endpoint
+
+
+class _Access(Access):
+    """Also holds each device to the tasks that were not taken away from it."""
+
+    def __init__(self, authenticator: Authenticator, site: Site) -> None:
+        super().__init__(authenticator)
+        self._site = site
+
+    def admit(self, service: str, context: Any) -> Identity:
+        """See `Access`."""
+        identity = super().admit(service, context)
+        taken = self._site.taken.get(identity.device)
+        return replace(identity, tasks=frozenset(self._site.config.tasks) - taken) if taken else identity
 
 
 async def _unless_unwritable(writing: Awaitable[object]) -> None:
