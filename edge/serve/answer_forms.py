@@ -116,9 +116,7 @@ def turns_of(messages: Sequence[ChatMessage]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _turn(message: ChatMessage) -> Mapping[str, Any]:
-    content = message.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
     if message.tool_calls:
         turn["tool_calls"] = [
             {
