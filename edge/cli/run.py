@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from edge.cli.exits import INTERRUPTED, stop_on_signals
+from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json
 from edge.cli.settings import Settings, privacy_line, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, StateError, UsageError
 from edge.core.events import FanOutSink
+from edge.core.interrupts import INTERRUPTED
 from edge.core.limits import MOST_STEPS
 
 if TYPE_CHECKING:
