@@ -183,7 +183,7 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
     from edge.serve.running_agent import AgentAnswers, RunningAgent
     from edge.serve.server import serving
 
-    serve, model = config.serve, agent.status().model
+    serve = config.serve
     app = build_app(
         AgentAnswers(agent),
         RunningAgent(agent),
@@ -192,8 +192,8 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         token=token_of(serve),
         origins=serve.allow_origins,
         limits=replace(DEFAULT_LIMITS, posts=serve.max_requests),
-        loaded_model=model.name,
-        context_tokens=model.context_tokens,
+        loaded_model=agent.status().model.name,
+        context_tokens=agent.texts.tokenizer.context_tokens,
         texts=agent.texts,
     )
     socket = None if serve.socket is None else Path(serve.socket).expanduser()  # noqa: ASYNC240
