@@ -11,15 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from edge.core.errors import EdgeError
-from edge.core.log import quiet_transport
+from edge.core.interrupts import INTERRUPTED, end_quietly, is_interrupt
 
-INTERRUPTED = 130
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    if argv is None:
+        end_quietly()  # before anything takes time
+    from edge.core.errors import EdgeError
+    from edge.core.log import quiet_transport
+
     quiet_transport()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -39,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(f"the output cannot be written: {error.strerror}; make room, or write it elsewhere", 1)
         if _is_usage_error(error):
             return _usage(error)
+        if is_interrupt(error):
+            return INTERRUPTED
         if os.environ.get("EDGE_COORDINATOR_DEBUG") == "1":
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}; set EDGE_COORDINATOR_DEBUG=1 to see the traceback", 1)

@@ -307,7 +307,7 @@ def _blocks(turn: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _text(turn: Mapping[str, Any]) -> str:
-    content = turn.get("content") or ""
+    content = turn.get("content") or turn.get("refusal") or ""
     return content if isinstance(content, str) else "".join(part.get("text") or part.get("refusal") or "" for part in content)
 
 

@@ -11,6 +11,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     With no `argv` it is the process's own, which may be started again with a tuned allocator.
     """
+    if argv is None:
+        from edge.core.interrupts import end_quietly
+
+        end_quietly()  # before anything takes time
     from edge.cli.exits import ending
     from edge.core.log import quiet_transport
 

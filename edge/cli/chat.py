@@ -19,11 +19,11 @@ from typer import Option
 
 from edge.cli.ask import Reader, Screen, answering, ask_and_show, new_question, screen_for_stdout
 from edge.cli.budget import chat_budget_lines
-from edge.cli.exits import INTERRUPTED
 from edge.cli.options import LocalOnly, Task, id_of, mode_of, task_label
 from edge.cli.output import noted_line, one_line, print_json, print_line, source_line, why_lines
 from edge.cli.settings import Settings, takes
 from edge.core.errors import EdgeError, NotFound, UsageError
+from edge.core.interrupts import INTERRUPTED
 from edge.core.types import Message
 
 Result = TypeVar("Result")

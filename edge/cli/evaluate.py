@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from edge.cli import completion
-from edge.cli.exits import INTERRUPTED
 from edge.cli.options import Json, Sources
 from edge.cli.output import print_line, print_result, visible
 from edge.cli.settings import Settings, takes, task_file_lines
@@ -21,6 +20,7 @@ from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.files import write_atomically
 from edge.core.formatting import counted, duration, money, percent, shown
+from edge.core.interrupts import INTERRUPTED
 from edge.core.limits import MOST_ITEMS, MOST_STEPS, MOST_TOKENS
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from edge.cli.output import one_line
 from edge.core.engines import ENGINES
 from edge.core.errors import EdgeError
 from edge.core.install import install_extra
+from edge.core.interrupts import INTERRUPTED, is_interrupt
 
-INTERRUPTED = 130
 EXTRAS = {
     "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "aiohttp", "coordinator"),
     "train": ("torch", "safetensors", "matplotlib"),
@@ -105,6 +105,8 @@ def _drop_output() -> int:
 
 
 def _unforeseen(error: Exception) -> int:
+    if is_interrupt(error):
+        return INTERRUPTED
     if os.environ.get("EDGE_AGENT_DEBUG") == "1":
         raise error
     import traceback

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from edge.cli.exits import INTERRUPTED, stop_on_signals
+from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json, Sources
 from edge.cli.settings import Settings, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
 from edge.core.formatting import counted, duration, money, percent
+from edge.core.interrupts import INTERRUPTED
 from edge.core.limits import MOST_STEPS
 
 if TYPE_CHECKING:

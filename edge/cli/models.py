@@ -168,7 +168,7 @@ def models_show(
         "parameters": _count(about.parameters),
         "size": data_size(about.file_bytes),
         "type": f"{about.quantisation} ({types})" if types else about.quantisation,
-        "context": f"{about.context_tokens:,} tokens",
+        "context": f"{about.context_tokens:,} tokens; {memory.tokens:,} of them are served unless model.context_tokens is set",
         "tokenizer": f"{about.tokenizer}, {about.vocabulary:,} tokens",
         "chat template": "yes" if about.chat_template else "none: llama.cpp's ChatML is used where its tokens are known",
         "prompt form": about.prompt_form,

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from edge.cli.exits import INTERRUPTED, stop_on_signals
+from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json
 from edge.cli.settings import Settings, privacy_line, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, CoordinatorError, StateError, UsageError
 from edge.core.events import FanOutSink
+from edge.core.interrupts import INTERRUPTED
 from edge.core.limits import MOST_STEPS
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
     from edge.serve.running_agent import AgentAnswers, RunningAgent
     from edge.serve.server import serving
 
-    serve, model = config.serve, agent.status().model
+    serve = config.serve
     app = build_app(
         AgentAnswers(agent),
         RunningAgent(agent),
@@ -191,8 +192,8 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         token=token_of(serve),
         origins=serve.allow_origins,
         limits=replace(DEFAULT_LIMITS, posts=serve.max_requests),
-        loaded_model=model.name,
-        context_tokens=model.context_tokens,
+        loaded_model=agent.status().model.name,
+        context_tokens=agent.texts.tokenizer.context_tokens,
         texts=agent.texts,
     )
     socket = None if serve.socket is None else Path(serve.socket).expanduser()  # noqa: ASYNC240

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, the table of tensors, and whether its numbers can be those of a model.
+"""The header of a GGUF file: metadata, the table of tensors, and whether its numbers can be those of a model, all of which is in the file.
 
 No weights are read and no package is needed. Arrays are counted, and kept only when asked for: a vocabulary of 150,000 tokens is skipped in
 a fraction of a second. Every way in which a file can be unusable ends in ModelFileError with one line that names the file. llama.cpp
@@ -185,15 +185,18 @@ def _header(path: Path, file: _Reader, arrays: Collection[str]) -> GgufHeader:
             raise ValueError(f"the key {shown(key)!r} twice")
         metadata[key] = _value(file, file.numbers("<I")[0], keep=key in arrays)
     tensors = tuple(_tensor(file) for _ in range(tensor_count))
-    _check_places(tensors)
+    end = _end_of(tensors)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError("an alignment that is no power of two up to 1 MiB")
-    return GgufHeader(path, metadata, tensors, -(-file.position // alignment) * alignment, file.size)
+    start = -(-file.position // alignment) * alignment
+    if end and start + end > file.size:  # a file of a vocabulary alone ends with its header
+        raise ValueError(f"{file.size} bytes, but its tensors end at {start + end}")
+    return GgufHeader(path, metadata, tensors, start, file.size)
 
 
-def _check_places(tensors: Sequence[TensorEntry]) -> None:
-    """Raises ValueError unless every tensor has a name and bytes of its own."""
+def _end_of(tensors: Sequence[TensorEntry]) -> int:
+    """Where the last tensor ends behind `data_start`. Raises ValueError unless every tensor has a name and bytes of its own."""
     names: set[str] = set()
     end = 0
     for tensor in sorted(tensors, key=lambda entry: entry.offset):
@@ -206,6 +209,7 @@ def _check_places(tensors: Sequence[TensorEntry]) -> None:
             tensor.type_id, (max(1, tensor.elements), 1)
         )  # at least a byte of a type that is not known here
         end = max(end, tensor.offset + -(-tensor.elements // weights) * size)
+    return end
 
 
 def _tensor(file: _Reader) -> TensorEntry:

@@ -39,7 +39,8 @@ RawPrompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded: name, architecture, parameters, context length in tokens, file size in bytes, sha256 of the file.
+    """What is loaded: name, architecture, parameters, file size in bytes, sha256 of the file. `context_tokens`: what it was trained for;
+    what is served is in `TokenizerInfo`.
 
     `prompt_form` is "compact" when the model's own chat template carries the system prompt (the bundled models), else "full".
     """

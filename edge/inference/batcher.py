@@ -31,7 +31,7 @@ from edge.core.types import (
 )
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
-from edge.inference.detokenizer import Detokenizer, Listener
+from edge.inference.detokenizer import Detokenizer, Listener, text_of
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
 
 
@@ -199,7 +199,7 @@ class _Sequence:
 
     def response(self, finish: FinishReason) -> LocalResponse:
         """The finished response."""
-        text = b"".join(self.pieces).decode("utf-8", "replace") if self.detokenizer is None else self.detokenizer.text
+        text = text_of(self.pieces) if self.detokenizer is None else self.detokenizer.text
         tokens = () if self.detokenizer is None else self.detokenizer.tokens
         return LocalResponse(
             text,

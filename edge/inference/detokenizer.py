@@ -1,6 +1,7 @@
 """The text of one response while it grows, and where it has to end because of a stop string.
 
-Rollouts need none of this: their text is put together once, at the end.
+Rollouts need none of this: their text is put together once, at the end. A character of several tokens that the end of a response cuts is
+left out of its text; other bytes that are no UTF-8 are U+FFFD.
 
 In a chat a stop string ends the answer: it is not looked for in the reasoning before it, which the person who set it does not see, nor
 in a request for help, which is no text for a person but a decision.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from edge.core.types import Sampling, ScoredToken
@@ -23,6 +24,15 @@ Listener = Callable[[str, tuple[ScoredToken, ...]], None]
 """Called with each piece of text and the tokens that end in it."""
 
 
+_decoder = codecs.getincrementaldecoder("utf-8")
+"""It holds back the bytes of a character until the last of them is there."""
+
+
+def text_of(pieces: Iterable[bytes]) -> str:
+    """The text of a response from the bytes of its tokens."""
+    return _decoder("replace").decode(b"".join(pieces))
+
+
 class Detokenizer:
     """Text and tokens of one response; the listener gets what is certain as soon as it is. `count`: tokens that were added.
 
@@ -32,7 +42,7 @@ class Detokenizer:
     __slots__ = ("_decoder", "_listener", "_reported_chars", "_reported_tokens", "_search", "_text", "_tokens", "count")
 
     def __init__(self, sampling: Sampling, before: str, listener: Listener | None) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _decoder("replace")
         self._search = StopSearch(sampling.stops, answer_only=sampling.stops_in_answer, before=before) if sampling.stops else None
         self._listener = listener
         self._text = ""
@@ -60,7 +70,7 @@ class Detokenizer:
         """Take the next token's bytes; true when a stop string ended the text."""
         start = len(self._text)
         self.count += 1
-        self._text += self._decoder.decode(piece, last)
+        self._text += self._decoder.decode(piece)
         if token is not None:
             self._tokens.append(replace(token, start=start, end=len(self._text)))
         settled = len(self._text) if self._search is None else self._search.settled(self._text, last)

@@ -189,9 +189,10 @@ def check_learnable(path: Path) -> None:
 
 
 def describe_folder(folder: Path) -> About:
-    """What the JSON files of a model folder describe. Raises ModelFileError."""
-    from edge.models.hf_folder import read_json, shape_of_folder
+    """What the JSON files of a model folder describe, whose weights are there. Raises ModelFileError."""
+    from edge.models.hf_folder import check_files, read_json, shape_of_folder
 
+    check_files(folder)
     spec, config = shape_of_folder(folder), read_json(folder / "config.json")
     words = folder / "tokenizer_config.json"
     settings = read_json(words) if words.is_file() else {}

@@ -371,8 +371,14 @@ def _files(folder: Path) -> dict[Path, set[str]]:
     return dict(sorted(by_file.items()))
 
 
-def _read_table(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. Its header is checked by safetensors, which does not report where a tensor lies."""
+def check_files(folder: Path) -> None:
+    """Raises ModelFileError where a file of the weights is missing, cut or damaged; their types may be any."""
+    for file in _files(folder):
+        _header(file)
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The table of tensors of one file, checked by safetensors, which does not report where a tensor lies, and where the weights begin."""
     try:
         with open_regular(path) as file:
             with safe_open(path, framework="numpy"):
@@ -381,6 +387,12 @@ def _read_table(path: Path) -> dict[str, StoredTensor]:
     except (*_SENSELESS, SafetensorError) as error:
         raise ModelFileError(f"{path}: not a readable safetensors file ({error})", hint=_AGAIN) from error
     table.pop("__metadata__", None)
+    return table, 8 + length
+
+
+def _read_table(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file."""
+    table, start = _header(path)
     for name, entry in table.items():
         if entry["dtype"] not in _NUMPY:
             raise ModelFileError(
@@ -388,6 +400,6 @@ def _read_table(path: Path) -> dict[str, StoredTensor]:
                 hint="take the model's unquantised version",
             )
     return {
-        name: StoredTensor(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+        name: StoredTensor(path, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0])
         for name, entry in table.items()
     }

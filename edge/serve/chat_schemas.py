@@ -17,7 +17,6 @@ from edge.serve.ports import MODELS, AnswerNote, Mode
 from edge.serve.schemas import (
     MAX_TOKENS,
     Count,
-    Ignored,
     Passed,
     ResponseBody,
     SamplingFields,
@@ -69,6 +68,18 @@ class TextPart(Passed):
     text: Text
 
 
+class RefusalPart(Passed):
+    """A part in which a model said why it does not answer."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """The same, as other parts have it."""
+        return self.refusal
+
+
 def _check_content(value: Any, inner: Callable[[Any], Any]) -> Any:
     try:
         return inner(value)
@@ -76,13 +87,13 @@ def _check_content(value: Any, inner: Callable[[Any], Any]) -> Any:
         if any(one["type"] == "field_error" for one in error.errors()):
             raise field_error("", "is not valid Unicode text") from error
         kinds = [part.get("type") for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-        if other := [kind[:40] for kind in kinds if isinstance(kind, str) and kind != "text"]:
+        if other := [kind[:40] for kind in kinds if isinstance(kind, str) and kind not in ("text", "refusal")]:
             message = f"a part of type {other[0]!r} is not supported; this model reads text"
             raise field_error("", message, "unsupported_value") from error
         raise field_error("", "must be a string or a list of text parts") from error
 
 
-Content = Annotated[Text | Annotated[list[TextPart], Field(min_length=1)], WrapValidator(_check_content)]
+Content = Annotated[Text | Annotated[list[TextPart | RefusalPart], Field(min_length=1)], WrapValidator(_check_content)]
 
 
 class CalledTool(Passed):
@@ -122,6 +133,7 @@ class ChatMessage(Passed):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
+    refusal: Text | None = None
     tool_calls: list[Annotated[ToolCall, explain("must have an id, a type and a name")]] | None = None
     tool_call_id: str | None = None
 
@@ -129,7 +141,7 @@ class ChatMessage(Passed):
     def _is_complete(self) -> ChatMessage:
         if self.role == "tool" and not self.tool_call_id:
             raise field_error("tool_call_id", "must name the call that is answered")
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
             raise field_error("content", "must be a string or a list of text parts")
         return self
 
@@ -140,8 +152,8 @@ class ChatMessage(Passed):
 
     @property
     def text(self) -> str:
-        """Its content in one piece."""
-        content = self.content or ""
+        """The text of the content, in one piece; where there is none, the refusal in its place."""
+        content = self.content or self.refusal or ""
         return content if isinstance(content, str) else joined_parts(part.text for part in content)
 
     def in_words(self) -> Message:
@@ -229,7 +241,6 @@ class ChatRequest(SamplingFields):
     ) = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning_effort: Ignored = None
     audio: Unsupported = None
     functions: Annotated[Unsupported, Field(description="The older form, not supported; use tools.")] = None
     function_call: Annotated[Unsupported, Field(description="The older form, not supported; use tool_choice.")] = None
@@ -247,13 +258,8 @@ class ChatRequest(SamplingFields):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The parameters that were given and have no effect here."""
-        given = {
-            "logit_bias": self.logit_bias not in (None, {}),
-            "reasoning_effort": self.reasoning_effort is not None,
-            "stop": bool(self.stop) and self.has_form,
-        }
-        return tuple(name for name, without_effect in given.items() if without_effect)
+        """Also stop strings where the answer has a form, which they may not cut."""
+        return (*super().ignored, *(("stop",) if self.stop and self.has_form else ()))
 
     def question(
         self,

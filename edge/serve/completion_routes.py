@@ -108,11 +108,6 @@ class CompletionRequest(SamplingFields):
             return 1 if self.logprobs else None
         return self.logprobs
 
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The parameters that were given and have no effect here."""
-        return ("logit_bias",) if self.logit_bias else ()
-
     def check_model(self, loaded_model: str) -> None:
         """Raises RequestProblem where the name is not one of this machine's."""
         if self.model in ("edge-cloud", "edge-auto", "edge-prefer-local"):
@@ -253,8 +248,7 @@ def add_completion_routes(
         answer_id, created, headers = secrets.token_hex(8), int(clock.now()), {"x-edge-source": "local"}
         if not body.stream:
             choices, usage = await unless_gone(request, _whole(body, pieces))
-            edge = {"source": "local", "ignored_parameters": list(body.ignored)}
-            return JSONAnswer(completion_body(body, answer_id, created, choices, usage=usage, edge=edge), headers=headers)
+            return JSONAnswer(completion_body(body, answer_id, created, choices, usage=usage, **_edge(body)), headers=headers)
         first = await unless_gone(request, first_of(pieces))
         stream = _stream(body, answer_id, created, first, pieces, error_event)
         return StreamingResponse(stream, media_type="text/event-stream", headers={**headers, **NO_STORE})
@@ -339,7 +333,8 @@ async def _stream(
             index, piece = first
             while True:
                 ended[index] = piece
-                yield sse(completion_body(wanted, answer_id, created, [_choice_of(wanted, index, piece)], **usage))
+                edge = _edge(wanted) if piece.over else {}
+                yield sse(completion_body(wanted, answer_id, created, [_choice_of(wanted, index, piece)], **usage, **edge))
                 if (following := await anext(pieces, None)) is None:
                     break
                 index, piece = following
@@ -360,6 +355,10 @@ async def _whole(
             before = wholes[index]
             wholes[index] = replace(piece, text=before.text + piece.text, tokens=before.tokens + piece.tokens)
     return [_choice_of(wanted, index, whole) for index, whole in wholes.items()], _usage(wanted, wholes)
+
+
+def _edge(wanted: CompletionRequest) -> dict[str, Any]:
+    return {"edge": {"source": "local", "ignored_parameters": list(wanted.ignored)}}
 
 
 def _usage(wanted: CompletionRequest, ended: Mapping[int, _Piece]) -> dict[str, int]:

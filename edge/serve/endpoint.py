@@ -72,8 +72,8 @@ def build_app(
     """The application behind its access check.
 
     `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
-    model name for clients to ask for, with the meaning of `edge`; `context_tokens` its context's length. `texts`: what continues plain
-    texts; without it there are no plain completions.
+    model name for clients to ask for, with the meaning of `edge`; `context_tokens`: what a prompt and its answer share. `texts`: what
+    continues plain texts; without it there are no plain completions.
     """
     kinds = (HTTPException, RequestValidationError, RequestProblem, EdgeError, ClientDisconnect, Exception)
     app = _Application(

@@ -12,7 +12,7 @@ from edge.core.types import joined_parts
 from edge.serve.chat_schemas import ChatRequest, edge_metadata
 from edge.serve.errors import RequestProblem, invalid_request, invalid_value
 from edge.serve.ports import AnswerNote
-from edge.serve.schemas import Ignored, Passed, RequestBody, ResponseBody, StreamOptions, Text, Unsupported, explain, field_error
+from edge.serve.schemas import NamesIgnored, ResponseBody, StreamOptions, Text, Unsupported, explain, field_error
 
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -27,13 +27,13 @@ _CHAT_NAMES = (
 Message = dict[str, Any]
 
 
-class TextOptions(Passed):
+class TextOptions(NamesIgnored):
     """The form of the text."""
 
     format: dict[str, Any] | None = None
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(NamesIgnored):
     """The body of POST /v1/responses."""
 
     model: str = "edge"
@@ -54,10 +54,6 @@ class ResponsesRequest(RequestBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    top_logprobs: Ignored = None
-    reasoning: Ignored = None
-    truncation: Ignored = None
-    include: Ignored = None
     background: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
@@ -67,12 +63,6 @@ class ResponsesRequest(RequestBody):
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "only together with stream")
         return self
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The parameters that were given and have no effect here."""
-        given = {name: getattr(self, name) for name in ("top_logprobs", "reasoning", "truncation", "include")}
-        return tuple(name for name, value in given.items() if value not in (None, "disabled", 0, []))
 
     def as_chat(self, history: Sequence[Message]) -> ChatRequest:
         """The same as a chat request, behind the messages of earlier turns. Raises RequestProblem in this request's words."""

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
+from edge.core.formatting import shown
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
 from edge.core.rates import rate_of
 from edge.core.types import SamplingWishes
@@ -93,7 +94,6 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 DIGITS = BeforeValidator(_plain_number)
 QueryInt = Annotated[int, Field(ge=0, lt=10**12), DIGITS]
 Unsupported = Annotated[Any, AfterValidator(_refused), Field(description="Not supported.")]
-Ignored = Annotated[Any, Field(description="Accepted without effect; edge.ignored_parameters names it.")]
 _StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[
     _StopText | Annotated[list[_StopText], Field(max_length=16)] | None,
@@ -119,13 +119,32 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class StreamOptions(RequestBody):
+_ASKS_NOTHING: tuple[Any, ...] = (None, {}, [], "disabled")
+"""Values that a field without effect may have unnamed; "disabled" is what OpenAI's `truncation` is by default."""
+
+
+class NamesIgnored(RequestBody):
+    """A request for text, or a part of one: fields of other names have no effect, which edge.ignored_parameters of the answer says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of the fields without effect that ask for something; those in a part have its name before them."""
+        names = [shown(name) for name, value in (self.model_extra or {}).items() if value not in _ASKS_NOTHING]
+        for part, value in self:
+            if isinstance(value, NamesIgnored):
+                names += [f"{part}.{name}" for name in value.ignored]
+        return tuple(names)
+
+
+class StreamOptions(NamesIgnored):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
-class SamplingFields(RequestBody):
+class SamplingFields(NamesIgnored):
     """What chat and plain completions have in common."""
 
     model: str = "edge"
@@ -138,7 +157,6 @@ class SamplingFields(RequestBody):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    logit_bias: Ignored = None
 
     @property
     def choices(self) -> int:

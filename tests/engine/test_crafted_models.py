@@ -79,6 +79,30 @@ def test_forged_header_is_refused(tiny: Path, tmp_path: Path, why: str) -> None:
         read_header(path)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_a_cut_model_is_refused_wherever_it_is_described(
+    tiny: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    def cut(path: Path) -> None:
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int((len(whole) - 64) * share)])  # the last bytes may be padding
+
+    file, folder = models / "file.gguf", write_hf_folder(models / "folder", shards=2).path
+    file.write_bytes(tiny.read_bytes())
+    cut(file)
+    cut(folder / "model-00002-of-00002.safetensors")
+    for command in (["show", "file"], ["show", "folder"], ["pull", str(file)], ["quantize", "file", str(tmp_path / "out.gguf")]):
+        assert main(["models", *command]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and str(models) in error and "again" in error, command
+    assert main(["models", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert "truncated" in rows["file"]["problem"] and "safetensors" in rows["folder"]["problem"]
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert main(["models", "show", "folder"]) == 1
+    assert "model-00002-of-00002" in capsys.readouterr().err
+
+
 BAD_CONFIGS = {
     "inf": '{"hidden_size": Infinity}', "many": '{"num_hidden_layers": 4000000000}', "rope": '{"rope_scaling": "yarn"}',
     "list": '{"rope_parameters": [1]}', "nan": '{"num_key_value_heads": NaN}', "negative": '{"num_hidden_layers": -1}',

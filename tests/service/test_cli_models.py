@@ -167,9 +167,10 @@ def test_quantising_refuses_narrow_existing_or_damaged_files(agent, tiny: bytes,
     source.write_bytes(tiny)
     code, _, error = agent("quantize", str(source), str(out), "--type", "Q4_K_M")
     assert code == 1 and "requantiz" in error and "f16, bf16 or f32" in error
-    source.write_bytes(tiny[: len(tiny) // 2])
-    code, _, error = agent("quantize", str(source), str(out))
-    assert code == 1 and str(source) in error
     out.write_text("taken")
     code, _, error = agent("quantize", str(source), str(out))
     assert code == 2 and "--force" in error
+    out.unlink()
+    source.write_bytes(tiny[: len(tiny) // 2])
+    code, _, error = agent("quantize", str(source), str(out))
+    assert code == 1 and str(source) in error

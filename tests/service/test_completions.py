@@ -102,6 +102,15 @@ async def test_a_completion_has_the_openai_shape(client: openai.AsyncOpenAI, pre
     assert not precedence.busy
 
 
+async def test_parameters_without_effect_are_named_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    foreign = {"min_p": 0.05, "repeat_penalty": 1.1}
+    whole: Any = await client.completions.create(model="edge", prompt="Count:", seed=0, user="me", extra_body=foreign)
+    assert sorted(whole.edge["ignored_parameters"]) == ["min_p", "repeat_penalty", "user"]
+    streamed = await client.completions.create(model="edge", prompt="Count:", n=2, stream=True, extra_body=foreign)
+    ends: list[Any] = [chunk async for chunk in streamed if chunk.choices and chunk.choices[0].finish_reason]
+    assert [end.edge["ignored_parameters"] for end in ends] == [list(foreign)] * 2
+
+
 async def test_many_prompts_of_one_request_run_a_few_at_a_time(client: openai.AsyncOpenAI, backend: CountingBackend) -> None:
     prompts = [f"prompt {number}" for number in range(30)]
     stream = await client.completions.create(model="edge-local", prompt=prompts, seed=1, stream=True)

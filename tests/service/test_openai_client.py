@@ -269,7 +269,18 @@ def test_client_timeout_stops_the_answer(world: World) -> None:
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bundled model, served by `edge-agent run` without a cloud."""
     state = tmp_path_factory.mktemp("nano")
-    words = ("run", "--no-learn", "--port", "0", "--state", str(state), "--set", "engine.threads=1")
+    words = (
+        "run",
+        "--no-learn",
+        "--port",
+        "0",
+        "--state",
+        str(state),
+        "--set",
+        "engine.threads=1",
+        "--set",
+        "model.context_tokens=700",
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "edge.cli", *words],
         env={**os.environ, "EDGE_AGENT_NO_CLOUD": "1", "OMP_NUM_THREADS": "1"},
@@ -296,7 +307,8 @@ def test_the_bundled_model_answers_the_client(nano: str) -> None:
         answer: Any = client.chat.completions.create(model="nano-edge", messages=question, seed=1)
         streamed = list(client.chat.completions.create(model="edge", messages=question, seed=1, stream=True))
         models = [model.to_dict()["edge"]["context_length"] for model in client.models.list()]  # type: ignore[index]
+        tokens: Any = client.with_options(base_url=nano).post("/tokenize", body={"prompt": "Mia"}, cast_to=object)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
     assert (answer.edge["source"], answer.choices[0].message.content) == ("local", text)
     assert answer.usage.completion_tokens > 0
-    assert set(models) == {1024}
+    assert {*models, tokens["max_model_len"]} == {700}, "what is served, not what the model was trained for"

@@ -32,6 +32,15 @@ def test_functions_become_tools_with_an_input_schema() -> None:
 
 
 @pytest.mark.parametrize(
+    "said", [{"refusal": "No."}, {"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
+)
+def test_a_refusal_is_the_text_of_its_turn(said: dict[str, Any]) -> None:
+    user = {"role": "user", "content": "2+2?"}
+    turns = fields_for(messages=[user, {"role": "assistant", **said}, user])["messages"]
+    assert turns[1] == {"role": "assistant", "content": [{"type": "text", "text": "No."}]}
+
+
+@pytest.mark.parametrize(
     ("fields", "choice"),
     [
         ({}, {"type": "auto"}),

@@ -213,6 +213,19 @@ def test_generation_ends_at_the_token_limit() -> None:
     assert single.text == "a"
 
 
+@pytest.mark.parametrize(("max_tokens", "text"), [(1, "I"), (2, "I"), (3, "I"), (4, "I🙂"), (5, "I🙂"), (9, "I🙂")])
+def test_a_character_that_the_limit_cuts_is_no_text_rolled_out_or_served(max_tokens: int, text: str) -> None:
+    tokens, plan = Tokens(), ids("I", "a", "b", "<", "a")
+    spelled = {"a": b"\xf0\x9f", "b": b"\x99", "<": b"\x82"}
+    tokens.pieces = [spelled.get(piece.decode(), piece) for piece in Tokens.pieces]
+    heard: list[str] = []
+    served = Request([1], Sampling(max_tokens=max_tokens), [0], Priority.SERVING, on_text=lambda text, _: heard.append(text))
+    rolled_out = request(1, max_tokens=max_tokens)
+    ((first,), (second,)) = run(Batcher(PlannedEngine(2, {1: plan}), tokens, rollout_rows=2), served, rolled_out)
+    assert "".join(heard) == first.text == second.text == text
+    assert first.token_ids == second.token_ids == (*plan, EOS)[:max_tokens]
+
+
 @pytest.mark.parametrize(
     ("plan", "stops"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from pydantic import ValidationError
 from edge.core.types import BeyondText, Message, SamplingWishes
 from edge.serve.chat_routes import questions_of
 from edge.serve.chat_schemas import ChatRequest
+from edge.serve.completion_routes import CompletionRequest
 from edge.serve.errors import RequestProblem, invalid_request
+from edge.serve.response_schemas import ResponsesRequest
 from edge.state.answer_record import AnswerRequest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -51,8 +54,64 @@ def test_text_parts_are_joined_and_developer_is_system() -> None:
     assert messages == (Message("system", "be brief"), Message("user", "ab"))
 
 
-def test_parameters_without_effect_are_named_and_neutral_ones_are_not() -> None:
-    assert request_of({"messages": USER, "logit_bias": {"5": 1}, "response_format": {"type": "text"}}).ignored == ("logit_bias",)
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda fields: ChatRequest.model_validate({"messages": USER, **fields}),
+        lambda fields: CompletionRequest.model_validate({"prompt": "hi", **fields}),
+        lambda fields: ResponsesRequest.model_validate({"input": "hi", **fields}),
+    ],
+    ids=["chat", "completions", "responses"],
+)
+def test_every_parameter_without_effect_is_named_and_what_asks_for_nothing_is_not(read: Callable[[Any], Any]) -> None:
+    neutral = {"logit_bias": {}, "include": [], "truncation": "disabled", "user": None, "temperature": 0.5, "top_p": 1.0}
+    assert read(neutral).ignored == ()
+    given = {
+        "typical_p": 0.9,
+        "mirostat_tau": 5,
+        "samplers": ["top_k"],
+        "seed_of_mine": 0,
+        "cache_prompt": False,
+        "logit_bias": {"5": 1},
+    }
+    assert sorted(read({**neutral, **given}).ignored) == sorted(given)
+    nested = {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}, "x" * 900: 1}
+    named, long = sorted(read(nested).ignored)
+    assert named == "stream_options.include_obfuscation"
+    assert len(long) < 200
+
+
+def test_a_parameter_that_the_other_parameters_make_void_is_named_too() -> None:
+    formed = {"messages": USER, "stop": ["."], "response_format": {"type": "json_object"}, "reasoning_effort": "low"}
+    assert request_of(formed).ignored == ("reasoning_effort", "stop")
+    assert request_of({**formed, "response_format": {"type": "text"}}).ignored == ("reasoning_effort",)
+    assert ResponsesRequest.model_validate({"input": "hi", "text": {"verbosity": "low"}}).ignored == ("text.verbosity",)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"content": [{"type": "refusal", "refusal": "I may not."}]}, "I may not."),
+        ({"content": [{"type": "text", "text": "Well, "}, {"type": "refusal", "refusal": "no."}]}, "Well, no."),
+        ({"content": None, "refusal": "I will not."}, "I will not."),
+        ({"refusal": "I will not."}, "I will not."),
+        ({"content": "", "refusal": "I will not."}, "I will not."),
+        ({"content": "Yes.", "refusal": None}, "Yes."),
+    ],
+)
+def test_what_an_assistant_refused_is_read_as_its_turn(said: dict[str, Any], words: str) -> None:
+    messages = [*USER, {"role": "assistant", **said}, *USER]
+    question = parse(messages=messages, tools=[TOOL])
+    assert question.messages[1] == Message("assistant", words)
+    assert question.tools is not None
+    assert question.tools.conversation.turns[1]["content"] == words
+
+
+@pytest.mark.parametrize(
+    "said", [{"content": None}, {"refusal": ""}, {"content": [{"type": "refusal", "text": "no"}]}, {"refusal": 5}]
+)
+def test_an_assistant_turn_without_words_is_refused(said: dict[str, Any]) -> None:
+    assert (refused(messages=[*USER, {"role": "assistant", **said}, *USER]).param or "").startswith("messages[1]")
 
 
 def test_supported_parameters_are_passed_to_the_local_engine() -> None:

@@ -80,6 +80,20 @@ def test_temperature_zero_takes_the_first_of_equal_maxima() -> None:
     assert ids.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-40, 1e-45, 1e-46, 1e-300, 5e-324])
+@pytest.mark.parametrize("share", [1.0, 0.5, 1e-9])
+def test_however_small_a_temperature_is_the_likeliest_token_is_taken_with_its_log_probability(
+    temperature: float, share: float
+) -> None:
+    logits = made_up_logits(3, 300, 5)
+    logits[1, :7] = -np.inf
+    temperatures, uniforms = np.array([temperature, temperature, 1.0]), np.array([0.0, 0.999, 0.4])
+    ids, logprobs = RowSampler(300, 3).sample(logits, temperatures, uniforms, None, np.array([share, share, 1.0]))
+    assert ids[:2].tolist() == logits[:2].argmax(axis=1).tolist()
+    np.testing.assert_allclose(logprobs, exact_logprobs(logits)[np.arange(3), ids], atol=2e-6)
+    assert ids[2] == draw(logits[2:], [1.0], [0.4])[0][0]
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 1.0 - 2.0**-53])
 def test_a_forbidden_token_is_never_drawn(uniform: float) -> None:
     vocab = 300

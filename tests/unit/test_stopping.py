@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.core.types import Sampling, ScoredToken
-from edge.inference.detokenizer import Detokenizer
+from edge.inference.detokenizer import Detokenizer, text_of
 
 TEXTS = st.text("ab<c", max_size=30)
 
@@ -38,6 +38,32 @@ def test_text_ends_before_the_first_stop_string_whatever_the_pieces(text: str, c
     expected = reached[: min(found)] if found else text
     assert heard == spoken.text == expected
     assert spoken.stopped == any(stop in text for stop in stops)
+
+
+@given(
+    st.text("aé—漢🙂<", min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 40), st.sampled_from([(), ("漢",), ("🙂<",)])
+)
+def test_a_character_that_the_end_cuts_is_left_out(text: str, size: int, tokens: int, stops: tuple[str, ...]) -> None:
+    data = text.encode()
+    pieces = [data[at : at + size] for at in range(0, len(data), size)][:tokens]
+    heard: list[str] = []
+    spoken = Detokenizer(Sampling(stops=stops), "", lambda text, tokens: heard.append(text))
+    for number, piece in enumerate(pieces, 1):
+        if spoken.add(piece, None, number == len(pieces)):
+            break
+    whole = b"".join(pieces).decode(errors="ignore")
+    assert text_of(pieces) == whole
+    assert "".join(heard) == spoken.text == whole[: min([whole.find(stop) for stop in stops if stop in whole], default=None)]
+
+
+def test_bytes_that_are_no_text_are_shown_as_such_and_only_a_cut_character_is_not() -> None:
+    for pieces, text in (([b"a\xff", b"b"], "a\ufffdb"), ([b"\xf0\x9f", b"a"], "\ufffda"), ([b"a", b"\xf0", b"\x9f\x99"], "a")):
+        assert text_of(pieces) == text
+        spoken = Detokenizer(Sampling(top_logprobs=0), "", None)
+        for number, piece in enumerate(pieces):
+            spoken.add(piece, ScoredToken(number, piece, 0.0), number + 1 == len(pieces))
+        assert spoken.text == text
+        assert len(spoken.tokens) == len(pieces), "a token without text stays a token"
 
 
 REASONING = "<think>\nStep 1: 2 + 3 = 5.\n</think>\n<answer>\nThe sum. It is \\boxed{5}\n</answer>"
