@@ -11,11 +11,10 @@ from edge.answering.draft import AnswerRecorder, AnswerSettings, Draft, Pieces
 from edge.answering.held_answers import ASK_ELSEWHERE, HeldAnswers, named
 from edge.answering.local_text import HelpHoldBack, LocalText, update_dial
 from edge.budget.access import CloudAccess
-from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
-from edge.core.types import Sampling, ScoredToken, TextDelta
+from edge.core.types import Mode, Sampling, ScoredToken, TextDelta
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import help_trigger_span
 from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo

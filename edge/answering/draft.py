@@ -12,10 +12,9 @@ from edge.budget.access import CloudAccess
 from edge.cloud.hints import Cut
 from edge.cloud.place import CloudPlace
 from edge.cloud.unconfirmed import UNSETTLED
-from edge.config.schema import Mode
 from edge.core.clock import Clock
 from edge.core.events import EventSink
-from edge.core.types import DialOverride, FinishReason, LocalResponse, Sampling, ScoredToken
+from edge.core.types import DialOverride, FinishReason, LocalResponse, Mode, Sampling, ScoredToken
 from edge.inference.backend import InferenceBackend
 from edge.inference.channels import readable_answer
 from edge.privacy.registry import private_cut

@@ -26,10 +26,10 @@ from edge.cli.settings import Settings, starting_lines, takes
 from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
-from edge.core.types import Message
+from edge.core.types import Message, Mode
 from edge.inference.channels import ChannelText
 from edge.privacy.rules import NeverSend
-from edge.serve.ports import AnswerNote, Mode
+from edge.serve.ports import AnswerNote
 from edge.serve.reasoning import Reading, read_answer
 from edge.state.answer_record import AnswerRequest
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from typer import Argument
 
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
+from edge.core.types import Mode
 
-MODES = ("auto", "prefer-local", "local-only", "cloud-only")
+MODES: tuple[Mode, ...] = get_args(Mode)
 SHELLS = ("bash", "zsh", "fish")
 RATINGS = ("good", "bad", "none")
 

@@ -27,6 +27,7 @@ from edge.core.limits import (
     checked_term,
 )
 from edge.core.periods import Period
+from edge.core.types import Mode
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
 from edge.dagrpo.prompts import MOST_PRICE, price_line
 
@@ -49,7 +50,6 @@ def _switch_word(value: object) -> object:
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 OffOrOn = Annotated[Literal["off", "on"], BeforeValidator(_switch_word)]
 Price = Annotated[float, Field(ge=0.0, le=MOST_PRICE), AfterValidator(_in_cents)]
-Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 AdvantageScale = Literal["none", "group", "batch"]
 Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
 AnswerMatch = Literal["exact", "equivalent"]

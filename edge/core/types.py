@@ -14,6 +14,8 @@ from typing import Any, Literal, Self
 
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
+Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
+"""Who may answer. `prefer-local` asks the cloud only where the local answer is unusable."""
 
 
 @dataclass(frozen=True, slots=True)

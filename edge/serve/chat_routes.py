@@ -12,7 +12,7 @@ from fastapi import FastAPI, Header, Request
 from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
-from edge.core.types import ScoredToken
+from edge.core.types import Mode, ScoredToken
 from edge.inference.channels import ChannelText
 from edge.serve.chat_schemas import (
     ANSWER_HEADERS,
@@ -26,7 +26,7 @@ from edge.serve.chat_schemas import (
     logprobs_body,
     model_body,
 )
-from edge.serve.ports import AnswerNote, AnswerService, Mode
+from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import read_answer
 from edge.serve.schemas import JSONAnswer, usage_body
 from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone

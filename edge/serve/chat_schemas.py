@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
-from edge.core.types import AnswerForm, BeyondText, Message, Role, ScoredToken, ToolConversation, ToolUse, joined_parts
+from edge.core.types import AnswerForm, BeyondText, Message, Mode, Role, ScoredToken, ToolConversation, ToolUse, joined_parts
 from edge.serve.answer_forms import answer_form, tool_use, turns_of
 from edge.serve.errors import RequestProblem, invalid_value
-from edge.serve.ports import MODELS, AnswerNote, Mode
+from edge.serve.ports import MODELS, AnswerNote
 from edge.serve.schemas import (
     MAX_TOKENS,
     Count,

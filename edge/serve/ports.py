@@ -8,9 +8,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edge.core.types import ScoredToken
+from edge.core.types import Mode, ScoredToken
 
 if TYPE_CHECKING:
     from edge.cloud.sent import Choice
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 INSTANCE = secrets.token_hex(8)
 """Names this process, so that a command does not take another agent's endpoint for that of its own state folder."""
-Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 
 MODELS: dict[str, Mode | None] = {
     "edge": None,

@@ -17,11 +17,12 @@ from fastapi import FastAPI, Header, Request
 from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
+from edge.core.types import Mode
 from edge.inference.channels import ChannelText
 from edge.serve.chat_routes import NO_STORE
 from edge.serve.chat_schemas import ANSWER_HEADERS, ChatRequest, answer_headers
 from edge.serve.errors import RequestProblem
-from edge.serve.ports import AnswerNote, AnswerService, Mode
+from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import Reading, read_answer
 from edge.serve.response_schemas import (
     Deleted,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.config.schema import Mode
-from edge.core.types import NO_WISHES, ONLY_TEXT, AnswerForm, BeyondText, Message, SamplingWishes, ScoredToken, ToolUse
+from edge.core.types import NO_WISHES, ONLY_TEXT, AnswerForm, BeyondText, Message, Mode, SamplingWishes, ScoredToken, ToolUse
 from edge.state.events import Source
 
 

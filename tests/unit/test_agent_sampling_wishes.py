@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.config.schema import Mode
 from edge.core.errors import CoordinatorUnavailable
-from edge.core.types import Sampling, SamplingWishes
+from edge.core.types import Mode, Sampling, SamplingWishes
 from edge.state.answer_record import AnswerDelta, AnswerRecord
 from tests.unit.agent_world import HELP, World
 

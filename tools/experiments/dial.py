@@ -16,10 +16,10 @@ from typing import Any
 from edge.agent import Agent
 from edge.app import build_agent, build_verifier
 from edge.config.agent import resolve_agent_config
-from edge.config.schema import AgentConfig, Mode
+from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
-from edge.core.types import Message, TaskItem
+from edge.core.types import Message, Mode, TaskItem
 from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
 from edge.dagrpo.prompts import compact_question
 from edge.evaluation.judging import judge

@@ -17,11 +17,11 @@ from typing import Any
 from edge.agent import Agent
 from edge.budget.daily import DailyLimits
 from edge.budget.dial import HelpDial
-from edge.config.schema import Mode, PhaseConfig
+from edge.config.schema import PhaseConfig
 from edge.core.errors import CoordinatorError, EdgeError, PermissionDenied
 from edge.core.events import Event
 from edge.core.rng import derive_seed, stream
-from edge.core.types import Message
+from edge.core.types import Message, Mode
 from edge.rpc.client import CloudCall, CloudCompletion, CloudDelta, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest

@@ -15,12 +15,12 @@ from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.app import build_agent, build_verifier, model_file, open_backend
 from edge.app.settings import agent_settings
-from edge.config.schema import AgentConfig, Mode
+from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
 from edge.core.rng import derive_seed, stream
-from edge.core.types import LocalResponse, Message, Sampling, TaskItem
+from edge.core.types import LocalResponse, Message, Mode, Sampling, TaskItem
 from edge.core.worker import EngineWorker, Priority
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question, local_messages, prompt_messages
