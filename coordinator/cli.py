@@ -9,9 +9,12 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from edge.core.interrupts import INTERRUPTED, end_quietly, is_interrupt
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # an import of typing takes long enough to be interrupted
+    from typing import Any
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

@@ -101,8 +101,9 @@ class Sampling:
     """How one response is sampled. Temperature 1 and no truncation for rollouts; temperature 0 is greedy.
 
     `max_steps` stops a response as soon as it opens step max_steps + 1 (None: no limit). `help_bias` is added to the logit of the
-    help phrase's first token wherever a decision to ask can be taken; `suppress_help` makes that token impossible there. With `exact`
-    nothing but the bias changes what is drawn, so that log-probabilities are those of one policy, which can be learned from.
+    help phrase's first token where that phrase would be a request; `suppress_help` makes the token impossible there and wherever else the
+    phrase would look like one. With `exact` nothing but the bias changes what is drawn, so that log-probabilities are those of one policy,
+    which can be learned from.
 
     Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
     token that the response has, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and

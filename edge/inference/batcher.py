@@ -432,15 +432,15 @@ class Batcher:
     def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.
 
-        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. With a
-        bias, what would be taken without it is noted, to know whether the bias decides.
+        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. The bias
+        acts only where the phrase would be a request; what would be taken without it is noted, to know whether the bias decides.
         """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
         if key == "" and not sequence.decided:
             sequence.help_log_odds = log_odds_of(logits_V, starts)
         sampling = sequence.request.sampling
-        if not (sampling.suppress_help or sampling.help_bias):
+        if not (sampling.suppress_help or (sampling.help_bias and sequence.follower.may_ask)):
             return
         free = self._choice(sequence, logits_V, uniform)
         logits_V[starts] += -np.inf if sampling.suppress_help else np.float32(sampling.help_bias)

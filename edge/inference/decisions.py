@@ -1,7 +1,8 @@
 """Where a response may decide to ask for help, and where it opens a step.
 
 A *decision point* is a position at which the text so far ends in `</think>` or `<answer>` plus optional white space: what comes next
-either starts the help phrase or does not. Token tables are computed once per vocabulary, so that following a response costs one
+either starts the help phrase or does not. Only behind the one `</think>`, or in the `<answer>` right behind it, is the phrase a request; at
+other such places it is text. Token tables are computed once per vocabulary, so that following a response costs one
 table look-up per token and text is looked at only where a tag or a step line can end.
 """
 
@@ -18,6 +19,7 @@ OPENINGS = ("<answer>", r"\boxed{")
 """What follows each tag in a response that answers."""
 _AT_DECISION = re.compile(r"(?:</think>|<answer>)\s*\Z")
 _FIRST_DECISION = re.compile(r"(?:</think>|<answer>)\s*")
+_BEHIND_THINKING = re.compile(r"</think>\s*(?:<answer>\s*)?\Z")
 _TAIL_CHARACTERS = 48
 
 
@@ -93,6 +95,11 @@ def _help_starts(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return {ending: tuple(tokens) for ending, tokens in starts.items()}
 
 
+def _more_closings(before: str, text: str) -> int:
+    """How many `</think>` end in `text`."""
+    return (before + text).count("</think>") - before.count("</think>")
+
+
 class ResponseFollower:
     """Follows the text of one response token by token.
 
@@ -100,13 +107,13 @@ class ResponseFollower:
     becomes true when the step beyond `max_steps` is opened. `prefix` is text of the same turn written before.
     """
 
-    __slots__ = ("_limit", "_tail", "_thinking_over", "_tokens", "pending", "steps_over")
+    __slots__ = ("_closings", "_limit", "_tail", "_tokens", "pending", "steps_over")
 
     def __init__(self, tokens: HelpTokens, max_steps: int | None, prefix: str = "") -> None:
         self._tokens = tokens
         self._limit = max_steps
         self._tail = ("\n" + prefix)[-_TAIL_CHARACTERS:]
-        self._thinking_over = "</think>" in prefix
+        self._closings = prefix.count("</think>")
         self.steps_over = False
         self.pending = self._pending_now()
 
@@ -116,12 +123,20 @@ class ResponseFollower:
         before = self._tail
         self._tail = (before + text)[-_TAIL_CHARACTERS:]
         if tokens.may_matter[token]:
-            self._thinking_over = self._thinking_over or "</think>" in before + text
+            self._closings += _more_closings(before, text)
             self.pending = self._pending_now()
         elif not (tokens.is_space[token] and self.pending == ""):
             self.pending = None
-        if self._limit is not None and tokens.may_open_step[token] and not self._thinking_over:
+        if self._limit is not None and tokens.may_open_step[token] and not self._closings:
             self.steps_over = _step_opening(self._limit + 1).search(before + text) is not None
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the help phrase would be a request here, as edge.dagrpo.format has it: behind the only `</think>`, or in the answer
+        right behind that. Elsewhere it would be text, which a person reads."""
+        missing = self.pending or ""
+        closings = self._closings + _more_closings(self._tail, missing)
+        return closings == 1 and _BEHIND_THINKING.search(self._tail + missing) is not None
 
     @property
     def request_text(self) -> str:

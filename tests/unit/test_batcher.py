@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.core.worker import Priority
+from edge.dagrpo.format import help_trigger_span
+from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.batcher import Batcher, Request
 from edge.inference.decisions import HelpTokens, ResponseFollower, first_decision, missing_tag_ends
 
@@ -252,19 +255,66 @@ def first_letter_of_decision(text: str) -> str:
 
 
 DECISIONS = {
-    "after the thinking": ids("a", "</think", ">"),
-    "after the thinking and white space": ids("</think>\n", "\n", " "),
-    "in the answer": ids("b", "<answer>"),
-    "in an answer spelt in pieces": ids("<", "answer", ">", "\n"),
+    "after the thinking": ("", ids("a", "</think", ">")),
+    "after the thinking and white space": ("", ids("</think>\n", "\n", " ")),
+    "in the answer": ("a</think>", ids("\n", "<answer>")),
+    "in an answer spelt in pieces": ("</think>\n", ids("<", "answer", ">", "\n")),
 }
 
 
-@pytest.mark.parametrize("plan", DECISIONS.values(), ids=DECISIONS.keys())
-def test_help_can_be_forced_and_forbidden_at_a_decision_point(plan: list[int]) -> None:
+@pytest.mark.parametrize(("prefix", "plan"), DECISIONS.values(), ids=DECISIONS.keys())
+def test_help_can_be_forced_and_forbidden_at_a_decision_point(prefix: str, plan: list[int]) -> None:
+    def following(prompt: int, **sampling: Any) -> Request:
+        return Request([prompt], Sampling(max_tokens=40, **sampling), range(4), Priority.ROLLOUT, prefix=prefix)
+
     batcher, _ = planned(2, {1: [*plan, *ids("b")], 2: [*plan, *ids("I", " need")]}, favour=30.0)
-    forced, forbidden = run(batcher, request(1, 4, help_bias=60.0), request(2, 4, suppress_help=True))
-    assert all(first_letter_of_decision(response.text) == "i" for response in forced)
-    assert all(first_letter_of_decision(response.text) != "i" for response in forbidden)
+    batcher.add(forced := following(1, help_bias=60.0))
+    ((*forbidden,),) = run(batcher, following(2, suppress_help=True))
+    for response in forced.future.result().responses:
+        whole = prefix + response.text
+        span = help_trigger_span(whole)
+        assert span is not None and whole[span[0] : span[1]] == HELP_PHRASE
+    begun = "".join(TEXTS[token] for token in plan)
+    assert not any(response.text.startswith((f"{begun}I", f"{begun} I", f"{begun}i")) for response in forbidden)
+
+
+NO_REQUESTS = {
+    "after a second end of the thinking": "</think>\na</think>",
+    "in an answer without thinking": "b<answer>",
+    "in an answer while thinking": "<think>a<answer>\n",
+    "in an answer behind other text": "</think>\na<answer>",
+    "in a second answer": "</think>\n<answer>a</answer>\n<answer>",
+    "where a token closes a second tag": "</think>\na</think",
+}
+
+
+@pytest.mark.parametrize("prefix", NO_REQUESTS.values(), ids=NO_REQUESTS.keys())
+@pytest.mark.parametrize("bias", [60.0, -60.0])
+@pytest.mark.parametrize("exact", [False, True], ids=["served", "rolled out"])
+def test_the_bias_makes_no_request_of_what_would_be_shown_as_text(prefix: str, bias: float, exact: bool) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=9, help_bias=bias, exact=exact)
+    plans = {1: ids("b"), 2: ids(">I" if prefix.endswith("</think") else "I", " need")}
+    requests = [Request([prompt], sampling, [0], Priority.SERVING, prefix=prefix) for prompt in plans]
+    for (response,), plan in zip(run(planned(2, plans, favour=30.0)[0], *requests), plans.values(), strict=True):
+        assert (response.text, response.overridden, response.biased) == ("".join(TEXTS[token] for token in plan), "", ())
+
+
+def test_the_bias_acts_exactly_where_the_phrase_would_be_a_request() -> None:
+    tokens = HelpTokens(TEXTS)
+    random = np.random.Generator(np.random.Philox(2))
+    seen = {True: 0, False: 0}
+    pieces = ids("<answer>", "</think>\n", "</think", ">", "\n", "a", "<", "answer", "</")
+    for _ in range(4000):
+        prefix = ("", "a</think>", "</think>\n<answer>")[random.integers(3)]
+        follower, text = ResponseFollower(tokens, None, prefix), prefix
+        for token in random.choice(pieces, size=5).tolist():
+            follower.add(token, TEXTS[token])
+            text += TEXTS[token]
+            if follower.pending is not None:
+                asked = text + follower.request_text
+                assert follower.may_ask == (help_trigger_span(asked) is not None), asked
+                seen[follower.may_ask] += 1
+    assert min(seen.values()) > 100
 
 
 def test_log_odds_are_unbiased_and_from_the_first_decision_point() -> None:
@@ -362,9 +412,8 @@ def test_response_may_continue_after_the_end_of_a_text() -> None:
     [
         (ids("a", "</think>\n", "b"), "a</think>\nI need external assistance."),
         (ids("a", "</think>\n", "<answer>", "b"), "a</think>\nI need external assistance."),
-        (ids("<answer>", "b"), "<answer>I need external assistance.</answer>"),
     ],
-    ids=["behind the thinking", "before the answer", "in the answer"],
+    ids=["behind the thinking", "before the answer"],
 )
 def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request(plan: list[int], text: str) -> None:
     batcher, _ = planned(1, {1: plan}, favour=20.0)
