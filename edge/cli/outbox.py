@@ -118,7 +118,7 @@ def _sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for report in reports:
         asked = f"{report['help_units']} of {counted(report['total_units'], 'response')} asked for help"
-        refused = f" · refused for good: {one_line(report['refused'])}" if report["refused"] else ""
+        refused = f" · refused: {one_line(report['refused'])}" if report["refused"] else ""
         yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}{refused}"
 
 

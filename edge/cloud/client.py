@@ -21,7 +21,7 @@ from edge.core.errors import (
     PermissionDenied,
     Unpriced,
     Withheld,
-    is_refused_for_good,
+    is_refused_alone,
 )
 from edge.core.events import EventSink
 from edge.rpc.client import (
@@ -405,7 +405,7 @@ class CoordinatorLink:
         try:
             registration = await self.client.register(__version__, tasks)
         except CoordinatorError as error:
-            if not is_refused_for_good(error):
+            if not is_refused_alone(error):
                 raise
             if len(tasks) > 1:
                 for task in tasks:

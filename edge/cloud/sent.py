@@ -159,7 +159,7 @@ class SentReader:
         return Dropped(**json.loads(row[0])) if row else Dropped()
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Reports of learning steps that the coordinator has not taken, oldest first; `refused`: why it never will, or ""."""
+        """Reports of learning steps that the coordinator has not taken, oldest first; `refused`: why it was refused, or ""."""
         names = ("id", "task", "task_step", "planned_prompts", "group_size", "target_rate",
                  "total_units", "help_units", "uncalled_units", "own_rate", "refused")  # fmt: skip
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608

@@ -216,10 +216,10 @@ class PermissionDenied(CoordinatorError):
     reason = "PERMISSION_DENIED"
 
 
-def is_refused_for_good(error: EdgeError) -> bool:
-    """Whether a coordinator will never take this request from this device, as of a task that the device may not work on.
+def is_refused_alone(error: EdgeError) -> bool:
+    """Whether a coordinator refuses this request and takes others of this device, as of a task that the device may not work on.
 
-    What is about the device as a whole (its credential, DEVICE_DISABLED) is no such refusal: it ends when the operator mends it.
+    What is about the device as a whole (its credential, DEVICE_DISABLED) is no such refusal.
     """
     return isinstance(error, InvalidRequest | NotFound) or (
         isinstance(error, PermissionDenied) and error.reason == PermissionDenied.reason

@@ -12,7 +12,7 @@ from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
 from edge.cloud.client import CoordinatorLink
 from edge.core.concurrency import Stop
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_for_good
+from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_alone
 from edge.evaluation.evaluate import Candidate
 from edge.evaluation.scores import Scores
 from edge.learning.adapters import ServingAdapter
@@ -258,7 +258,7 @@ class Learning:
         try:
             await self.stop.cuts(step.run(plan, self.session.version), may_cancel=lambda: step.interruptible)
         except EdgeError as error:
-            unfit = isinstance(error, ContextOverflow | UsageError) or is_refused_for_good(error)
+            unfit = isinstance(error, ContextOverflow | UsageError) or is_refused_alone(error)
             if own_use is None or not plan.own or not unfit:
                 raise
             own_use.leave_out(plan, error)

@@ -106,7 +106,7 @@ class LearningStep:
             control = replace(
                 manifest.draft.control,
                 dual_after=closed.terms.dual,
-                offline=closed.offline,
+                offline=closed.unreported is not None,
                 own_rate=manifest.units.own_rate,
             )
             event = replace(manifest.draft, control=control, at=self.clock.now())

@@ -1,7 +1,7 @@
 """Opening and closing learning steps at the coordinator; while it is away their reports wait in the state folder.
 
-A report that is refused for good, as of a task that was taken away from this device, is kept there, reported once and never delivered
-again: it holds up neither the start of the agent nor other tasks.
+A report that is refused, as of a task that was taken away from this device, is set aside: a notice says so once, and it is sent again only
+when its task is learned again, or learning ends. So it holds up neither the start of the agent nor other tasks.
 
 A batch runs against the one λ that `open` returned. `StepReporter` alone numbers steps: the kept terms have the step that the coordinator
 expects, and a new step comes after those whose reports wait. After a mismatch the coordinator's number is taken.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from edge import __version__
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch, is_refused_for_good
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch, is_refused_alone
 from edge.core.events import EventSink
 from edge.core.formatting import counted
 from edge.dagrpo.advantages import mean
@@ -52,11 +52,6 @@ class ClosedStep:
 
     terms: Terms
     unreported: Report | None
-
-    @property
-    def offline(self) -> bool:
-        """Whether the report still has to be delivered."""
-        return self.unreported is not None and not self.unreported.refused
 
 
 @dataclass(slots=True)
@@ -95,7 +90,7 @@ class StepReporter:
         if self.away_since is not None and self.clock.monotonic() - self.away_since < self.offline_retry_s:
             return plan
         try:
-            await self.deliver()
+            await self.deliver(task)
             known = self.state.terms(task) or await self._first_terms(known)
             try:
                 opened = await self.client.open_step(task, known.next_step, planned_prompts, group_size, target_rate)
@@ -113,7 +108,10 @@ class StepReporter:
         return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
 
     async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
-        """Report the step; the coordinator moves λ exactly once however often this is repeated. Offline or refused for good: same λ."""
+        """Report the step; the coordinator moves λ exactly once however often this is repeated.
+
+        Offline or refused: the report waits, and λ stays.
+        """
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
         after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
         try:
@@ -123,10 +121,10 @@ class StepReporter:
         except (StepMismatch, KeyReused) as error:
             return ClosedStep(await self._adopted(after, error), None)
         except CoordinatorError as error:
-            if not is_refused_for_good(error):
+            if not is_refused_alone(error):
                 raise
             self._report_refusals(step.task, [error])
-            return ClosedStep(replace(after, next_step=step.task_step), replace(report, refused=str(error)))
+            return ClosedStep(after, replace(report, refused=str(error)))
         if closed is None:
             expected = self.state.terms(step.task) if step.offline else None
             return ClosedStep(replace(after, next_step=expected.next_step if expected else step.task_step), report)
@@ -134,22 +132,26 @@ class StepReporter:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(after, dual=closed.dual_after), None)
 
-    async def deliver(self) -> None:
-        """Deliver the reports that wait, in order, and set those aside that are refused for good.
+    async def deliver(self, task: str | None = None) -> None:
+        """Deliver the reports that wait, in order, and set aside those that are refused.
 
-        Raises CoordinatorUnavailable when the coordinator is away; what was delivered stays so.
+        Those that were refused before are tried for `task` alone (None: for all). Raises CoordinatorUnavailable when the coordinator is
+        away; what was delivered stays so.
         """
         delivered: list[str] = []
         refusals = defaultdict[str, list[CoordinatorError]](list)
         try:
             for row, report in self.state.unreported():
+                if report.refused and task not in (None, report.task):
+                    continue
                 try:
                     terms = await self._deliver_one(report)
                 except CoordinatorError as error:
-                    if not is_refused_for_good(error):
+                    if not is_refused_alone(error):
                         raise
-                    self.state.refused(row, report, str(error))
-                    refusals[report.task].append(error)
+                    self.state.refused(row, str(error))
+                    if not report.refused:
+                        refusals[report.task].append(error)
                 else:
                     self.state.delivered(row, terms)
                     delivered.append(report.task)
@@ -217,9 +219,7 @@ class StepReporter:
 
     def _report_refusals(self, task: str, errors: Sequence[CoordinatorError]) -> None:
         count = counted(len(errors), "step report")
-        self._notice(
-            f"task {task}: the coordinator refuses {count} for good ({errors[0]}); kept in the state folder, not sent again"
-        )
+        self._notice(f"task {task}: the coordinator refuses {count} ({errors[0]}); set aside until the task is learned again")
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text=text, at=self.clock.now()))

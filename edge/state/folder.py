@@ -129,11 +129,10 @@ class StateFolder(StateReader):
             if terms is not None:
                 self._put_terms(terms)
 
-    def refused(self, report_id: int, report: Report, reason: str) -> None:
-        """Keep a report that is refused for good; it is not delivered again, and its step's number is the task's next one."""
+    def refused(self, report_id: int, reason: str) -> None:
+        """Keep a report that the coordinator refused, and why."""
         with self._db:
             self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (reason, report_id))
-            self._db.execute("UPDATE terms SET next_step = min(next_step, ?) WHERE task = ?", (report.task_step, report.task))
 
     def put_request(
         self, request_id: str, created_at: float, record: dict[str, Any], beside: Callable[[], None] = lambda: None

@@ -90,17 +90,12 @@ class StateReader:
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
     def unreported(self) -> list[tuple[int, Report]]:
-        """Step reports that wait for the coordinator, oldest first, with their row ids."""
-        return [(row, report) for row, report in self._reports() if not report.refused]
-
-    def refused_reports(self) -> list[Report]:
-        """Step reports that the coordinator refused for good, oldest first."""
-        return [report for _, report in self._reports() if report.refused]
-
-    def _reports(self) -> Iterator[tuple[int, Report]]:
-        rows = self._db.execute("SELECT * FROM outbox ORDER BY id").fetchall()
-        for row, task, step, planned, size, rate, *units, refused in rows:
-            yield row, Report(task, step, planned, size, rate, StepUnits(*units), refused)
+        """Step reports that the coordinator has not taken, oldest first, with their row ids."""
+        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        return [
+            (row_id, Report(task, step, planned, size, rate, StepUnits(*units), refused))
+            for row_id, task, step, planned, size, rate, *units, refused in rows
+        ]
 
     def request(self, request_id: str) -> dict[str, Any]:
         """The record of an answer, or of the last one. Raises NotFound."""

@@ -102,7 +102,7 @@ class Report:
     target_rate: float
     units: StepUnits
     refused: str = ""
-    """Why the coordinator refuses it for good; "" for a report that waits to be delivered."""
+    """Why the coordinator refused it; it is sent again when its task is learned again. "" for a report that was not refused."""
 
 
 @dataclass(frozen=True, slots=True)

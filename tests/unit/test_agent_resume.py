@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -283,39 +284,49 @@ TAKEN_AWAY = (
 
 
 @pytest.mark.parametrize("refusal", TAKEN_AWAY, ids=["forbidden", "unknown", "invalid"])
-async def test_reports_that_are_refused_for_good_are_kept_and_block_no_other_task(
-    tmp_path: Path, refusal: CoordinatorError
+async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: CoordinatorError
 ) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
         unreachable(world)
         await agent.learn(max_steps=3)
     world.phases, world.client = (PhaseConfig(source="other", target_rate=0.3, steps=2),), ScriptedCoordinatorClient()
-    world.client.fail_next("open_step", refusal, times=3)
+    opened = world.client.open_step
+
+    async def taken_away(task: str, *rest: Any) -> Any:
+        if task == "math":
+            raise refusal
+        return await opened(task, *rest)
+
+    monkeypatch.setattr(world.client, "open_step", taken_away)
     before = len(world.events(Notice))
     async with world.agent() as agent:
         await agent.learn()
         assert [step.task for step in agent.steps()] == ["math"] * 3 + ["code"] * 2
-        assert agent.status().outbox == 0
     with StateFolder(world.folder) as state:
-        assert [(report.task, report.task_step, report.refused) for report in state.refused_reports()] == [
+        assert [(report.task, report.task_step, report.refused) for _, report in state.unreported()] == [
             ("math", step, str(refusal)) for step in range(3)
         ]
-    told = [notice.text for notice in world.events(Notice)[before:] if str(refusal) in notice.text]
-    assert len(told) == 1 and "3 step reports" in told[0]
+    reported = [notice.text for notice in world.events(Notice)[before:] if str(refusal) in notice.text]
+    assert len(reported) == 1 and "3 step reports" in reported[0]
 
 
-async def test_a_task_that_is_given_back_is_learned_on_from_the_coordinators_step(tmp_path: Path) -> None:
-    world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", target_rate=0.3, steps=6),))
+async def test_what_was_set_aside_is_reported_when_the_task_is_given_back(tmp_path: Path) -> None:
+    _, expected = await uninterrupted(tmp_path / "calm")
+    world = World(tmp_path / "state")
     async with world.agent() as agent:
         unreachable(world)
         await agent.learn(max_steps=2)
-    world.client = ScriptedCoordinatorClient()
-    world.client.fail_next("open_step", TAKEN_AWAY[0], times=2)
+    world.client = ScriptedCoordinatorClient(terms=world.terms)
+    world.client.fail_next("open_step", TAKEN_AWAY[0], times=3)
     async with world.agent() as agent:
-        await agent.learn(max_steps=1)
-        assert agent.status().steps_done == 3
-    assert (await world.client.register("", ["math"])).tasks[0].next_step == 1, "the kept reports were not sent again"
+        with pytest.raises(PermissionDenied):
+            await agent.learn(max_steps=1)
+        assert agent.status().outbox == 2
+        await agent.learn()
+        assert (agent.status().outbox, agent.status().steps_done) == (0, len(expected))
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +362,8 @@ async def test_cut_step_that_is_refused_does_not_keep_the_agent_from_answering(
     async with world.agent() as agent:
         assert agent.status().steps_done == agent.status().adapter_version == steps, "what it learned is kept where it can be"
         assert (await agent.answerer.answer(AnswerRequest((Message("user", item(1).question),)))).text
-        assert len(agent.components.state.refused_reports()) == aside
+        waiting = agent.components.state.unreported()
+        assert [report.refused for _, report in waiting] == [str(refusal)] * aside
     assert any(str(refusal) in notice.text for notice in world.events(Notice))
 
 
@@ -376,7 +388,7 @@ async def test_refused_report_in_the_middle_of_a_run_keeps_what_its_step_learned
         world.client.fail_next("close_step", TAKEN_AWAY[0])
         await agent.learn(max_steps=1)
         first, second = agent.steps()
-        assert agent.status().adapter_version == 2 and not second.control.offline
+        assert agent.status().adapter_version == 2 and second.control.offline
         assert second.control.dual_after == first.control.dual_after, "λ stays where nobody moved it"
 
 

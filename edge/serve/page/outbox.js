@@ -104,7 +104,7 @@ class SentList {
 
 const reportWords = ({ task, task_step: step, help_units: asked, total_units: units, target_rate: target, refused }) =>
   `Report of step ${whole(step + 1)} of task ${task}: ${whole(asked)} of ${counted(units, "response")} asked, at a target of ${percent(target)}.`
-  + (refused ? ` The coordinator refuses it for good: ${refused}.` : "");
+  + (refused ? ` The coordinator refuses it: ${refused}.` : "");
 
 function replacedWords(replaced) {
   const kinds = Object.entries(replaced).filter(([, count]) => count);

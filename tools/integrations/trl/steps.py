@@ -172,7 +172,7 @@ class Steps:
             seconds=update_s,
         )
         event = step_event(StepResult(plan, opened, groups, advantages, report), seconds, next(iter(state.steps(last=1)), None))
-        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.offline)
+        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
         event = replace(event, control=control, at=clock.now())
         state.commit_step(
             Commit(

@@ -75,7 +75,7 @@ class RunState:
 
     def unreported(self) -> list[tuple[int, Report]]:
         """Reports that wait, oldest first."""
-        return [(waiting.id, waiting.report) for waiting in self._file.outbox if not waiting.report.refused]
+        return [(waiting.id, waiting.report) for waiting in self._file.outbox]
 
     def put(self, report: Report) -> int:
         """Keep a report until it is delivered; its number. The same step again replaces its report."""
@@ -84,7 +84,7 @@ class RunState:
                 waiting.report = report
                 break
         else:
-            waiting = _Waiting(max((known.id for known in self._file.outbox), default=0) + 1, report)
+            waiting = _Waiting(max((number for number, _ in self.unreported()), default=0) + 1, report)
             self._file.outbox.append(waiting)
         self._save()
         return waiting.id
@@ -94,13 +94,12 @@ class RunState:
         self._file.outbox = [waiting for waiting in self._file.outbox if waiting.id != report_id]
         self.note(terms)
 
-    def refused(self, report_id: int, report: Report, reason: str) -> None:
-        """Keep a report that is refused for good; it is not delivered again, and its step's number is the task's next one."""
+    def refused(self, report_id: int, reason: str) -> None:
+        """Keep a report that the coordinator refused, and why."""
         for waiting in self._file.outbox:
             if waiting.id == report_id:
-                waiting.report = replace(report, refused=reason)
-        known = self.terms(report.task)
-        self.note(known and replace(known, next_step=min(known.next_step, report.task_step)))
+                waiting.report = replace(waiting.report, refused=reason)
+        self._save()
 
     def note(self, terms: Terms | None) -> None:
         """Take over terms, where there are any."""
@@ -180,7 +179,7 @@ class TrainingSteps:
         else:
             self._state.note(closed.terms)
             if closed.unreported.refused:
-                self._state.refused(number, closed.unreported, closed.unreported.refused)
+                self._state.refused(number, closed.unreported.refused)
         self._open = self._reported = None
         return closed.terms.dual
 

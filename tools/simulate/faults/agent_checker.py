@@ -17,6 +17,7 @@ def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
     verdict.check("A8", not agent.failures, f"{agent.name} broke: {agent.failures[:3]}")
     verdict.meet("cut step finished after a crash", any("had been cut" in text for text in agent.notices))
     verdict.meet("learning call refused by the day's budget", any("learning, today's" in text for text in agent.notices))
+    verdict.meet("step report refused", any("set aside until" in text for text in agent.notices))
     verdict.meet("learning waited for a task that was taken away", agent.waits_for_task > 0)
     if agent.kept is not None:
         _AgentChecker(agent, agent.kept, fold, verdict).check()
@@ -86,10 +87,6 @@ class _AgentChecker:
 
     def _steps(self, task: str, reports: Sequence[Data]) -> None:
         mine = [(event, place) for event, place in self._kept.steps if event.task == task]
-        for report in self._kept.refused:
-            if report.task == task:  # a later step has its number once more
-                self._verdict.meet("step report refused for good")
-                mine.remove(next((event, place) for event, place in mine if place == report.task_step))
         self._is("A4", len(mine) == len(reports), f"{len(mine)} steps of {task} were committed, {len(reports)} were reported")
         for number, ((event, place), told) in enumerate(zip(mine, reports, strict=False)):
             step, control = f"{task}#{number}", event.control

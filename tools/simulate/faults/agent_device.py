@@ -78,7 +78,6 @@ class Kept:
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
     outbox: Sequence[Report]
-    refused: Sequence[Report]
     unconfirmed: Sequence[str]
     purse: Mapping[str, Paid]
     dial: HelpDial | None
@@ -98,7 +97,6 @@ class Kept:
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
             outbox=[report for _, report in state.unreported()],
-            refused=state.refused_reports(),
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,

@@ -264,12 +264,12 @@ async def _deliver_twice(self: StepReporter, report: Report) -> Any:
 
 
 @bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
-async def _deliver_never(self: StepReporter) -> None:
+async def _deliver_never(self: StepReporter, task: str | None = None) -> None:
     return None
 
 
-@bug("A8", "a report that is refused for good blocks other tasks", step_reporter, "is_refused_for_good", seed=204)
-def _never_for_good(error: EdgeError) -> bool:
+@bug("A8", "a report that is refused blocks other tasks", step_reporter, "is_refused_alone", seed=204)
+def _refuses_all(error: EdgeError) -> bool:
     return False
 
 

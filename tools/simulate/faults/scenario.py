@@ -231,7 +231,7 @@ AGENT_FEATURES = frozenset(
         "step reported",
         "cut step finished after a crash",
         "step reported out of the outbox",
-        "step report refused for good",
+        "step report refused",
         "learning waited for a task that was taken away",
         "training call in the purse",
         "training call that was not settled",
