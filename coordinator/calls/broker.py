@@ -55,8 +55,8 @@ from edge.core.errors import (
     CoordinatorUnavailable,
     InvalidRequest,
     KeyReused,
-    NotFound,
     OutcomeUnknown,
+    PermissionDenied,
 )
 from edge.core.types import TokenUsage
 from edge.rpc.client import (
@@ -137,8 +137,10 @@ class Broker:
     async def get_call(
         self, device: str, call_key: str, content: str = "", tasks: frozenset[str] | None = None
     ) -> CloudCompletion:
-        """The stored answer of a device's call, or the typed error that ended it. Raises NotFound, CallInProgress too, and KeyReused when
-        the key stands for other content than `content` (a `fingerprint`; "" for any). A call of none of `tasks` (None: all) is not found.
+        """The stored answer of a device's call, or the typed error that ended it.
+
+        Raises NotFound, CallInProgress, KeyReused when the key stands for other content than `content` (a `fingerprint`; "" for any), and
+        PermissionDenied for a call of none of `tasks` (None: all).
         """
         _check_key("call_key", call_key)
         if len(content) > MAX_KEY_CHARS:
@@ -150,7 +152,9 @@ class Broker:
         return await self._replayed(row)
 
     async def cancel_call(self, device: str, call_key: str, tasks: frozenset[str] | None = None) -> CancelledCall:
-        """Send away whoever waits for a device's call, and report what became of it. Raises NotFound, also for one of none of `tasks`.
+        """Send away whoever waits for a device's call, and report what became of it.
+
+        Raises NotFound, and PermissionDenied for a call of none of `tasks`.
 
         A call that waits for its slot is dropped. One that was sent runs on unattended: its true cost, which cutting it off would leave
         unknown and charge at the hold, is settled when it ends, and GetCall has the answer.
@@ -164,10 +168,13 @@ class Broker:
         return CancelledCall(call_key, progress_of(row.state), row.charged.uusd)
 
     async def _call_of(self, device: str, call_key: str, tasks: frozenset[str] | None) -> CallRow:
-        """A device's call of one of these tasks (None: of any). Raises NotFound, for another task's as for one that never was."""
+        """A device's call of one of these tasks (None: of any). Raises NotFound.
+
+        Raises PermissionDenied for another task's: that is no answer to whether the call was made, and what it cost.
+        """
         row = await self._store.get_call(device, call_key)
         if tasks is not None and row.task not in tasks:
-            raise NotFound(f"there is no call {call_key!r} of this device")
+            raise PermissionDenied(f"device {device} may not work on task {row.task!r}, of which call {call_key!r} is")
         return row
 
     async def budget(self, device: str, task: str) -> BudgetSnapshot:

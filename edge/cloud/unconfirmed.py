@@ -16,7 +16,7 @@ from typing import Any
 
 from edge.cloud.client import LOST_REASONS
 from edge.core.clock import Clock
-from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld
+from edge.core.errors import CallInProgress, CoordinatorError, CoordinatorUnavailable, NotFound, Withheld, is_refused_alone
 from edge.core.events import EventSink
 from edge.core.formatting import money
 from edge.rpc.client import CallProgress, CoordinatorClient
@@ -69,8 +69,9 @@ class UnconfirmedCalls(ABC):
         for key in self.waiting():
             try:
                 settled += await self._reconcile(key, waited_for=False)
-            except CoordinatorError:
-                break
+            except CoordinatorError as error:
+                if not is_refused_alone(error):
+                    break
         return settled
 
     async def settle_own(self, key: str) -> None:

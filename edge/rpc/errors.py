@@ -2,8 +2,8 @@
 
 Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
 where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),
-CONNECTION_LOST (sent, no reply), DEADLINE_EXCEEDED and WITHHELD (kept on the device) are what a client finds out by itself; the service
-never sends them.
+CONNECTION_LOST (sent, no reply), REPLY_LOST (the same, and nobody may say what became of it), DEADLINE_EXCEEDED and WITHHELD (kept on the
+device) are what a client finds out by itself; the service never sends them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow("CONNECTION_LOST", errors.CoordinatorUnavailable, StatusCode.UNAVAILABLE),
     ErrorRow("DEADLINE_EXCEEDED", errors.CoordinatorUnavailable, StatusCode.DEADLINE_EXCEEDED),
     ErrorRow("OUTCOME_UNKNOWN", errors.OutcomeUnknown, StatusCode.ABORTED),
+    ErrorRow("REPLY_LOST", errors.OutcomeUnknown, StatusCode.ABORTED),
     ErrorRow("IN_PROGRESS", errors.CallInProgress, StatusCode.ABORTED, 0.5),
     ErrorRow("CALL_CANCELLED", errors.CallCancelled, StatusCode.CANCELLED),
     ErrorRow("KEY_REUSED", errors.KeyReused, StatusCode.INVALID_ARGUMENT),

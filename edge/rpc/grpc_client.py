@@ -28,6 +28,8 @@ from edge.core.errors import (
     EdgeError,
     InvalidRequest,
     NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
     RateLimited,
     Unauthenticated,
     UsageError,
@@ -60,6 +62,8 @@ AUTHORIZATION_KEY = "authorization"
 OLD_CHANNEL_GRACE_S = 60.0
 RENEW_AGAIN_S = 5.0
 PASSING = (CoordinatorUnavailable, CallInProgress, RateLimited)
+_MAY_HAVE_ARRIVED = ("CONNECTION_LOST", "IN_PROGRESS")
+"""Reasons after which a call may be executed all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +182,11 @@ class GrpcCoordinatorClient:
             return
         except PASSING as error:
             failures, delay_s = int(is_upstream_failure(error)), self._delay_s(error, 0)
+            lost = error.reason in _MAY_HAVE_ARRIVED
             if not self._goes_on(error, failures) or delay_s >= self._left(end):
                 raise
         await asyncio.sleep(delay_s)
-        completion = await self._complete_until(call, end, failures)
+        completion = await self._complete_until(call, end, failures, lost=lost)
         rest = completion.text.removeprefix(received) if completion.text.startswith(received) else ""
         yield CloudDelta(rest, completion)
 
@@ -212,8 +217,9 @@ class GrpcCoordinatorClient:
             watching.cancel()
         raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
 
-    async def _complete_until(self, call: CloudCall, end: float, failures: int = 0) -> CloudCompletion:
-        request, lost = _encode(lambda: codec.encode_call(call)), False
+    async def _complete_until(self, call: CloudCall, end: float, failures: int = 0, *, lost: bool = False) -> CloudCompletion:
+        """`lost`: an earlier try may have been executed. A refusal of this one says nothing of it."""
+        request = _encode(lambda: codec.encode_call(call))
 
         async def attempt() -> CloudCompletion:
             nonlocal lost
@@ -221,8 +227,13 @@ class GrpcCoordinatorClient:
                 recovered = await self._recover(request, end) if lost else None
                 return recovered or codec.decode_completion(await self._once("Complete", request, end))
             except (CoordinatorUnavailable, CallInProgress) as error:
-                lost = lost or error.reason in ("CONNECTION_LOST", "IN_PROGRESS")
+                lost = lost or error.reason in _MAY_HAVE_ARRIVED
                 raise
+            except (PermissionDenied, Unauthenticated) as error:
+                if not lost:
+                    raise
+                text = f"the reply to the call was lost, and the coordinator does not say what became of it: {error}"
+                raise OutcomeUnknown(text, reason="REPLY_LOST", hint=error.hint) from error
 
         return await self._retrying(attempt, end, failures)
 

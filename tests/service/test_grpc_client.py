@@ -15,7 +15,9 @@ from edge.core.errors import (
     NotFound,
     NotImplementedThere,
     OutcomeUnknown,
+    PermissionDenied,
     RateLimited,
+    Unauthenticated,
 )
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2_grpc
@@ -93,6 +95,31 @@ async def test_lost_call_that_was_cut_is_not_retried(tmp_path) -> None:
     service = ScriptedService(BARE_CUT, OutcomeUnknown("charged"))
     async with serving(tmp_path, service) as client:
         with pytest.raises(OutcomeUnknown):
+            await client.complete(call(), 5.0)
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionDenied("not this task"), Unauthenticated("revoked")], ids=lambda error: error.reason
+)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_refusal_after_a_lost_reply_says_nothing_of_the_call(tmp_path, refusal, streamed) -> None:
+    service = ScriptedService(BARE_CUT, refusal, refusal)
+
+    async def asked(client) -> object:
+        return [delta async for delta in client.stream_complete(call(), 5.0)] if streamed else await client.complete(call(), 5.0)
+
+    async with serving(tmp_path, service) as client:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await asked(client)
+    assert caught.value.reason == "REPLY_LOST" and str(refusal) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionDenied("not this task"), Unauthenticated("revoked")], ids=lambda error: error.reason
+)
+async def test_refusal_of_the_first_try_is_the_end_of_a_call(tmp_path, refusal) -> None:
+    async with serving(tmp_path, ScriptedService(refusal)) as client:
+        with pytest.raises(type(refusal)):
             await client.complete(call(), 5.0)
 
 

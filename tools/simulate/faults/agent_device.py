@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -449,8 +450,13 @@ class AgentMember(Member):
             self._dies_at = ""
             self.around.injected[f"agent died at {point}"] += 1
             self.die()
-            self.around.network.later(self._down_s, self.boot)
+            self.around.network.later(self._down_s, partial(self._boot_after, self.notebook.lives))
             raise Died(point)
+
+    def _boot_after(self, life: int) -> None:
+        """Begin the life after this one, unless something else has begun it meanwhile."""
+        if self.notebook.lives == life:
+            self.boot()
 
     @property
     def _is_open(self) -> bool:
