@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from edge.core.errors import CoordinatorError
 from edge.core.types import Message, TokenUsage
 
 
@@ -145,14 +144,6 @@ class CloudDelta:
 
     text: str
     completion: CloudCompletion | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallReply:
-    """What became of one call of a batch: its completion, or the error that it would have raised by itself."""
-
-    call_key: str
-    outcome: CloudCompletion | CoordinatorError
 
 
 class CallProgress(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,14 @@ from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.clock import SystemClock
-from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
+from edge.core.errors import (
+    BudgetExhausted,
+    ConfigError,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    OutcomeUnknown,
+)
 from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.metrics_page import get, scraped, scraped_after, value
@@ -129,19 +136,15 @@ async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> Non
     assert value(seen, "budget_remaining", scope="device", device="one", task="", unit="calls") == 4
 
 
-async def items():
-    for key in ("a", "b", ""):
-        yield call(key, f"question {key}", prompt_id=f"p{key}")
-
-
-async def test_items_of_a_batch_and_long_streams_are_counted_once_each(tmp_path) -> None:
+async def test_refused_calls_are_counted_by_reason_and_streams_that_last_have_no_duration(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), **SIDES) as it, connected(tmp_path) as client:
-        replies = [reply async for reply in client.complete_batch(items(), 10.0)]
-        assert len(replies) == 3
-        seen = await scraped_after(it.serving.metrics_url, "CompleteBatch", 1)
-    assert value(seen, "rpcs_total", method="CompleteBatch.item", code="OK", reason="") == 2
-    assert value(seen, "rpcs_total", method="CompleteBatch.item", code="INVALID_ARGUMENT", reason="INVALID_REQUEST") == 1
-    assert value(seen, "rpc_seconds_count", method="CompleteBatch") == 0
+        async with aclosing(client.watch_budget("math")) as budgets:
+            await anext(budgets)
+        with pytest.raises(InvalidRequest):
+            await client.complete(call("", "q"), 10.0)
+        seen = await scraped_after(it.serving.metrics_url, "WatchBudget", 1)
+    assert value(seen, "rpcs_total", method="Complete", code="INVALID_ARGUMENT", reason="INVALID_REQUEST") == 1
+    assert value(seen, "rpc_seconds_count", method="WatchBudget") == 0
 
 
 async def test_disconnected_caller_is_counted_as_disconnected(tmp_path) -> None:

@@ -176,8 +176,7 @@ OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
 }
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
 ASKED = (
-    "batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable",
-    "enable",
+    "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable", "enable",
 )  # fmt: skip
 REFUSED = (
     "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED", "LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH",
