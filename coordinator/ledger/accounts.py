@@ -282,7 +282,6 @@ class StepRow(Struct, frozen=True, gc=False):
 
     `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
     started. `round_units`: the units of all members of a fleet's price at that moment; 0 where the step moved λ with its whole weight.
-    `uncalled_units` is None while it is open, and of one that an earlier version closed.
     """
 
     device: str
@@ -307,7 +306,7 @@ class StepRow(Struct, frozen=True, gc=False):
     dual_window: int = 1
     dual_ceiling: float = math.inf
     own_rate: float | None = None
-    uncalled_units: int | None = None
+    uncalled_units: int = 0
 
     @property
     def rule(self) -> ProportionalIntegral:

@@ -66,8 +66,7 @@ def open_data(row: StepRow) -> dict[str, Any]:
 def close_data(row: StepRow) -> dict[str, Any]:
     """A step that is closed. `dual_before` is the λ it was opened with, unless others move it too."""
     names = "device task step total_units help_units dual_after assist_rate discrepancies"
-    uncalled = "uncalled_units" if row.uncalled_units else ""
-    return _data(row, f"{names} {'dual_before round_units' if row.price else ''} {uncalled}", "own_rate")
+    return _data(row, f"{names} {'dual_before round_units' if row.price else ''}", "own_rate uncalled_units")
 
 
 def _data(row: Struct, names: str, unless_default: str) -> dict[str, Any]:

@@ -801,8 +801,7 @@ def check_close(request: CloseStepRequest) -> None:
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    uncalled = request.units.uncalled if row.uncalled_units is None else row.uncalled_units
-    if request.units == StepUnits(row.total_units, row.help_units, uncalled, row.own_rate):
+    if request.units == StepUnits(row.total_units, row.help_units, row.uncalled_units, row.own_rate):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 

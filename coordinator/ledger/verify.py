@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits, StepRow
+from coordinator.ledger.accounts import Amount, CallRow, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -160,7 +160,6 @@ class Replay:
         self.tasks, self.devices, self.set_limits = (self.rows[table] for table in (TASK, DEVICE, SET_LIMITS))
         self.shared_duals, self.dual_members = self.rows[SHARED_DUAL], self.rows[DUAL_MEMBER]
         self.dual_updates = 0
-        self._prices_begin = False
         self._shares: dict[str, list[str]] = {}
         self._findings = findings
         self._where = ""
@@ -245,12 +244,11 @@ class Replay:
         self._begin_shared_dual(price, data)
 
     def _begin_shared_dual(self, price: str, data: Row) -> None:
-        """A shared λ begins with the first task that is held to it; earlier versions let it begin with its first step."""
+        """A shared λ begins with the first task that is held to it."""
         if data.get("begins", False):
             self._require(price != "" and price not in self.shared_duals, f"price {price!r} begins, and had begun")
             self.shared_duals[price] = _new_price(price, data["dual"], [])
-            self._prices_begin = True
-        elif self._prices_begin:
+        else:
             self._require(price == "" or price in self.shared_duals, f"price {price!r} did not begin")
 
     def _reserve(self, data: Row) -> None:
@@ -457,8 +455,6 @@ def _plain_rows(table: Table[Any], rows: Iterable[Any], findings: Findings) -> I
             if isinstance(row, CallRow):
                 _check_result(row, findings)
                 plain["result"] = row.result is not None
-            elif isinstance(row, StepRow):  # None of versions before 8; where there are none the journal has none
-                plain["uncalled_units"] = row.uncalled_units or 0
             yield plain
     except (ValueError, TypeError) as error:
         findings.add(f"{_kind_of(table)}: a row cannot be read ({error})")

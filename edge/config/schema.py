@@ -38,10 +38,6 @@ def _in_cents(value: float) -> float:
     return value
 
 
-def _is_old_price(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
 def _switch_word(value: object) -> object:
     """YAML reads a bare on or off as a truth value."""
     return ("on" if value else "off") if isinstance(value, bool) else value
@@ -266,15 +262,6 @@ class LearningConfig(Section):
     def dual_rule(self) -> ProportionalIntegral:
         """How λ moves."""
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _price_of_older_versions(cls, data: object) -> object:
-        """`price` was a number, or null, before it named what λ acts on: it is stated_price today."""
-        if not isinstance(data, dict) or not _is_old_price(data.get("price", "")):
-            return data
-        stated = data["price"] if data.get("stated_price") is None else data["stated_price"]
-        return {**data, "price": "calls", "stated_price": stated}
 
     @model_validator(mode="after")
     def _what_goes_together(self) -> LearningConfig:

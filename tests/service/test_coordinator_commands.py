@@ -16,10 +16,9 @@ from cryptography import x509
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
-from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
+from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, window_label
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError
 from edge.dagrpo.dual import ProportionalIntegral
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
@@ -249,22 +248,6 @@ def test_limits_are_not_set_on_a_ledger_in_use_or_in_memory(capsys, tmp_path) ->
     file.write_text("storage: {backend: memory}\n")
     code, _, err = outcome(capsys, "budget", "set", "device", "--calls", "5", "--state", tmp_path, "--config", file)
     assert code == 1 and "in memory" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("text", ["{", '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
-def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, text) -> None:
-    (tmp_path / "limits.json").write_text(text)
-    with pytest.raises(StateError, match=r"limits\.json"):
-        limits_of_file(tmp_path)
-
-
-def test_limits_file_of_an_earlier_version_is_imported_once(capsys, tmp_path) -> None:
-    (tmp_path / "limits.json").write_text('{"device": {"calls_limit": 5, "window": "day"}, "fleet": {"calls_limit": null}}')
-    code, out, _ = outcome(capsys, "budget", "set", "device", "--tokens", "7", "--state", tmp_path)
-    assert (code, out) == (0, "device: 5 calls, 7 tokens (day)\n")
-    assert not (tmp_path / "limits.json").exists() and (tmp_path / "limits.json.taken").exists()
-    _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, "--json")
-    assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
 
 
 def test_windows_are_calendar_periods_in_utc() -> None:

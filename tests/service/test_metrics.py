@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import aclosing, closing
-from pathlib import Path
+from contextlib import aclosing
 
 import pytest
 from aiohttp import web
@@ -14,6 +12,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
 from coordinator.providers.provider import ProviderError
 from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
@@ -31,9 +30,8 @@ from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.metrics_page import get, scraped, scraped_after, value
 from tests.service.security import SecureFleet
-from tests.unit.ledger_requests import NOW, reserve_request
+from tests.unit.ledger_requests import HOLD, NOW, reserve_request
 
-KILLED_LEDGER = Path(__file__).parents[1] / "unit" / "ledgers" / "version_6_killed.sql"
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
 
@@ -105,14 +103,17 @@ async def test_hold_charged_by_a_sweep_is_counted_in_doubt() -> None:
 
 
 async def test_what_a_killed_run_left_open_is_counted_in_doubt_and_logged(tmp_path, caplog) -> None:
-    with closing(sqlite3.connect(tmp_path / LEDGER_FILE)) as connection:
-        connection.executescript(KILLED_LEDGER.read_text(encoding="utf-8"))
+    killed = await SqliteLedgerStore.open(tmp_path / "killed.sqlite3", NOW)
+    for key in ("a", "b", "c"):
+        await killed.reserve(reserve_request(key))
+    copy_file(tmp_path / "killed.sqlite3", tmp_path / LEDGER_FILE)
+    await killed.aclose()
     meters = Meters()
     for _start in range(2):
         store = await open_store(CoordinatorConfig(state_dir=str(tmp_path)), SystemClock())
         MeasuredStore(store, meters, lambda: 0.0, None)
         await store.aclose()
-    assert meters.doubt_uusd == 2700 and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
+    assert meters.doubt_uusd == 3 * HOLD.uusd and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
 
 
 async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> None:

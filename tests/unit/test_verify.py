@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import math
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.ledger.stores.migrations import upgrade_sqlite
+from coordinator.ledger.stores.schema import create_in_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
@@ -130,7 +129,7 @@ def forger(path: Path) -> Iterator[Forger]:
 def columns() -> list[tuple[str, str]]:
     """Every column of every table whose rows the journal proves."""
     scratch = sqlite3.connect(":memory:")
-    upgrade_sqlite(scratch, 0)
+    create_in_sqlite(scratch)
     tables = ("budget", "call", "attempt", "step", "task_state", "price", "price_member", "journal")
     found = [(table, row[1]) for table in tables for row in scratch.execute(f"PRAGMA table_info({table})")]
     found.append(("device", "disabled"))
@@ -313,30 +312,6 @@ async def test_impossible_ledger_history_is_found_and_named(memory: MemoryLedger
     assert any(words in line for line in differences), differences
 
 
-def old_ledger(path: Path, version: int) -> Path:
-    """A ledger as that version wrote it."""
-    connection = sqlite3.connect(path)
-    connection.executescript((Path(__file__).parents[1] / "golden" / f"ledger_version_{version}.sql").read_text())
-    connection.close()
-    return path
-
-
-@pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3), (5, ENTRIES, 3)])
-def test_ledger_of_an_older_version_verifies_and_is_left_unchanged(
-    tmp_path: Path, version: int, entries: int, updates: int
-) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    before = path.read_bytes()
-    report = verify_file(path)
-    assert report.ok, report.differences
-    assert (report.entries, report.dual_updates) == (entries, updates)
-    assert path.read_bytes() == before
-
-
-async def _with_a_fleet(store: LedgerStore) -> None:
-    await write_fleet_history(store)
-
-
 async def _with_set_limits(store: LedgerStore) -> None:
     await store.set_limits("fleet", {"calls_limit": 700}, NOW)
     await store.reserve(reserve_request("new", budgets=[BudgetTerms("fleet", Limits(700))], limits_version=1))
@@ -347,39 +322,14 @@ async def _with_a_proportional_part(store: LedgerStore) -> None:
     await store.close_step(close_request(2, uncalled_units=8))
 
 
-@pytest.mark.parametrize(("version", "go_on"), [(1, _with_a_fleet), (2, _with_set_limits), (5, _with_a_proportional_part)])
-async def test_older_ledger_is_upgraded_and_accepts_new_kinds_of_entries(
-    tmp_path: Path, version: int, go_on: Callable[[LedgerStore], Awaitable[None]]
+@pytest.mark.parametrize("go_on", [_with_set_limits, _with_a_proportional_part])
+async def test_a_ledger_that_goes_on_with_other_kinds_of_entries_is_verified(
+    memory: MemoryLedgerStore, go_on: Callable[[LedgerStore], Awaitable[None]]
 ) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    store = await SqliteLedgerStore.open(path, NOW + 500.0)
-    opened = await store.open_step(open_request(1))
-    assert (opened.dual_proportional, opened.dual_window, opened.dual_ceiling) == (0.0, 1, math.inf)
-    await store.close_step(close_request(1))
-    assert (await store.close_step(close_request(0, uncalled_units=8))).closed  # what it was closed with is not known
-    await go_on(store)
-    await store.aclose()
-    report = verify_file(path)
+    await memory.close_step(close_request(1))
+    await go_on(memory)
+    report = verify(memory.tables)
     assert report.ok, report.differences
-
-
-def test_integral_rule_writes_the_journal_of_version_5(path: Path, tmp_path: Path) -> None:
-    with open_read_only(old_ledger(tmp_path / "old.sqlite3", 5)) as old, open_read_only(path) as new:
-        assert list(new.journal_after(0)) == list(old.journal_after(0))
-
-
-@pytest.mark.parametrize("key", ["answered", "a|b", "|", "a|b|c", "k|1"])
-async def test_copy_is_compared_with_its_source_whatever_its_key_holds(key: str) -> None:
-    store = MemoryLedgerStore(NOW)
-    for other in ("other", key):
-        await store.reserve(reserve_request(other, cache_key=f"cache {other}"))
-        await store.settle(settlement(other, text=f"answer of {other}"))
-    await store.reserve(reserve_request("copied|1", cache_key=f"cache {key}"))
-    assert verify(store.tables).ok
-    journal = list(store.tables.journal_after(0))
-    for changes in ({"source": "d1|other"}, {"source": "d1|no|such"}, {"source": key}):
-        store.tables.journal[:] = forged(journal, "copy", **changes)
-        assert any("(copy): " in line for line in verify(store.tables).differences), changes
 
 
 async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore) -> None:
@@ -407,15 +357,6 @@ async def test_a_rule_that_does_not_lead_to_the_price_in_the_journal_is_found(ch
     await store.close_step(close_request())
     store.tables.journal[:] = forged(store.tables.journal, "open_step", **changes)
     assert any("close_step" in line or "open_step" in line for line in verify(store.tables).differences)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_change_in_a_ledger_of_an_older_version_is_found(tmp_path: Path, version: int) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE task_state SET dual = ? WHERE device = 'd1'", ((0.25).hex(),))
-    connection.close()
-    assert not verify_file(path).ok
 
 
 async def test_a_hold_under_other_limits_than_those_set_is_found() -> None:
@@ -453,20 +394,9 @@ async def _met_and_used(store: MemoryLedgerStore) -> None:
     await store.open_step(open_request(0, device="d2", price="fleet"))
 
 
-async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_begin_shared_dual", lambda self, task: False)
-    store = MemoryLedgerStore(NOW)
-    await _met_and_used(store)
-    assert verify(store.tables).ok
-    monkeypatch.undo()
-    await store.reserve(reserve_request("later", device="d3", price="global[device:d3]"))
-    assert verify(store.tables).ok
-
-
 async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for begins, message in ((True, "had begun"), (False, "did not begin")):
         store = MemoryLedgerStore(NOW)
-        await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "_begin_shared_dual", lambda self, task, begins=begins: begins)
             await _met_and_used(store)
