@@ -245,7 +245,7 @@ class TaskConfig(Section):
         "task",
         description="What shares one λ: nothing (task), all tasks of a device (global, the paper's), this task on all devices, or all.",
     )
-    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step is closed.")
+    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step is closed.")
     controller: Controller | None = Field(
         None,
         description="The rule of λ: dial, or paper, the integral alone (null: paper where dual_lr is set and dual_proportional is not, "
@@ -353,7 +353,7 @@ class FleetConfig(Section):
         0.0,
         description="f: each of the N devices with calls in a window can rely on f/N of the fleet's limits (0: first come, first served).",
     )
-    price_idle_s: Positive = Field(
+    dual_idle_s: Positive = Field(
         3600.0,
         description="A device that opens or closes no step for so many seconds leaves the rounds of shared λ until its next one.",
     )

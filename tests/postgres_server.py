@@ -28,7 +28,7 @@ OPTIONS = {
 
 WIPE = f"""
 SET session_replication_role = replica;  -- the journal's own triggers would refuse
-TRUNCATE budget, call, attempt, step, task_state, price, price_member, device, set_limits, journal, replica RESTART IDENTITY;
+TRUNCATE budget, call, attempt, step, task_state, shared_dual, dual_member, device, set_limits, journal, replica RESTART IDENTITY;
 UPDATE journal_head SET seq = 0, hash = '{"0" * 64}';
 """
 

@@ -180,7 +180,7 @@ class LearningConfig(Section):
     dual_lr: NotNegative | None = Field(
         None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
     )
-    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
+    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
     )
@@ -236,7 +236,7 @@ class LearningConfig(Section):
         [],
         description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
     )
-    price: Literal["calls", "tokens", "spend"] = Field(
+    dual_unit: Literal["calls", "tokens", "spend"] = Field(
         "calls",
         description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
     )
@@ -273,7 +273,7 @@ class LearningConfig(Section):
             "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
             f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
-            f"price {self.price}": self.price != "calls",
+            f"dual_unit {self.dual_unit}": self.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":

@@ -51,8 +51,8 @@ class StepOpened:
 class StepUnits:
     """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
 
-    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, with a price
-    in tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
+    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, where λ
+    acts on tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
     """
 
     total: int

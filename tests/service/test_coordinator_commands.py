@@ -271,11 +271,11 @@ def test_limits_in_a_ledger_show_their_window(window) -> None:
     assert limits_in_ledger(rows + shares) == limits
 
 
-def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
+def test_shared_duals_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     async def write() -> None:
         store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", 1_700_000_000.0)
         for device in ("d1", "d2"):
-            await store.open_step(open_request(device=device, price="fleet[task:math]"))
+            await store.open_step(open_request(device=device, shared_dual="fleet[task:math]"))
         await store.close_step(close_request(device="d2", help_units=128))
         await store.aclose()
 
@@ -286,8 +286,8 @@ def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     assert "d1 math: λ 0.5070" in out
     assert main(["budget", "show", "--state", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [(price["key"], price["updates"]) for price in shown["prices"]] == [("fleet[task:math]", 1)]
-    assert shown["tasks"][0]["dual"] == shown["prices"][0]["dual"]
+    assert [(row["key"], row["updates"]) for row in shown["shared_duals"]] == [("fleet[task:math]", 1)]
+    assert shown["tasks"][0]["dual"] == shown["shared_duals"][0]["dual"]
 
 
 @pytest.mark.parametrize("role", ["device", "admin"])

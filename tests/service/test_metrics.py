@@ -116,7 +116,7 @@ async def test_what_a_killed_run_left_open_is_counted_in_doubt_and_logged(tmp_pa
     assert meters.doubt_uusd == 3 * HOLD.uusd and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
 
 
-async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> None:
+async def test_steps_show_their_rate_dual_and_remaining_budget(tmp_path) -> None:
     budgets = {"fleet": {"spend_limit_uusd": 100}, "device": {"calls_limit": 5}}
     async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets, **SIDES) as it:
         for name, asked in (("one", 8), ("two", 4)):

@@ -66,9 +66,9 @@ def _some_operation(rng: random.Random) -> Operation:
     device, key, step = rng.choice(DEVICES), rng.choice(KEYS), rng.choice((-1, 0, 0, 1))
     number = rng.choice((1, 1, 2))
     prompt, cache_key = rng.choice("pqr"), rng.choice(("", "x", "y"))
-    price = dual_key("fleet", "", "math")
+    dual = dual_key("fleet", "", "math")
     rare: tuple[Operation, ...] = (
-        lambda ledger: ledger.open_step(open_request(max(0, step), device=device, price=price)),
+        lambda ledger: ledger.open_step(open_request(max(0, step), device=device, shared_dual=dual)),
         lambda ledger: ledger.close_step(close_request(max(0, step), device=device)),
         lambda ledger: ledger.sweep(NOW + 61.0),
         lambda ledger: ledger.purge_results(NOW + 5.0, NOW + 5.0),

@@ -66,7 +66,7 @@ CREATE TABLE step (
   device TEXT NOT NULL, task TEXT NOT NULL, step INTEGER NOT NULL, planned_prompts INTEGER NOT NULL, group_size INTEGER NOT NULL,
   dual TEXT NOT NULL, target_rate TEXT NOT NULL, dual_lr TEXT NOT NULL, call_credit INTEGER, closed INTEGER NOT NULL,
   total_units INTEGER NOT NULL, help_units INTEGER NOT NULL, dual_after TEXT NOT NULL, assist_rate TEXT NOT NULL,
-  discrepancies TEXT NOT NULL, price TEXT NOT NULL, dual_before TEXT NOT NULL, round_units INTEGER NOT NULL,
+  discrepancies TEXT NOT NULL, shared_dual TEXT NOT NULL, dual_before TEXT NOT NULL, round_units INTEGER NOT NULL,
   dual_proportional TEXT NOT NULL, dual_window INTEGER NOT NULL, dual_ceiling TEXT NOT NULL,
   own_rate TEXT NOT NULL, uncalled_units INTEGER NOT NULL,
   PRIMARY KEY (device, task, step)
@@ -74,18 +74,18 @@ CREATE TABLE step (
 CREATE TABLE task_state (
   device TEXT NOT NULL, task TEXT NOT NULL, dual TEXT NOT NULL, target_rate TEXT NOT NULL, next_step INTEGER NOT NULL,
   version INTEGER NOT NULL, charged_calls INTEGER NOT NULL, charged_tokens INTEGER NOT NULL, charged_uusd INTEGER NOT NULL,
-  price TEXT NOT NULL, recent TEXT NOT NULL,
+  shared_dual TEXT NOT NULL, recent TEXT NOT NULL,
   PRIMARY KEY (device, task)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE price (
+CREATE TABLE shared_dual (
   key TEXT PRIMARY KEY, dual TEXT NOT NULL, updates INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0),
   recent TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE price_member (
-  price TEXT NOT NULL, device TEXT NOT NULL, units INTEGER NOT NULL CHECK (units >= 0), seen_ms INTEGER NOT NULL,
-  PRIMARY KEY (price, device)
+CREATE TABLE dual_member (
+  shared_dual TEXT NOT NULL, device TEXT NOT NULL, units INTEGER NOT NULL CHECK (units >= 0), seen_ms INTEGER NOT NULL,
+  PRIMARY KEY (shared_dual, device)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX price_member_seen ON price_member (seen_ms) WHERE units > 0;
+CREATE INDEX dual_member_seen ON dual_member (seen_ms) WHERE units > 0;
 CREATE TABLE device (
   device TEXT PRIMARY KEY, agent_version TEXT NOT NULL, tasks TEXT NOT NULL, first_seen_ms INTEGER NOT NULL,
   last_seen_ms INTEGER NOT NULL, disabled INTEGER NOT NULL
