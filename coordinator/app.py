@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from coordinator.calls.admission import Gate, Turnstile
+from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker
 from coordinator.calls.broker import Broker
 from coordinator.calls.prices import DatedPrices, Price, Tariff, published_prices
@@ -33,7 +33,6 @@ from coordinator.ledger.verify import VerifyReport
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.budget_watch import BudgetNotifier, notify_changes
 from coordinator.service.device_api import DeviceApi
-from coordinator.service.metrics import ItemMeter
 from coordinator.service.reload import Changeable, Changes, apply_config, changes_of, same_upstreams
 from coordinator.service.security import Security
 from coordinator.service.server import AdminSide, CoordinatorServer
@@ -105,7 +104,6 @@ def assemble(
     verify: Callable[[], Awaitable[VerifyReport]],
     begin_drain: Callable[[float | None], None],
     notifier: BudgetNotifier | None = None,
-    items: ItemMeter | None = None,
 ) -> Parts:
     """Put the parts together; nothing is read and nothing runs yet."""
     service, notifier = config.service, notifier or BudgetNotifier()
@@ -121,9 +119,7 @@ def assemble(
         fleet,
         device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
         notifier=notifier,
-        requests=Turnstile("requests run", service.max_rpcs),
-        service=service,
-        items=items,
+        heartbeat_s=service.watch_heartbeat_s,
     )
     admin_api = AdminApi(store, broker, fleet, upstreams, book, tokens, clock, verify, begin_drain)
     upkeep = Upkeep(store, book, config, clock, fleet)
@@ -272,7 +268,6 @@ class Coordinator:
             tokens=security.tokens,
             verify=partial(verify_store, opened, config),
             begin_drain=self.begin_drain,
-            items=telemetry.items,
         )
         self._in_background(parts.follow(), "budget-notifier")
         await parts.learn()

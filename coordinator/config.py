@@ -245,7 +245,7 @@ class TaskConfig(Section):
         "task",
         description="What shares one λ: nothing (task), all tasks of a device (global, the paper's), this task on all devices, or all.",
     )
-    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step is closed.")
+    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step is closed.")
     controller: Controller | None = Field(
         None,
         description="The rule of λ: dial, or paper, the integral alone (null: paper where dual_lr is set and dual_proportional is not, "
@@ -353,7 +353,7 @@ class FleetConfig(Section):
         0.0,
         description="f: each of the N devices with calls in a window can rely on f/N of the fleet's limits (0: first come, first served).",
     )
-    price_idle_s: Positive = Field(
+    dual_idle_s: Positive = Field(
         3600.0,
         description="A device that opens or closes no step for so many seconds leaves the rounds of shared λ until its next one.",
     )
@@ -396,7 +396,7 @@ class ServiceConfig(Section):
     max_rpcs: int = Field(
         4096,
         ge=1,
-        description="Requests of devices that run at once, each call of a batch counted; further ones are turned away (OVERLOADED).",
+        description="Requests of devices that run at once; further ones are turned away (OVERLOADED).",
     )
     max_queue: int = Field(
         1024,
@@ -424,12 +424,9 @@ class ServiceConfig(Section):
         False,
         description="Serve devices on other machines without tls: what they send is unencrypted, and they are who they say they are.",
     )
-    max_open_streams: int = Field(16384, ge=1, description="Batches and watches that are open at once, over all devices.")
+    max_open_streams: int = Field(16384, ge=1, description="Watches that are open at once, over all devices.")
     max_streams_per_connection: int = Field(
         4096, ge=1, le=2**31 - 1, description="HTTP/2 streams, so RPCs of any kind, that one connection may have open at once."
-    )
-    batch_items: int = Field(
-        256, ge=1, description="Calls of one batch that are under way at once; further ones are read when one ends."
     )
     watch_heartbeat_s: Positive = Field(
         30.0, description="Seconds without a change after which a watched budget sends a heartbeat."

@@ -176,7 +176,9 @@ class Agent:
         self.link = CoordinatorLink(client, components.coordinator, curriculum, state, sink, clock, jitter, charged)
         known = KnownBudgets(state, self.link.client.reported, settings.limits if self.link.embedded else None, clock.now)
         self.pace = (
-            None if settings.price == "calls" else Pace(settings.price, state, lambda: known.of(curriculum.present_task), clock)
+            None
+            if settings.dual_unit == "calls"
+            else Pace(settings.dual_unit, state, lambda: known.of(curriculum.present_task), clock)
         )
         switch = CloudSwitch(state, settings.answers.switched_off)
         dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)

@@ -1,6 +1,6 @@
 """A real PostgreSQL server for tests: its own data folder and Unix socket, started once, stopped at the end; never as root.
 
-Found on PATH or where Debian keeps it; `make system` installs it. Its databases are copies of one that the migrations made.
+Found on PATH or where Debian keeps it; `make system` installs it. Its databases are copies of one with the ledger's tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS = {
 
 WIPE = f"""
 SET session_replication_role = replica;  -- the journal's own triggers would refuse
-TRUNCATE budget, call, attempt, step, task_state, price, price_member, device, set_limits, journal, replica RESTART IDENTITY;
+TRUNCATE budget, call, attempt, step, task_state, shared_dual, dual_member, device, set_limits, journal, replica RESTART IDENTITY;
 UPDATE journal_head SET seq = 0, hash = '{"0" * 64}';
 """
 
@@ -89,11 +89,11 @@ class PostgresServer:
     async def ledger_database(self) -> str:
         """A new database with the ledger's tables and no rows; its dsn."""
         if not self._template:
-            from coordinator.ledger.stores.migrations import migrate_postgres
+            from coordinator.ledger.stores.schema import create_in_postgres
 
             dsn = await self.empty_database()
             connection = await self._connect(dsn)
-            await migrate_postgres(connection)
+            await create_in_postgres(connection)
             await connection.close()
             self._template = dsn.split("@/")[1].split("?")[0]
         return await self._create(self._template)

@@ -43,7 +43,7 @@ BUDGETS, FAIRNESS, DIAL = "coordinator/ledger/budgets.py", "coordinator/ledger/f
 REGISTRY, NAMES, NUMBERS = (f"edge/privacy/{name}.py" for name in ("registry", "placeholders", "numbers"))
 CHECKPOINTS, SESSION, STEP = (f"edge/learning/{name}.py" for name in ("checkpoints", "session", "step"))
 MUTANTS = [
-    (ADVANTAGES, "- price * (cost - mean_cost)", "+ price * (cost - mean_cost)"),
+    (ADVANTAGES, "- dual * (cost - mean_cost)", "+ dual * (cost - mean_cost)"),
     (ADVANTAGES, "1.0 / (group_size - 1)", "1.0 / group_size"),
     (ADVANTAGES, "*[0.0] * len(free)", "*[mean_cost] * len(free)"),
     (ADVANTAGES, "> _ROUNDING for advantage", ">= 0.0 for advantage"),
@@ -62,7 +62,7 @@ MUTANTS = [
     (LEDGER, "if row.closed:\n            return _closed_before(row, request)", "if False:\n            pass"),
     (LEDGER, "self._doubt_all(self._tables.ask(EXPIRED_ATTEMPTS, milliseconds(now))", "self._doubt_all(()"),
     (LEDGER, "after.dual, recent=after.recent, next_step=row.step + 1", "after.dual, next_step=row.step + 1"),
-    (LEDGER, "units=price.units - member.units", "units=price.units"),
+    (LEDGER, "units=shared.units - member.units", "units=shared.units"),
     (LEDGER, "max(declared.get(call.prompt_id, 0), call.help_units)", "call.help_units"),
     (LEDGER, "charged = attempt.hold if charge is None else", "charged = Amount() if charge is None else"),
     (ACCOUNTS, "self.reserved.minus(hold), self.set_aside", "self.reserved, self.set_aside"),

@@ -342,7 +342,7 @@ class Broker:
             cache_since=0.0 if terms.answer_cache_ttl_s is None else now - terms.answer_cache_ttl_s,
             initial_dual=terms.dual_init,
             target_rate=terms.rate_at(0, now),
-            price=self._controller.price_key_of(job.device, call.task),
+            shared_dual=self._controller.shared_dual_of(job.device, call.task),
             limits_version=self._book.version,
         )
 

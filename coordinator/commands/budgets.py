@@ -22,7 +22,7 @@ from coordinator.ledger.budgets import (
 from coordinator.ledger.opening import in_ledger, open_rows
 from coordinator.ledger.tables import BUDGET, SET_LIMITS, SHARED_DUAL, TASK
 from coordinator.ledger.transitions import task_as_seen
-from coordinator.service.admin_api import MOST_LIMIT, budget_record, shared_price_record, task_record
+from coordinator.service.admin_api import MOST_LIMIT, budget_record, shared_dual_record, task_record
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted
@@ -38,7 +38,7 @@ class Spending:
     limits: BudgetsConfig
     budgets: Sequence[admin_pb2.BudgetRecord]
     tasks: Sequence[admin_pb2.TaskRecord]
-    prices: Sequence[admin_pb2.SharedPriceRecord]
+    shared_duals: Sequence[admin_pb2.SharedDualRecord]
     settings_set: Mapping[str, Sequence[str]]
     configured: bool
 
@@ -49,7 +49,7 @@ class Spending:
             "set": {scope: list(names) for scope, names in self.settings_set.items()},
             "budgets": [_budget_json(row) for row in self.budgets],
             "tasks": [_task_json(row) for row in self.tasks],
-            "prices": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in self.prices],
+            "shared_duals": [{"key": row.key, "dual": row.dual, "updates": row.updates} for row in self.shared_duals],
         }
 
     def lines(self, now: float) -> Iterator[str]:
@@ -63,8 +63,8 @@ class Spending:
             yield f"used by {row.key}: " + ", ".join(_used_text(row, unit) for unit in UNITS)
         if not used:
             yield "nothing was spent yet in the windows of now" if self.budgets else "nothing was spent yet"
-        for price in self.prices:
-            yield f"shared λ of {price.key}: {price.dual:.4f} after {counted(price.updates, 'step')}"
+        for shared in self.shared_duals:
+            yield f"shared λ of {shared.key}: {shared.dual:.4f} after {counted(shared.updates, 'step')}"
         for task in self.tasks:
             calls = amount_text("calls", task.charged.calls)
             yield f"{task.device} {task.task}: λ {task.dual:.4f}, τ {task.target_rate:g}, next step {task.next_step}, {calls}"
@@ -78,8 +78,8 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
         if client is not None:
             return _reported(client)
     with open_rows(config) as rows:
-        budgets, prices = list(rows.all(BUDGET)), {row.key: row for row in rows.all(SHARED_DUAL)}
-        tasks = [task_as_seen(row, prices.get(row.price)) for row in rows.all(TASK)]
+        budgets, shared = list(rows.all(BUDGET)), {row.key: row for row in rows.all(SHARED_DUAL)}
+        tasks = [task_as_seen(row, shared.get(row.shared_dual)) for row in rows.all(TASK)]
         was_set = tuple(rows.all(SET_LIMITS))
     limits, now = overlaid(config.budgets if configured else limits_in_ledger(budgets), was_set), SystemClock().now()
     shown = rows_held_to_next(budgets, limits, now) if configured else rows_with_set(budgets, was_set, now)
@@ -87,7 +87,7 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
         limits,
         list(map(budget_record, shown)),
         list(map(task_record, tasks)),
-        list(map(shared_price_record, prices.values())),
+        list(map(shared_dual_record, shared.values())),
         settings_set(was_set),
         configured,
     )
@@ -143,7 +143,7 @@ def _reported(client: AdminClient) -> Spending:
         BudgetsConfig.model_validate({scope.scope: _scope_settings(scope) for scope in scopes}),
         [record for reply in replies for record in reply.budgets],
         [record for page in pages for record in page.tasks],
-        [record for page in pages for record in page.shared_prices],
+        [record for page in pages for record in page.shared_duals],
         {scope.scope: tuple(scope.set) for scope in scopes if scope.set},
         configured=True,
     )

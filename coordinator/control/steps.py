@@ -38,15 +38,15 @@ class StepController:
         """Hold later steps and calls to these terms; open steps keep theirs, and a task keeps its λ when its scope changes."""
         self._tasks = dict(tasks)
 
-    def price_key_of(self, device: str, task: str) -> str:
+    def shared_dual_of(self, device: str, task: str) -> str:
         """The key of the λ that this task of this device moves now; "" for one of its own."""
         return dual_key(self.terms_of(task).dual_scope, device, task)
 
     async def first_dual(self, device: str, task: str) -> float:
         """The λ that a device meets at its first contact with a task: that of the others, where it is shared and has moved already."""
-        key = self.price_key_of(device, task)
-        price = await self._store.get_shared_dual(key) if key else None
-        return self.terms_of(task).dual_init if price is None else price.dual
+        key = self.shared_dual_of(device, task)
+        shared = await self._store.get_shared_dual(key) if key else None
+        return self.terms_of(task).dual_init if shared is None else shared.dual
 
     def note_refusal(self, device: str, task: str, step: int) -> None:
         """A budget refused a call of this step: asking for help without a call is then no discrepancy. Calls outside training, whose step
@@ -89,7 +89,7 @@ class StepController:
             initial_dual=terms.dual_init,
             credit_factor=terms.step_credit_kappa,
             now=now,
-            price=self.price_key_of(device, task),
+            shared_dual=self.shared_dual_of(device, task),
         )
         check_open(request)  # before a store that is asked for a step that no database can keep
         row = await self._store.open_step(request)

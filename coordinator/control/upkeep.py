@@ -47,8 +47,8 @@ class Upkeep:
             if swept := await self._store.sweep(self._clock.now()):
                 log.warning("%d calls outlived their lease and are charged as in doubt", len(swept))
             now = self._clock.now()
-            if left := await self._store.leave_idle_duals(now - self._config.fleet.price_idle_s, now):
-                log.info("%d idle devices left the rounds of shared prices", len(left))
+            if left := await self._store.leave_idle_duals(now - self._config.fleet.dual_idle_s, now):
+                log.info("%d idle devices left the rounds of shared λ", len(left))
             if refresh:
                 await self._fleet.refresh()
             if purge:

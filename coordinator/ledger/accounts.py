@@ -280,9 +280,8 @@ class AttemptRow(Struct, frozen=True, gc=False):
 class StepRow(Struct, frozen=True, gc=False):
     """A learning step. Opened with λ, τ and its rule (η, k_p, window, ceiling); `closed` with the units reported and λ after.
 
-    `price` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
-    started. `round_units`: the units of all members of a fleet's price at that moment; 0 where the step moved λ with its whole weight.
-    `uncalled_units` is None while it is open, and of one that an earlier version closed.
+    `shared_dual` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
+    started. `round_units`: the units of all members of a fleet's λ at that moment; 0 where the step moved λ with its whole weight.
     """
 
     device: str
@@ -300,14 +299,14 @@ class StepRow(Struct, frozen=True, gc=False):
     dual_after: float = 0.0
     assist_rate: float = 0.0
     discrepancies: tuple[str, ...] = ()
-    price: str = ""
+    shared_dual: str = ""
     dual_before: float = 0.0
     round_units: int = 0
     dual_proportional: float = 0.0
     dual_window: int = 1
     dual_ceiling: float = math.inf
     own_rate: float | None = None
-    uncalled_units: int | None = None
+    uncalled_units: int = 0
 
     @property
     def rule(self) -> ProportionalIntegral:
@@ -318,7 +317,7 @@ class StepRow(Struct, frozen=True, gc=False):
 class TaskRow(Struct, frozen=True, gc=False):
     """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
 
-    `charged` is the total over all windows, without open holds. `price` names the shared λ it is held to; `dual` is then the last one
+    `charged` is the total over all windows, without open holds. `shared_dual` names the shared λ it is held to; `dual` is then the last one
     that this task opened or closed a step with. `recent` goes with `dual`: what DualState keeps of the reports in the window.
     """
 
@@ -329,7 +328,7 @@ class TaskRow(Struct, frozen=True, gc=False):
     next_step: int
     version: int
     charged: Amount = Amount()
-    price: str = ""
+    shared_dual: str = ""
     recent: tuple[float, ...] = ()
 
 
@@ -345,9 +344,9 @@ class SharedDual(Struct, frozen=True, gc=False):
 
 
 class DualMember(Struct, frozen=True, gc=False):
-    """A device that moves a fleet's price: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
+    """A device that moves a fleet's λ: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
 
-    price: str
+    shared_dual: str
     device: str
     units: int
     seen_ms: int
@@ -370,7 +369,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
-    `initial_dual`, `target_rate` and `price` (the key of its λ, see `dual_key`) count only at a task's first contact.
+    `initial_dual`, `target_rate` and `shared_dual` (the key of its λ, see `dual_key`) count only at a task's first contact.
     `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
@@ -390,7 +389,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     cache_since: float = 0.0
     initial_dual: float = 0.0
     target_rate: float = 0.0
-    price: str = ""
+    shared_dual: str = ""
     limits_version: int = 0
 
 
@@ -460,7 +459,7 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
 
     `initial_dual` counts only until a task's first step is opened; τ and the rule of λ of the first opening of a step stay its own.
-    `price` is the key of the λ to open it with and to move: see `dual_key`.
+    `shared_dual` is the key of the λ to open it with and to move: see `dual_key`.
     """
 
     device: str
@@ -473,7 +472,7 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     initial_dual: float
     credit_factor: float | None
     now: float
-    price: str = ""
+    shared_dual: str = ""
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):

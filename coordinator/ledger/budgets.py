@@ -2,34 +2,29 @@
 
 Limits come from the configuration. What `budget set` says lies in the ledger and wins over it, setting by setting, at every process that
 shares the ledger, until it is set back to `config`: replicas may have been started with different files, and reading one again must not
-undo what an operator decided. Earlier versions kept it in `limits.json` in the state folder; such a file is taken into the ledger.
+undo what an operator decided.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from pydantic import ValidationError
 
 from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version, scope_of
 from coordinator.ledger.fairness import PPM
-from coordinator.ledger.stores.store import LedgerStore
-from edge.core.errors import BudgetExhausted, StateError
+from edge.core.errors import BudgetExhausted
 from edge.core.periods import PERIODS, period_end
 from edge.rpc.client import BudgetSnapshot
 
 log = logging.getLogger(__name__)
-LIMITS_FILE = "limits.json"
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
 SETTINGS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
 """What the limit of a unit is called in the configuration."""
@@ -226,29 +221,3 @@ def rows_with_set(rows: Sequence[BudgetRow], was_set: Sequence[SetLimits], now: 
 def settings_set(rows: Sequence[SetLimits]) -> dict[str, tuple[str, ...]]:
     """The settings of each scope that were set at run time."""
     return {row.scope: tuple(name for name, _ in row.changes) for row in rows if row.changes}
-
-
-def limits_of_file(state_dir: Path) -> dict[str, dict[str, Any]]:
-    """What an earlier version's `budget set` left in the state folder, by scope. Raises StateError when the file is damaged."""
-    path = state_dir / LIMITS_FILE
-    if not path.exists():
-        return {}
-    try:
-        changes: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        BudgetsConfig.model_validate(changes)
-        return {scope: dict(limits) for scope, limits in changes.items()}
-    except (OSError, ValueError, AttributeError, TypeError, ValidationError) as error:
-        raise StateError(f"{path} cannot be read", hint="delete it to return to the configured limits") from error
-
-
-async def take_limits_file(store: LedgerStore, state_dir: Path, now: float) -> None:
-    """Bring what an earlier version left in the state folder into the ledger, once; scopes set in the ledger stay. Raises StateError."""
-    found = limits_of_file(state_dir)
-    if not found:
-        return
-    known = {row.scope for row in await store.list_set_limits()}
-    for scope in sorted(found.keys() - known):
-        await store.set_limits(scope, found[scope], now)
-    path = state_dir / LIMITS_FILE
-    path.rename(path.with_name(f"{LIMITS_FILE}.taken"))
-    log.warning("limits of %s are in the ledger from now on; %s.taken is how they were", path, path)

@@ -54,20 +54,19 @@ def limits_data(row: BudgetRow) -> dict[str, Any]:
 
 def task_data(row: TaskRow) -> dict[str, Any]:
     """A task at its first contact."""
-    return _data(row, "device task dual target_rate", "price")
+    return _data(row, "device task dual target_rate", "shared_dual")
 
 
 def open_data(row: StepRow) -> dict[str, Any]:
     """A step that is opened, and the rule of λ."""
     names = "device task step planned_prompts group_size call_credit dual target_rate dual_lr"
-    return _data(row, names, "price dual_proportional dual_window dual_ceiling")
+    return _data(row, names, "shared_dual dual_proportional dual_window dual_ceiling")
 
 
 def close_data(row: StepRow) -> dict[str, Any]:
     """A step that is closed. `dual_before` is the λ it was opened with, unless others move it too."""
     names = "device task step total_units help_units dual_after assist_rate discrepancies"
-    uncalled = "uncalled_units" if row.uncalled_units else ""
-    return _data(row, f"{names} {'dual_before round_units' if row.price else ''} {uncalled}", "own_rate")
+    return _data(row, f"{names} {'dual_before round_units' if row.shared_dual else ''}", "own_rate uncalled_units")
 
 
 def _data(row: Struct, names: str, unless_default: str) -> dict[str, Any]:

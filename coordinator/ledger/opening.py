@@ -30,16 +30,14 @@ def ledger_path(config: CoordinatorConfig) -> Path:
 
 
 async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
-    """The configured ledger, with the limits of earlier versions taken in. Raises StateError, ConfigError."""
+    """The configured ledger. Raises StateError, ConfigError."""
     from coordinator.ledger.accounts import amount_text
-    from coordinator.ledger.budgets import limits_of_file, take_limits_file
 
     folder = config.state_folder
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make the state folder {folder}: {error.strerror}") from error
-    limits_of_file(folder)
     if config.storage.backend == "memory":
         from coordinator.ledger.stores.memory import MemoryLedgerStore
 
@@ -55,7 +53,6 @@ async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
         from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 
         store = await SqliteLedgerStore.open(ledger_path(config), clock.now())
-    await take_limits_file(store, folder, clock.now())
     if store.recovered:
         calls = amount_text("calls", len(store.recovered))
         charged = amount_text("uusd", sum(each.attempt.charged.uusd for each in store.recovered))

@@ -418,54 +418,57 @@ class Ledger:
             target_rate=request.target_rate,
             dual_lr=request.rule.lr,
             call_credit=step_credit(request.credit_factor, request.target_rate, request.planned_prompts),
-            price=request.price,
+            shared_dual=request.shared_dual,
             dual_proportional=request.rule.proportional,
             dual_window=request.rule.window,
             dual_ceiling=request.rule.ceiling,
         )
         self._tables.steps.put(row)
-        left = self._tables.shared_duals.get(task.price) if task.price != request.price else None
-        task = replace(task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, price=request.price)
+        left = self._tables.shared_duals.get(task.shared_dual) if task.shared_dual != request.shared_dual else None
+        task = replace(
+            task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, shared_dual=request.shared_dual
+        )
         task = replace(task, version=task.version + (left.updates if left else 0))
         self._tables.tasks.put(task)
-        if row.price:
-            self._enter_price(row, opening, row.planned_prompts * row.group_size, request.now)
+        if row.shared_dual:
+            self._enter_shared_dual(row, opening, row.planned_prompts * row.group_size, request.now)
         limits = Limits(calls=row.call_credit)
         self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
         self._journal(request.now, "open_step", {**open_data(row), "version": task.version})
         return row
 
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
-        """The λ a step is opened with: that of its price, else the task's so far, or the initial one at the first step. A fleet's takes it
+        """The λ a step is opened with: the shared one where there is one, else the task's so far, or the initial one at the first step. A
+        fleet's takes it
         over as it stands, without what one device's last reports had added to it."""
-        price = self._tables.shared_duals.get(request.price) if request.price else None
-        if price is not None:
-            return DualState(price.dual, price.recent)
+        shared = self._tables.shared_duals.get(request.shared_dual) if request.shared_dual else None
+        if shared is not None:
+            return DualState(shared.dual, shared.recent)
         if request.step == 0:
             return DualState(request.initial_dual)
         seen = self._as_seen(task)
-        return DualState(seen.dual, () if is_fleet_dual(request.price) else seen.recent)
+        return DualState(seen.dual, () if is_fleet_dual(request.shared_dual) else seen.recent)
 
-    def _enter_price(self, step: StepRow, opening: DualState, units: int, now: float) -> SharedDual:
+    def _enter_shared_dual(self, step: StepRow, opening: DualState, units: int, now: float) -> SharedDual:
         """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
-        row = self._tables.shared_duals.get(step.price) or SharedDual(step.price, opening.dual, recent=opening.recent)
-        if is_fleet_dual(step.price):
-            known = self._tables.dual_members.get(step.price, step.device)
-            member = DualMember(step.price, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
+        row = self._tables.shared_duals.get(step.shared_dual) or SharedDual(step.shared_dual, opening.dual, recent=opening.recent)
+        if is_fleet_dual(step.shared_dual):
+            known = self._tables.dual_members.get(step.shared_dual, step.device)
+            member = DualMember(step.shared_dual, step.device, min(units, MOST_ROUND_UNITS), milliseconds(now))
             self._tables.dual_members.put(member)
             row = replace(row, units=row.units + member.units - (known.units if known else 0))
         self._tables.shared_duals.put(row)
         return row
 
     def leave_idle_duals(self, seen_before: float, now: float) -> tuple[DualMember, ...]:
-        """Members of fleets' prices not seen since then leave their rounds, so that the others move λ at full speed. Returns them."""
+        """Members of fleets' shared λ not seen since then leave their rounds, so that the others move λ at full speed. Returns them."""
         idle = tuple(self._tables.ask(IDLE_DUAL_MEMBERS, milliseconds(seen_before)))
         for member in idle:
-            price = self._tables.shared_duals.get(member.price)
-            if price is not None:
-                self._tables.shared_duals.put(replace(price, units=price.units - member.units))
+            shared = self._tables.shared_duals.get(member.shared_dual)
+            if shared is not None:
+                self._tables.shared_duals.put(replace(shared, units=shared.units - member.units))
             self._tables.dual_members.put(replace(member, units=0))
-            self._journal(now, "leave", {"price": member.price, "device": member.device})
+            self._journal(now, "leave", {"shared_dual": member.shared_dual, "device": member.device})
         return idle
 
     def close_step(self, request: CloseStepRequest) -> StepRow:
@@ -486,8 +489,8 @@ class Ledger:
         rate = units.help / units.total
         task = self._tables.tasks.get(row.device, row.task)
         before = DualState(row.dual, task.recent if task else ())
-        price = self._enter_price(row, before, units.total, request.now) if row.price else None
-        before, round_units = (DualState(price.dual, price.recent), price.units) if price else (before, 0)
+        shared = self._enter_shared_dual(row, before, units.total, request.now) if row.shared_dual else None
+        before, round_units = (DualState(shared.dual, shared.recent), shared.units) if shared else (before, 0)
         rule = row.rule
         if round_units:
             rule = dataclasses.replace(rule, lr=shared_lr(rule.lr, min(units.total, MOST_ROUND_UNITS), round_units))
@@ -507,8 +510,8 @@ class Ledger:
             uncalled_units=units.uncalled,
         )
         self._tables.steps.put(closed)
-        if price:
-            self._tables.shared_duals.put(replace(price, dual=after.dual, recent=after.recent, updates=price.updates + 1))
+        if shared:
+            self._tables.shared_duals.put(replace(shared, dual=after.dual, recent=after.recent, updates=shared.updates + 1))
             self._tables.note_change(EVERYTHING)  # tasks that are not written have another λ
         failpoints.reach("in_close_step")
         task = self._touch_task(row.device, row.task)
@@ -596,7 +599,7 @@ class Ledger:
 
     def _as_seen(self, task: TaskRow) -> TaskRow:
         """A task with the λ that holds now."""
-        return task_as_seen(task, self._tables.shared_duals.get(task.price) if task.price else None)
+        return task_as_seen(task, self._tables.shared_duals.get(task.shared_dual) if task.shared_dual else None)
 
     def get_budget(self, device: str, task: str, budgets: Sequence[BudgetTerms]) -> BudgetView:
         """A task and these budgets in this order; one not used yet is shown empty. Changes nothing."""
@@ -672,7 +675,9 @@ class Ledger:
     def _meet_task(self, request: ReserveRequest | OpenStepRequest) -> TaskRow:
         """Raise a task's version, making the task at its first contact."""
         if self._tables.tasks.get(request.device, request.task) is None:
-            row = TaskRow(request.device, request.task, request.initial_dual, request.target_rate, 0, 0, price=request.price)
+            row = TaskRow(
+                request.device, request.task, request.initial_dual, request.target_rate, 0, 0, shared_dual=request.shared_dual
+            )
             self._tables.tasks.put(row)
             begins = {"begins": True} if self._begin_shared_dual(row) else {}
             self._journal(request.now, "task", {**task_data(row), **begins})
@@ -680,9 +685,9 @@ class Ledger:
 
     def _begin_shared_dual(self, task: TaskRow) -> bool:
         """The shared λ of a task that nobody was held to yet begins as the task's; later ones must not change it unseen by this one."""
-        if not task.price or self._tables.shared_duals.get(task.price) is not None:
+        if not task.shared_dual or self._tables.shared_duals.get(task.shared_dual) is not None:
             return False
-        self._tables.shared_duals.put(SharedDual(task.price, task.dual))
+        self._tables.shared_duals.put(SharedDual(task.shared_dual, task.dual))
         return True
 
     def _touch_task(self, device: str, task: str, charge: Amount = NO_AMOUNT) -> TaskRow:
@@ -699,11 +704,11 @@ class Ledger:
         self._tables.append_journal(next_entry(seq, last_hash, milliseconds(now), kind, data))
 
 
-def task_as_seen(task: TaskRow, price: SharedDual | None) -> TaskRow:
+def task_as_seen(task: TaskRow, shared: SharedDual | None) -> TaskRow:
     """A task with the shared λ it is held to, which others may have moved since; each such move raises the version too."""
-    if price is None:
+    if shared is None:
         return task
-    return replace(task, dual=price.dual, recent=price.recent, version=task.version + price.updates)
+    return replace(task, dual=shared.dual, recent=shared.recent, version=task.version + shared.updates)
 
 
 def _need_text(unit: str, hold: Amount, row: BudgetRow, others: Amount) -> str:
@@ -784,7 +789,7 @@ def _check_rule(request: OpenStepRequest) -> None:
     gain, rule = request.rule.proportional, request.rule
     if not (math.isfinite(gain) and gain >= 0.0 and rule.ceiling >= 0.0 and 1 <= rule.window <= MOST_WINDOW):
         raise InvalidRequest(f"k_p must be finite and not negative, its window 1 to {MOST_WINDOW}, a ceiling of λ not negative")
-    if gain > 0.0 and is_fleet_dual(request.price):
+    if gain > 0.0 and is_fleet_dual(request.shared_dual):
         raise InvalidRequest("a λ that many devices move knows no proportional part; share it on one device or not at all")
 
 
@@ -801,8 +806,7 @@ def check_close(request: CloseStepRequest) -> None:
 
 
 def _closed_before(row: StepRow, request: CloseStepRequest) -> StepRow:
-    uncalled = request.units.uncalled if row.uncalled_units is None else row.uncalled_units
-    if request.units == StepUnits(row.total_units, row.help_units, uncalled, row.own_rate):
+    if request.units == StepUnits(row.total_units, row.help_units, row.uncalled_units, row.own_rate):
         return row
     raise KeyReused(f"step {row.step} of task {row.task!r} was closed with {row.help_units} of {row.total_units} units")
 

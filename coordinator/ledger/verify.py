@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits, StepRow
+from coordinator.ledger.accounts import Amount, CallRow, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -160,7 +160,6 @@ class Replay:
         self.tasks, self.devices, self.set_limits = (self.rows[table] for table in (TASK, DEVICE, SET_LIMITS))
         self.shared_duals, self.dual_members = self.rows[SHARED_DUAL], self.rows[DUAL_MEMBER]
         self.dual_updates = 0
-        self._prices_begin = False
         self._shares: dict[str, list[str]] = {}
         self._findings = findings
         self._where = ""
@@ -240,18 +239,19 @@ class Replay:
         key = (data["device"], data["task"])
         self._require(key not in self.tasks, "the task exists already")
         terms = {"dual": data["dual"], "target_rate": data["target_rate"], "next_step": 0, "version": 0, "charged": [0, 0, 0]}
-        price = data.get("price", "")
-        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "price": price, "recent": []}
-        self._begin_shared_dual(price, data)
+        shared_key = data.get("shared_dual", "")
+        self.tasks[key] = {"device": data["device"], "task": data["task"], **terms, "shared_dual": shared_key, "recent": []}
+        self._begin_shared_dual(shared_key, data)
 
-    def _begin_shared_dual(self, price: str, data: Row) -> None:
-        """A shared λ begins with the first task that is held to it; earlier versions let it begin with its first step."""
+    def _begin_shared_dual(self, shared_key: str, data: Row) -> None:
+        """A shared λ begins with the first task that is held to it."""
         if data.get("begins", False):
-            self._require(price != "" and price not in self.shared_duals, f"price {price!r} begins, and had begun")
-            self.shared_duals[price] = _new_price(price, data["dual"], [])
-            self._prices_begin = True
-        elif self._prices_begin:
-            self._require(price == "" or price in self.shared_duals, f"price {price!r} did not begin")
+            self._require(
+                shared_key != "" and shared_key not in self.shared_duals, f"the shared λ {shared_key!r} begins, and had begun"
+            )
+            self.shared_duals[shared_key] = _new_shared_dual(shared_key, data["dual"], [])
+        else:
+            self._require(shared_key == "" or shared_key in self.shared_duals, f"the shared λ {shared_key!r} did not begin")
 
     def _reserve(self, data: Row) -> None:
         call_id, number = (data["device"], data["key"]), data["attempt"]
@@ -344,45 +344,47 @@ class Replay:
         return row
 
     def _open_step(self, data: Row) -> None:
-        key, price = (data["device"], data["task"], data["step"]), data.get("price", "")
-        left = self.shared_duals.get(self.tasks[data["device"], data["task"]]["price"])
-        task = self._touch_task(data, [0, 0, 0], left["updates"] if left and left["key"] != price else 0)
+        key, shared_key = (data["device"], data["task"], data["step"]), data.get("shared_dual", "")
+        left = self.shared_duals.get(self.tasks[data["device"], data["task"]]["shared_dual"])
+        task = self._touch_task(data, [0, 0, 0], left["updates"] if left and left["key"] != shared_key else 0)
         self._require(key not in self.steps, "the step was opened before")
         self._require(self._is_enabled(data["device"]), "the device is disabled")
         self._require(data["step"] == task["next_step"], f"step {task['next_step']} is next")
-        so_far = (self.shared_duals.get(price) or (None if data["step"] == 0 else left or task)) or {
+        so_far = (self.shared_duals.get(shared_key) or (None if data["step"] == 0 else left or task)) or {
             "dual": data["dual"],
             "recent": [],
         }
         self._require(data["dual"] == so_far["dual"], f"λ {data['dual']} where {so_far['dual']} follows")
-        fleet = _is_fleet(price)
+        fleet = _is_fleet(shared_key)
         self._require(not (fleet and "dual_proportional" in data), "a fleet's λ has a proportional part")
-        task.update(dual=data["dual"], recent=[] if fleet else so_far["recent"], target_rate=data["target_rate"], price=price)
+        task.update(
+            dual=data["dual"], recent=[] if fleet else so_far["recent"], target_rate=data["target_rate"], shared_dual=shared_key
+        )
         fields = {name: value for name, value in data.items() if name != "version"}
         units = {"closed": False, "total_units": 0, "help_units": 0, "uncalled_units": 0, "round_units": 0}
         reals = {"dual_after": ZERO, "assist_rate": ZERO, "dual_before": ZERO}
         rule = {"dual_proportional": ZERO, "dual_window": 1, "dual_ceiling": NO_CEILING}
-        self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "price": price}
-        if price:
-            self._enter_price(data, price, data["planned_prompts"] * data["group_size"], task["recent"])
+        self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "shared_dual": shared_key}
+        if shared_key:
+            self._enter_shared_dual(data, shared_key, data["planned_prompts"] * data["group_size"], task["recent"])
         credit = _new_budget(_step_budget_key(data))
         credit["asked"] = credit["limits"] = [data["call_credit"], None, None]
         self.budgets[credit["key"]] = credit
 
-    def _enter_price(self, data: Row, key: str, units: int, recent: list[str]) -> Row:
+    def _enter_shared_dual(self, data: Row, key: str, units: int, recent: list[str]) -> Row:
         """The shared λ of a step, a fleet's with what this device has to say in it."""
-        row = self.shared_duals.setdefault(key, _new_price(key, data["dual"], recent) if "dual" in data else {})
+        row = self.shared_duals.setdefault(key, _new_shared_dual(key, data["dual"], recent) if "dual" in data else {})
         if _is_fleet(key):
-            mine = {"price": key, "device": data["device"], "units": min(units, MOST_ROUND_UNITS), "seen_ms": self._at_ms}
+            mine = {"shared_dual": key, "device": data["device"], "units": min(units, MOST_ROUND_UNITS), "seen_ms": self._at_ms}
             known = self.dual_members.get((key, data["device"]), {"units": 0})
             self.dual_members[key, data["device"]] = mine
             row["units"] += mine["units"] - known["units"]
         return row
 
     def _leave(self, data: Row) -> None:
-        member = self.dual_members[data["price"], data["device"]]
+        member = self.dual_members[data["shared_dual"], data["device"]]
         self._require(member["units"] > 0, "the device had left before")
-        self.shared_duals[data["price"]]["units"] -= member["units"]
+        self.shared_duals[data["shared_dual"]]["units"] -= member["units"]
         member["units"] = 0
 
     def _device(self, data: Row) -> None:
@@ -392,14 +394,14 @@ class Replay:
         row = self.steps[data["device"], data["task"], data["step"]]
         task = self._touch_task(data, [0, 0, 0])
         self._require(not row["closed"], "the step was closed before")
-        price = self._enter_price(data, row["price"], data["total_units"], []) if row["price"] else None
-        before, round_units = (price["dual"], price["units"]) if price else (row["dual"], 0)
+        shared = self._enter_shared_dual(data, row["shared_dual"], data["total_units"], []) if row["shared_dual"] else None
+        before, round_units = (shared["dual"], shared["units"]) if shared else (row["dual"], 0)
         written = (data.get("dual_before", row["dual"]), data.get("round_units", 0))
         self._require(written == (before, round_units), f"started from {written} where {(before, round_units)} follow")
         rate = data["help_units"] / data["total_units"]
         lr = float.fromhex(row["dual_lr"])
         lr = shared_lr(lr, min(data["total_units"], MOST_ROUND_UNITS), round_units) if round_units else lr
-        state = DualState(float.fromhex(before), tuple(map(float.fromhex, (price or task)["recent"])))
+        state = DualState(float.fromhex(before), tuple(map(float.fromhex, (shared or task)["recent"])))
         acts_on = float.fromhex(data["own_rate"]) if "own_rate" in data else rate
         moved = proportional_integral_step(state, acts_on, float.fromhex(row["target_rate"]), _rule_of(row, lr))
         dual, recent = moved.dual.hex(), [value.hex() for value in moved.recent]
@@ -408,8 +410,8 @@ class Replay:
         fields = {name: value for name, value in data.items() if name != "version"}
         row.update(fields, closed=True, dual_before=before, round_units=round_units)
         task.update(dual=dual, recent=recent, next_step=data["step"] + 1)
-        if price:
-            price.update(dual=dual, recent=recent, updates=price["updates"] + 1)
+        if shared:
+            shared.update(dual=dual, recent=recent, updates=shared["updates"] + 1)
         self.dual_updates += 1
 
     def _purge(self, data: Row) -> None:
@@ -457,8 +459,6 @@ def _plain_rows(table: Table[Any], rows: Iterable[Any], findings: Findings) -> I
             if isinstance(row, CallRow):
                 _check_result(row, findings)
                 plain["result"] = row.result is not None
-            elif isinstance(row, StepRow):  # None of versions before 8; where there are none the journal has none
-                plain["uncalled_units"] = row.uncalled_units or 0
             yield plain
     except (ValueError, TypeError) as error:
         findings.add(f"{_kind_of(table)}: a row cannot be read ({error})")
@@ -494,12 +494,12 @@ def _new_budget(key: str) -> Row:
     return {"key": key, "asked": none, "limits": none, "committed": zero, "reserved": zero, **fair}
 
 
-def _new_price(key: str, dual: str, recent: list[str]) -> Row:
+def _new_shared_dual(key: str, dual: str, recent: list[str]) -> Row:
     return {"key": key, "dual": dual, "updates": 0, "units": 0, "recent": recent}
 
 
-def _is_fleet(price: str) -> bool:
-    return price.split("[")[0] == "fleet"
+def _is_fleet(shared_key: str) -> bool:
+    return shared_key.split("[")[0] == "fleet"
 
 
 def _rule_of(step: Row, lr: float) -> ProportionalIntegral:

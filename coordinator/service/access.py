@@ -1,13 +1,12 @@
 """Who may come in: what stands before every handler of a listener authenticates and authorizes the caller.
 
-A message of a stream is held to the caller's tasks like a single request. A credential shown at the beginning of a stream is checked
-against its end and epoch again at each message read and, where a stream stays open, at each message sent; the answer of one call is given
-whole. Only the health check is open.
+A credential shown at the beginning of a stream that stays open is checked against its end and epoch again at each message sent; the
+answer of one call is given whole. Only the health check is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,6 @@ from google.protobuf.message import Message
 from coordinator.service.authentication import Authenticator, CallFacts, Identity, authorize
 from coordinator.service.tls import Handshakes
 from coordinator.service.tokens import Tokens
-from edge.core.errors import CoordinatorError
 from edge.rpc.v1 import credential_pb2
 
 AUTHORIZATION_KEY = "authorization"
@@ -69,20 +67,6 @@ class Access:
     def require_current(self, identity: Identity) -> None:
         """Hold what was shown to its end and epoch again. Raises CoordinatorError."""
         self._authenticator.require_current(identity)
-
-    async def messages(self, identity: Identity, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Each message of a stream, as it is read, held to the caller's tasks; a refused one becomes the error that its handler answers it
-        with. Raises CoordinatorError at the first one that is read when the credential is over: what was read before is still answered.
-        """
-        async for request in requests:
-            self.require_current(identity)
-            try:
-                require_tasks(identity, request)
-            except CoordinatorError as error:
-                error.metadata["call_key"] = request.call.call_key
-                yield error
-            else:
-                yield request
 
 
 def require_tasks(identity: Identity, request: Any) -> None:

@@ -85,13 +85,13 @@ class AdminApi:
         the empty name, which no device has.
         """
         size, after = _page(request, 2)
-        prices = [] if after[0] else [row for row in await self.store.list_shared_duals() if row.key > after[1]]
-        shared = _fitting(map(shared_price_record, sorted(prices, key=lambda row: row.key)))
-        if len(shared) < len(prices):
-            return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_prices=shared)
+        left = [] if after[0] else [row for row in await self.store.list_shared_duals() if row.key > after[1]]
+        shared = _fitting(map(shared_dual_record, sorted(left, key=lambda row: row.key)))
+        if len(shared) < len(left):
+            return admin_pb2.ListTasksResponse(next_page_token=_token("", shared[-1].key), shared_duals=shared)
         mine = [row for row in await self.store.list_tasks() if request.device in ("", row.device)]
         rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
-        return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_prices=shared)
+        return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_duals=shared)
 
     async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
         """What each upstream costs now."""
@@ -268,7 +268,7 @@ def device_record(row: DeviceRow) -> admin_pb2.DeviceRecord:
 
 
 task_record = partial(record_of, admin_pb2.TaskRecord)
-shared_price_record = partial(record_of, admin_pb2.SharedPriceRecord)
+shared_dual_record = partial(record_of, admin_pb2.SharedDualRecord)
 
 
 def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:

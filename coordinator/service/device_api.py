@@ -6,28 +6,21 @@ Every handler raises typed CoordinatorErrors; a transport (server.py, the simula
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 
-from coordinator.calls.admission import Turnstile, draining
-from coordinator.calls.batch import ManyAtOnce
+from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker
 from coordinator.calls.flights import Progress
-from coordinator.config import ServiceConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
 from coordinator.service.budget_watch import BudgetNotifier, versions
-from coordinator.service.metrics import ItemMeter
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, InvalidRequest
+from edge.core.errors import InvalidRequest
 from edge.rpc import codec
-from edge.rpc.client import BudgetSnapshot, CallReply, CloudCompletion, Registration, StepUnits
+from edge.rpc.client import BudgetSnapshot, Registration, StepUnits
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
-log = logging.getLogger(__name__)
 MAX_TASKS_PER_REGISTRATION = 256
-MAX_KEY_ECHOED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +34,18 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class DeviceApi:
-    """The DeviceService without its transport. `requests` counts what works towards an answer, each item of a batch too."""
+    """The DeviceService without its transport. `heartbeat_s`: after so many seconds without a change a watched budget sends a heartbeat."""
 
     broker: Broker
     controller: StepController
     fleet: Fleet
     limits: device_pb2.ServiceLimits
     notifier: BudgetNotifier = field(default_factory=BudgetNotifier)
-    requests: Turnstile = field(default_factory=partial(Turnstile, "requests run", 4096))
-    service: ServiceConfig = field(default_factory=ServiceConfig)
-    items: ItemMeter | None = None
+    heartbeat_s: float = 30.0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop_admitting(self) -> None:
-        """Refuse new steps and registrations, end batches and watches (DRAINING); reports, recovery and budgets are still answered."""
+        """Refuse new steps and registrations, end watches (DRAINING); reports, recovery and budgets are still answered."""
         self._stopping.set()
         self.notifier.stop()
 
@@ -114,55 +105,6 @@ class DeviceApi:
             yield _delta(rest)
         yield call_pb2.StreamCompleteResponse(finished=finished)
 
-    async def complete_batch(
-        self, items: AsyncIterator[call_pb2.CompleteBatchRequest | CoordinatorError], caller: Caller
-    ) -> AsyncIterator[call_pb2.CompleteBatchResponse]:
-        """Ask the cloud for each item as it comes. One that cannot be read, or that its caller may not ask, is answered like any bad one.
-
-        At a drain no more items are read, those that were are answered, and the stream ends with DRAINING.
-        """
-        self._require_admitting()
-        time = asyncio.get_running_loop().time
-        end = None if caller.deadline_s is None else time() + caller.deadline_s
-
-        async def answer(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
-            began = time()
-            try:
-                reply = await self._answer_item(item, caller.device, end)
-            except Exception as error:
-                log.error("an item of a batch failed", exc_info=error)
-                reply = _failed_item(item)
-            if self.items is not None:
-                self.items.ended(caller.device, time() - began, reply)
-            return reply
-
-        async for reply in ManyAtOnce(answer, _failed_item, self.service.batch_items).replies(items, self._stopping):
-            yield reply
-        self._require_admitting()
-
-    async def _answer_item(
-        self, item: call_pb2.CompleteBatchRequest | CoordinatorError, device: str, end: float | None
-    ) -> call_pb2.CompleteBatchResponse:
-        key = _key_of(item)
-        if isinstance(item, CoordinatorError):
-            return codec.encode_reply(CallReply(key, item))
-        try:
-            return codec.encode_reply(CallReply(key, await self._complete_item(item, device, end)))
-        except CoordinatorError as error:
-            return codec.encode_reply(CallReply(key, error))
-
-    async def _complete_item(self, item: call_pb2.CompleteBatchRequest, device: str, end: float | None) -> CloudCompletion:
-        deadline_s = _item_deadline_s(item, end)
-        with self.requests.passage(device):
-            self.fleet.admit(device)
-            try:
-                if deadline_s is None:
-                    return await self.broker.complete(device, codec.decode_call(item.call), None)
-                async with asyncio.timeout(deadline_s):
-                    return await self.broker.complete(device, codec.decode_call(item.call), deadline_s)
-            except TimeoutError as error:
-                raise CoordinatorUnavailable("the item's deadline is over", reason="DEADLINE_EXCEEDED") from error
-
     async def get_call(self, request: call_pb2.GetCallRequest, caller: Caller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""
         self.fleet.admit(caller.device)
@@ -200,7 +142,7 @@ class DeviceApi:
             self.fleet.admit(caller.device)
             return await self.broker.budget(caller.device, task)
 
-        async for budget in versions(self.notifier, caller.device, task, read, self.service.watch_heartbeat_s):
+        async for budget in versions(self.notifier, caller.device, task, read, self.heartbeat_s):
             if budget is None:
                 yield budget_pb2.WatchBudgetResponse(heartbeat=budget_pb2.BudgetHeartbeat(version=version))
             else:
@@ -218,23 +160,3 @@ def _started(call_key: str) -> call_pb2.StreamCompleteResponse:
 
 def _delta(text: str) -> call_pb2.StreamCompleteResponse:
     return call_pb2.StreamCompleteResponse(delta=text)
-
-
-def _key_of(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> str:
-    key = item.metadata.get("call_key", "") if isinstance(item, CoordinatorError) else item.call.call_key
-    return key[:MAX_KEY_ECHOED]
-
-
-def _failed_item(item: call_pb2.CompleteBatchRequest | CoordinatorError) -> call_pb2.CompleteBatchResponse:
-    """The reply to an item whose answering broke; what broke is in the log."""
-    error = CoordinatorError("internal error; the coordinator's log has the details")
-    return codec.encode_reply(CallReply(_key_of(item), error))
-
-
-def _item_deadline_s(item: call_pb2.CompleteBatchRequest, end: float | None) -> float | None:
-    """Seconds an item has: its own time-out within what is left of the stream's deadline; None when there is neither."""
-    own_s = max(0.0, item.timeout.ToNanoseconds() / 1e9) if item.HasField("timeout") else None
-    if end is None:
-        return own_s
-    left_s = max(0.0, end - asyncio.get_running_loop().time())
-    return left_s if own_s is None else min(own_s, left_s)

@@ -25,10 +25,6 @@ from edge.core.errors import CoordinatorError, InvalidRequest, NotImplementedThe
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 
 log = logging.getLogger(__name__)
-STAYING_OPEN = frozenset({"WatchBudget", "ReadJournal"})
-"""Streams that may last beyond the end of their credential: it is checked again at each message sent."""
-
-
 C = TypeVar("C")
 Deserializer = Callable[[bytes], "Message | CoordinatorError"]
 
@@ -88,25 +84,21 @@ class Boundary(Generic[C]):
     def streaming(
         self, method: MethodDescriptor, handler: Callable[[Any, C], AsyncGenerator[Any, None]], *, lasting: bool
     ) -> Callable[[Any, Any], AsyncIterator[Any]]:
-        """A stream of replies; the request is a message or, when the caller streams too, the iterator of its messages."""
+        """A stream of replies. One that lasts may do so beyond the end of its credential, which is checked again at each message sent."""
         service, running = method.containing_service.full_name, self.measure(method, lasting)
-        stays_open = method.name in STAYING_OPEN
 
         async def replies(request: Any, context: Any) -> AsyncIterator[Any]:
             with running(context) as rpc:
                 try:
                     identity = self.access.admit(service, context)
                     rpc.who = identity.device
-                    if method.client_streaming:
-                        request = self.access.messages(identity, request)
-                    else:
-                        require_tasks(identity, request)
+                    require_tasks(identity, request)
                     with (self.streams if lasting else self.requests).passage(identity.device):
                         if lasting:  # whoever opened it knows now that it is open
                             await context.send_initial_metadata(())
                         async with aclosing(handler(_readable(request), self.caller_of(identity, context))) as each:
                             async for reply in each:
-                                if stays_open:
+                                if lasting:
                                     self.access.require_current(identity)
                                 yield reply
                 except Exception as error:  # the boundary: everything leaves as a status
@@ -188,8 +180,7 @@ def _handler(method: MethodDescriptor, api: object, boundary: Boundary[C], lasti
     }
     if not method.server_streaming:
         return grpc.unary_unary_rpc_method_handler(boundary.replying(method, handle), **wire)
-    make = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
-    return make(boundary.streaming(method, handle, lasting=lasting), **wire)
+    return grpc.unary_stream_rpc_method_handler(boundary.streaming(method, handle, lasting=lasting), **wire)
 
 
 def _deserializer(message: type[Message], most: int) -> Deserializer:

@@ -270,30 +270,6 @@ class Refusals:
         return tuple(reversed(self._rows))
 
 
-class ItemMeter:
-    """Counts the items of batches as if each were an RPC of its own."""
-
-    METHOD = "CompleteBatch.item"
-
-    def __init__(self, meters: Meters, refusals: Refusals) -> None:
-        self._seconds = meters.rpc(self.METHOD)
-        self._ended = meters.rpcs
-        self._refusals = refusals
-
-    def ended(self, device: str, seconds: float, reply: Any) -> None:
-        """An item got its reply (a CompleteBatchResponse): an answer, or an error."""
-        self._seconds.observe(seconds)
-        if reply.WhichOneof("outcome") == "finished":
-            self._ended[(self.METHOD, *OK)] += 1
-            return
-        from edge.rpc.errors import from_status, row_for
-
-        error = from_status(reply.error)
-        code = row_for(error).code.name
-        self._ended[self.METHOD, code, error.reason] += 1
-        self._refusals.note(self.METHOD, device, code, error.reason, str(error))
-
-
 @dataclass(slots=True)
 class _TaskFold:
     """The devices of one task taken together."""

@@ -36,7 +36,8 @@ from edge.rpc.v1 import admin_pb2, credential_pb2, device_pb2
 DEVICE_SERVICE: ServiceDescriptor = device_pb2.DESCRIPTOR.services_by_name["DeviceService"]
 ADMIN_SERVICE: ServiceDescriptor = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE = DEVICE_SERVICE.full_name
-LASTING = frozenset({"CompleteBatch", "WatchBudget", "ReadJournal"})
+LASTING = frozenset({"WatchBudget", "ReadJournal"})
+"""Streams that stay open by their nature."""
 CREDENTIAL_SERVICE: ServiceDescriptor = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"]
 MAX_METADATA_BYTES = 16 << 10
 MAX_ADMIN_REQUESTS = 64
@@ -149,8 +150,8 @@ class CoordinatorServer:
         self._addresses = tuple(parse_address(text) for text in listen)
         self._admin_addresses = tuple(parse_address(text) for text in admin.listen) if admin else ()
         measure: dict[str, Any] = {} if rpcs is None else {"measure": rpcs.measure}
-        streams = Turnstile("streams are open", service.max_open_streams)
-        boundary = Boundary(security.access, device_caller, api.requests, streams, service.max_message_bytes, **measure)
+        requests, streams = Turnstile("requests run", service.max_rpcs), Turnstile("streams are open", service.max_open_streams)
+        boundary = Boundary(security.access, device_caller, requests, streams, service.max_message_bytes, **measure)
         remote = service.allow_insecure
         self._devices = Listener(DEVICE_SERVICE, api, boundary, service, security, allow_remote=remote)
         self._admins: Listener | None = None

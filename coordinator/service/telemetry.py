@@ -15,7 +15,6 @@ from coordinator.service.instruments import MeasuredProvider, MeasuredRpcs, Meas
 from coordinator.service.metrics import (
     CONTENT_TYPE,
     BudgetGauge,
-    ItemMeter,
     Meters,
     Refusals,
     counter,
@@ -98,7 +97,6 @@ class Telemetry:
         self.tracing = open_tracing(config.telemetry)
         self.meters = Meters(config.metrics_devices)
         self.refusals = Refusals(clock)
-        self.items = ItemMeter(self.meters, self.refusals)
         self.rpcs = MeasuredRpcs(self.meters, self.refusals, self.tracing)
 
     def store(self, inner: LedgerStore) -> LedgerStore:

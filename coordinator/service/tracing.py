@@ -2,8 +2,8 @@
 an error message, which might quote one.
 
 Made only where `telemetry.otlp_endpoint` says so; without it OpenTelemetry is not imported. A trace that a device began goes
-on in its RPC's span, and through the upstream's HTTP headers (W3C trace context). A flight's spans belong to the RPC that launched it; the
-items of a batch to the RPC of the batch. What cannot be sent to the collector in time is dropped; calls never wait for it.
+on in its RPC's span, and through the upstream's HTTP headers (W3C trace context). A flight's spans belong to the RPC that launched it.
+What cannot be sent to the collector in time is dropped; calls never wait for it.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
         recheck_every=config.gate.recheck_every,
-        price=learning.price,
+        dual_unit=learning.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
     )

@@ -12,7 +12,7 @@ from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
 from edge.budget.known import UNITS, KnownBudgets
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
-from edge.budget.pace import Pace, PriceUnit
+from edge.budget.pace import DualUnit, Pace
 from edge.budget.quota import Circumstances, Quota, known_quota
 from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink, KnownBudget
@@ -149,7 +149,7 @@ class StoredSettings:
     switched_off: str
     limits: BudgetLimits | None = None
     cloud_name: str = ""
-    price: PriceUnit = "calls"
+    dual_unit: DualUnit = "calls"
     learning_rates: tuple[float, ...] = ()
 
     def learning_rate(self, phase: int) -> float | None:
@@ -170,8 +170,8 @@ def stored_held(state: StateReader, settings: StoredSettings, clock: Clock) -> H
     limits = None if settings.limits is None else limits_of(state, settings.limits)
     task = settings.serving_task or next(iter(stored_tasks(state, settings)), "")
     budget, rate = None, None
-    if settings.price != "calls":
-        pace = Pace(settings.price, state, lambda: KnownBudgets(state, {}, settings.limits, clock.now).of(task), clock)
+    if settings.dual_unit != "calls":
+        pace = Pace(settings.dual_unit, state, lambda: KnownBudgets(state, {}, settings.limits, clock.now).of(task), clock)
         budget, rate = pace.budget(), pace.rate()
     known_dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
     dial = known_dials.get(task) or HelpDial(default_rate(state, settings.dial_rate), task)

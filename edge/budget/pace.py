@@ -1,4 +1,4 @@
-"""The target rate of a budget: how often may be asked so that a period's tokens or money last until it ends (`learning.price`)."""
+"""The target rate of a budget: how often may be asked so that a period's tokens or money last until it ends (`learning.dual_unit`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge.core.periods import DAY_S, HOUR_S, period_end
 from edge.dagrpo.costs import CallCost, budget_rate, fitted_call_cost
 from edge.state.reader import StateReader
 
-PriceUnit = Literal["calls", "tokens", "spend"]
+DualUnit = Literal["calls", "tokens", "spend"]
 """What λ acts on."""
 Unit = Literal["tokens", "spend"]
 LEARNING_SHARE = 0.5

@@ -23,7 +23,7 @@ app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_
 @app.command("show")
 @takes("coordinator state")
 def budget_show(settings: Settings, json: Json = False) -> None:
-    """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the price of asking."""
+    """Of each task: calls, tokens and money used and allowed, the dial and the rate realised, the cost of asking."""
     budgets = ask_agent(settings.config(), lambda agent: agent.budget())
     print_result(budgets, map(visible, budget_lines(budgets)), as_json=json)
 

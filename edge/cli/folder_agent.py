@@ -210,7 +210,7 @@ class FolderAgent:
             switched_off=switched_off(config),
             limits=configured_limits(config) if config.coordinator.address is None else None,
             cloud_name=cloud_name(config),
-            price=config.learning.price,
+            dual_unit=config.learning.dual_unit,
             learning_rates=tuple(phase.target_rate for phase in config.phases),
         )
 

@@ -253,7 +253,6 @@ def reading_sent(folder: Path) -> Iterator[SentReader | None]:
 _MESSAGES: dict[str, type[WireMessage]] = {
     "Complete": call_pb2.CompleteRequest,
     "StreamComplete": call_pb2.CompleteRequest,
-    "CompleteBatch": call_pb2.CompleteRequest,
     "GetCall": call_pb2.GetCallRequest,
     "CancelCall": call_pb2.CancelCallRequest,
     "GetBudget": budget_pb2.GetBudgetRequest,

@@ -38,10 +38,6 @@ def _in_cents(value: float) -> float:
     return value
 
 
-def _is_old_price(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
 def _switch_word(value: object) -> object:
     """YAML reads a bare on or off as a truth value."""
     return ("on" if value else "off") if isinstance(value, bool) else value
@@ -184,7 +180,7 @@ class LearningConfig(Section):
     dual_lr: NotNegative | None = Field(
         None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
     )
-    dual_init: NotNegative = Field(0.5, description="λ_0, the price of asking before the first step.")
+    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
     )
@@ -240,7 +236,7 @@ class LearningConfig(Section):
         [],
         description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
     )
-    price: Literal["calls", "tokens", "spend"] = Field(
+    dual_unit: Literal["calls", "tokens", "spend"] = Field(
         "calls",
         description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
     )
@@ -267,15 +263,6 @@ class LearningConfig(Section):
         """How λ moves."""
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _price_of_older_versions(cls, data: object) -> object:
-        """`price` was a number, or null, before it named what λ acts on: it is stated_price today."""
-        if not isinstance(data, dict) or not _is_old_price(data.get("price", "")):
-            return data
-        stated = data["price"] if data.get("stated_price") is None else data["stated_price"]
-        return {**data, "price": "calls", "stated_price": stated}
-
     @model_validator(mode="after")
     def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
@@ -286,7 +273,7 @@ class LearningConfig(Section):
             "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
             f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
-            f"price {self.price}": self.price != "calls",
+            f"dual_unit {self.dual_unit}": self.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":

@@ -15,7 +15,7 @@ _ROUNDING = 1e-8
 
 
 class AdvantageScale(StrEnum):
-    """What advantages are divided by. With anything but NONE, λ stops being a price in units of reward (decision 5)."""
+    """What advantages are divided by. With anything but NONE, λ is no longer in units of reward (decision 5)."""
 
     NONE = "none"
     GROUP = "group"
@@ -45,13 +45,13 @@ def dual_advantages(
     """
     rewards_G = require_values("rewards", rewards)
     costs_G = [require_share(f"costs[{index}]", cost) for index, cost in enumerate(costs)]
-    price = require_non_negative("dual", dual)
+    dual = require_non_negative("dual", dual)
     if len(rewards_G) != len(costs_G):
         raise ValueError(f"rewards and costs must be equally long, not {len(rewards_G)} and {len(costs_G)}")
     free = [require_finite(f"free_rewards[{index}]", reward) for index, reward in enumerate(free_rewards)]
     mean_reward, mean_cost = mean(rewards_G), mean(costs_G)
     judged = zip([*rewards_G, *free], [*costs_G, *[0.0] * len(free)], strict=True)
-    return [(reward - mean_reward) - price * (cost - mean_cost) for reward, cost in judged]
+    return [(reward - mean_reward) - dual * (cost - mean_cost) for reward, cost in judged]
 
 
 def estimator_weight(group_size: int) -> float:

@@ -18,7 +18,7 @@ def budget_rate(left: float, demand: float) -> float:
 
     Let k(q) be the expected cost of a call for question q, a(q) whether q asks, and m the mean of k. What is wanted is the largest reward
     of the questions q still to come that keeps Σ k(q) a(q) <= B, the budget's rest. Its Lagrangian Σ r(q) - μ Σ k(q) a(q) charges an
-    asking response λ w(q) with λ = μ m and the weight w = k / m, whose mean is 1: λ stays the price of a mean call, in units of reward.
+    asking response λ w(q) with λ = μ m and the weight w = k / m, whose mean is 1: λ stays what a mean call counts, in units of reward.
     Divided by K = Σ k(q), what the questions to come would cost if all of them asked, the constraint reads
 
         Ĵ_w = Σ w(q) a(q) / Σ w(q)  <=  B / K = τ,

@@ -1,4 +1,4 @@
-"""The dual variable λ: the price of asking."""
+"""The dual variable λ: what a request counts in units of reward."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def dual_step(dual: float, assist_rate: float, target_rate: float, lr: float) ->
 
     Raises ValueError on a non-finite argument or result, a rate outside [0, 1], a negative λ or a negative step size.
     """
-    price = require_non_negative("dual", dual)
+    dual = require_non_negative("dual", dual)
     realised = require_share("assist_rate", assist_rate)
     target = require_share("target_rate", target_rate)
     step_size = require_non_negative("lr", lr)
-    return max(0.0, require_finite("the next dual", price + step_size * (realised - target)))
+    return max(0.0, require_finite("the next dual", dual + step_size * (realised - target)))
 
 
 def shared_lr(lr: float, units: int, round_units: int) -> float:

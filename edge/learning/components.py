@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits
-from edge.budget.pace import PriceUnit
+from edge.budget.pace import DualUnit
 from edge.cloud.client import CoordinatorProcess
 from edge.core.clock import Clock
 from edge.core.events import EventSink
@@ -85,7 +85,7 @@ class AgentSettings:
     """The hard limits of the configuration, of a coordinator of one's own."""
     cloud_name: str = ""
     """What the cloud is called where money is shown, "" where it charges."""
-    price: PriceUnit = "calls"
+    dual_unit: DualUnit = "calls"
     """What λ acts on; of tokens and spend, a budget that renews sets τ."""
 
 

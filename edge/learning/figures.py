@@ -38,11 +38,11 @@ def what_is_missing() -> str:
 def write_figures(folder: Path, steps: Sequence[StepFinished], held_out: Sequence[HeldOutScored] = ()) -> list[Path]:
     """Write what there is to show and return the paths; needs at least one step.
 
-    rate_and_price.png, accuracy.png; families.png where several families occur; bands.png of practice questions; forgetting.png where
+    rate_and_dual.png, accuracy.png; families.png where several families occur; bands.png of practice questions; forgetting.png where
     held-out items were scored.
     """
     spans = phase_spans(steps)
-    written = [_rate_and_price(folder / "rate_and_price.png", spans), _accuracy(folder / "accuracy.png", spans)]
+    written = [_rate_and_dual(folder / "rate_and_dual.png", spans), _accuracy(folder / "accuracy.png", spans)]
     if len({family for span in spans for family in span.families}) > 1:
         written.append(_families(folder / "families.png", spans))
     if any(step.scores.bands for step in steps):
@@ -62,16 +62,16 @@ def running_mean(values: Sequence[float | None], window: int = _WINDOW) -> list[
     return means
 
 
-def _rate_and_price(path: Path, spans: Sequence[PhaseSpan]) -> Path:
-    figure, (rate, price) = _panels(2)
+def _rate_and_dual(path: Path, spans: Sequence[PhaseSpan]) -> Path:
+    figure, (rate, dual) = _panels(2)
     _curve(rate, spans, lambda step: step.control.assist_rate, _BLUE, "assist rate")
     _steps(rate, spans, lambda step: step.control.target_rate, _GREY, "target rate τ")
     highest = max(max(step.control.assist_rate, step.control.target_rate) for span in spans for step in span.steps)
     rate.set(ylabel="share of responses\nthat ask", ylim=(0, min(1.02, max(0.5, highest) * 1.1)))
-    _steps(price, spans, lambda step: step.control.dual_before, _ORANGE, "price of asking λ", width=1.8)
+    _steps(dual, spans, lambda step: step.control.dual_before, _ORANGE, "λ", width=1.8)
     highest = max(step.control.dual_before for span in spans for step in span.steps)
-    price.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, highest)))
-    return _save(figure, (rate, price), spans, path, "How often it asks, and what asking costs")
+    dual.set(ylabel="λ (units of reward)", ylim=(0, 1.1 * max(0.1, highest)))
+    return _save(figure, (rate, dual), spans, path, "How often it asks, and what asking costs")
 
 
 def _accuracy(path: Path, spans: Sequence[PhaseSpan]) -> Path:

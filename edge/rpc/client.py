@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from edge.core.errors import CoordinatorError
 from edge.core.types import Message, TokenUsage
 
 
@@ -52,8 +51,8 @@ class StepOpened:
 class StepUnits:
     """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
 
-    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, with a price
-    in tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
+    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, where λ
+    acts on tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
     """
 
     total: int
@@ -78,8 +77,7 @@ class StepClosed:
 class BudgetSnapshot:
     """One version of a device's budget. Limits are None where there is none; spend in micro-USD.
 
-    `*_period`: the period of the calendar (UTC) that a limit holds for (edge.core.periods); "" where there is no limit, and from
-    coordinators of older versions.
+    `*_period`: the period of the calendar (UTC) that a limit holds for (edge.core.periods); "" where there is no limit.
     """
 
     version: int
@@ -126,7 +124,7 @@ class CloudCall:
 class CloudCompletion:
     """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge.
 
-    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields; "" from an older coordinator.
+    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields.
     """
 
     call_key: str
@@ -145,14 +143,6 @@ class CloudDelta:
 
     text: str
     completion: CloudCompletion | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallReply:
-    """What became of one call of a batch: its completion, or the error that it would have raised by itself."""
-
-    call_key: str
-    outcome: CloudCompletion | CoordinatorError
 
 
 class CallProgress(StrEnum):

@@ -1,6 +1,5 @@
 """Messages <-> the values of edge/rpc/client.py.
 
-An error inside a message travels as in rpc/errors.py.
 `step` -1 (outside training) travels as an absent field; a limit that is None travels as an absent field; λ travels as binary64, so
 encoding and decoding give back the same bits. Decoders raise InvalidRequest on a message that cannot be a value.
 """
@@ -10,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from edge.core.errors import CoordinatorError, InvalidRequest
+from edge.core.errors import InvalidRequest
 from edge.core.types import Message, Role, TokenUsage
 from edge.rpc.client import (
     BudgetSnapshot,
     CallProgress,
-    CallReply,
     CancelledCall,
     CloudCall,
     CloudCompletion,
@@ -23,7 +21,6 @@ from edge.rpc.client import (
     StepUnits,
     TaskTerms,
 )
-from edge.rpc.errors import from_status, to_status
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
 
 MessageT = TypeVar("MessageT")
@@ -110,26 +107,6 @@ def decode_completion(response: call_pb2.CompleteResponse | call_pb2.GetCallResp
         budget=to_value(BudgetSnapshot, response.budget) if response.HasField("budget") else None,
         openai_json=wire.openai_json,
     )
-
-
-def encode_item(call: CloudCall, timeout_s: float) -> call_pb2.CompleteBatchRequest:
-    """One call of a batch, to be answered within `timeout_s` of its arrival. Raises like `encode_call`."""
-    item = call_pb2.CompleteBatchRequest(call=encode_call(call))
-    item.timeout.FromNanoseconds(round(timeout_s * 1e9))
-    return item
-
-
-def encode_reply(reply: CallReply) -> call_pb2.CompleteBatchResponse:
-    """What became of one call of a batch."""
-    if isinstance(reply.outcome, CoordinatorError):
-        return call_pb2.CompleteBatchResponse(call_key=reply.call_key, error=to_status(reply.outcome))
-    return call_pb2.CompleteBatchResponse(call_key=reply.call_key, finished=encode_completion(reply.outcome))
-
-
-def decode_reply(response: call_pb2.CompleteBatchResponse) -> CallReply:
-    """What a reply of a batch stands for."""
-    finished = response.WhichOneof("outcome") == "finished"
-    return CallReply(response.call_key, decode_completion(response.finished) if finished else from_status(response.error))
 
 
 def encode_cancelled(cancelled: CancelledCall) -> call_pb2.CancelCallResponse:

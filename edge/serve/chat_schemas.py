@@ -51,7 +51,7 @@ ANSWER_HEADERS = {
     "x-edge-adapter-version": ("adapter_version", "The adapter that answered."),
     "x-edge-task": ("task", "The task's label, whose budget and dial apply."),
     "x-edge-help-log-odds": ("help_log_odds", "How much the model wished to ask, in nats; not of a stream."),
-    "x-edge-dual": ("dual", "λ, the price of asking."),
+    "x-edge-dual": ("dual", "λ, the cost of asking."),
     "x-edge-assist-rate": ("assist_rate", "The realised share of answers that asked."),
     "x-edge-target-rate": ("target_rate", "τ, the share that may ask."),
     "x-edge-calls-left": ("calls_left", "Calls that the budget still allows."),

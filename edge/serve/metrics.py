@@ -141,7 +141,7 @@ def _budget_families(ledger: Mapping[str, Any]) -> Iterator[Metric]:
 def _task_families(tasks: Any) -> Iterator[Metric]:
     rows = sorted(tasks, key=lambda row: str(row["task"]))[:_MOST_TASKS]
     for field, name, what in (
-        ("dual", "dual", "λ, the price of asking."),
+        ("dual", "dual", "λ, the cost of asking."),
         ("target_rate", "target_rate", "τ, the share of answers that may ask."),
         ("realised_rate", "assist_rate", "The share of the latest answers that asked."),
     ):

@@ -79,19 +79,19 @@ class ScriptedTerms:
 
 
 @dataclass(slots=True)
-class _Price:
+class _Dual:
     """A λ and what it holds of the last reports; under scope global that of every task."""
 
     state: DualState
 
     @property
-    def dual(self) -> float:
+    def value(self) -> float:
         return self.state.dual
 
 
 @dataclass(slots=True)
 class _TaskState:
-    price: _Price
+    dual: _Dual
     target_rate: float
     next_step: int = 0
     opened: StepOpened | None = None
@@ -114,7 +114,7 @@ class ScriptedCoordinatorClient:
         self._device_id = device_id
         self._delay_s = delay_s
         self._tasks: dict[str, _TaskState] = {}
-        self._prices: dict[str, _Price] = {}
+        self._duals: dict[str, _Dual] = {}
         self._results: dict[str, tuple[CloudCall, CloudCompletion]] = {}
         self._groups: dict[tuple[str, int, str], str] = {}
         self._failures: dict[str, deque[CoordinatorError]] = defaultdict(deque)
@@ -137,7 +137,7 @@ class ScriptedCoordinatorClient:
         """Announce the device."""
         self._fail_if_scripted("register")
         terms = tuple(
-            TaskTerms(name, task.target_rate, task.price.dual, task.next_step) for name in tasks for task in [self._task(name)]
+            TaskTerms(name, task.target_rate, task.dual.value, task.next_step) for name in tasks for task in [self._task(name)]
         )
         return Registration(self._device_id, 1, terms)
 
@@ -152,7 +152,7 @@ class ScriptedCoordinatorClient:
         if step != state.next_step or state.opened is not None:
             raise _mismatch(state, step)
         state.target_rate, state.step_calls = target_rate, 0
-        state.opened = StepOpened(task, step, state.price.dual, target_rate, self._credit(target_rate, planned_prompts))
+        state.opened = StepOpened(task, step, state.dual.value, target_rate, self._credit(target_rate, planned_prompts))
         return state.opened
 
     async def complete(self, call: CloudCall, deadline_s: float) -> CloudCompletion:
@@ -280,10 +280,10 @@ class ScriptedCoordinatorClient:
 
     def _close(self, state: _TaskState, opened: StepOpened, units: StepUnits) -> StepClosed:
         rate = units.help / units.total
-        before = state.price.state
+        before = state.dual.state
         acts_on = rate if units.own_rate is None else units.own_rate
-        state.price.state = proportional_integral_step(before, acts_on, opened.target_rate, self._terms.rule)
-        state.closed = StepClosed(opened.task, opened.step, before.dual, state.price.dual, rate)
+        state.dual.state = proportional_integral_step(before, acts_on, opened.target_rate, self._terms.rule)
+        state.closed = StepClosed(opened.task, opened.step, before.dual, state.dual.value, rate)
         state.reported = (units.total, units.help)
         state.next_step, state.opened = opened.step + 1, None
         self._next_version()
@@ -292,15 +292,15 @@ class ScriptedCoordinatorClient:
     def _snapshot(self, state: _TaskState) -> BudgetSnapshot:
         spent = len(self.calls) * self._terms.price_uusd_per_call
         return BudgetSnapshot(
-            self._version, state.price.dual, state.target_rate, len(self.calls), self._terms.calls_limit, 0, None, spent, None
+            self._version, state.dual.value, state.target_rate, len(self.calls), self._terms.calls_limit, 0, None, spent, None
         )
 
     def _task(self, name: str) -> _TaskState:
         if not name:
             raise InvalidRequest("the task has no name")
         key = "" if self._terms.dual_scope == "global" else name
-        price = self._prices.setdefault(key, _Price(DualState(self._terms.dual_init)))
-        return self._tasks.setdefault(name, _TaskState(price, self._terms.target_rate))
+        dual = self._duals.setdefault(key, _Dual(DualState(self._terms.dual_init)))
+        return self._tasks.setdefault(name, _TaskState(dual, self._terms.target_rate))
 
     def _credit(self, target_rate: float, planned_prompts: int) -> int | None:
         kappa = self._terms.step_credit_kappa

@@ -163,7 +163,7 @@ async def test_get_call_returns_a_stored_answer_and_starts_no_work(make_client) 
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_tool_calls_are_returned_whole_streamed_batched_and_replayed(make_client) -> None:
+async def test_tool_calls_are_returned_whole_streamed_and_replayed(make_client) -> None:
     client = await make_client()
     called = {"finish_reason": "tool_calls", **json.loads(CALLED)}
     whole = await client.complete(call(openai_json=TOOLS), 5.0)

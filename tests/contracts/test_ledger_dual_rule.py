@@ -37,12 +37,12 @@ def trace(asked: tuple[int, ...], rule: ProportionalIntegral = RULE, start: floa
     return [state.dual for state in states[1:]]
 
 
-async def test_price_follows_the_update_rule(store: LedgerStore) -> None:
+async def test_dual_follows_the_update_rule(store: LedgerStore) -> None:
     assert [await take_step(store, step, asked, **PI) for step, asked in enumerate(ASKED)] == trace(ASKED)
     assert max(trace(ASKED)) == 0.75
 
 
-async def test_price_at_zero_rises_with_the_first_report_above_the_target(store: LedgerStore) -> None:
+async def test_dual_at_zero_rises_with_the_first_report_above_the_target(store: LedgerStore) -> None:
     asked, rule = (0, 0, 0, 64, 128), ProportionalIntegral(0.02, 2.0)
     after = [await take_step(store, step, units, dual_proportional=2.0) for step, units in enumerate(asked)]
     assert after == trace(asked, rule)
@@ -50,7 +50,7 @@ async def test_price_at_zero_rises_with_the_first_report_above_the_target(store:
     assert after[3] == pytest.approx(0.02 * 0.2 + 2.0 * 0.5)
 
 
-async def test_closing_a_step_again_changes_neither_price_nor_controller_state(store: LedgerStore) -> None:
+async def test_closing_a_step_again_changes_neither_dual_nor_controller_state(store: LedgerStore) -> None:
     expected = trace((128, 0, 64))
     for step, asked in enumerate((128, 0, 64)):
         assert await take_step(store, step, asked, **PI) == expected[step]
@@ -72,19 +72,20 @@ async def test_an_open_step_keeps_the_rule_it_was_opened_with(store: LedgerStore
     assert (await store.close_step(close_request(help_units=0))).dual_after == trace((0,))[0]
 
 
-async def test_global_price_has_one_window_over_all_tasks_of_a_device(store: LedgerStore) -> None:
+async def test_global_dual_has_one_window_over_all_tasks_of_a_device(store: LedgerStore) -> None:
     """g1, g2 and g1 again: one λ and one window go through all three, and each task's own steps count on."""
     order = [("g1", 0), ("g1", 1), ("g2", 0), ("g2", 1), ("g2", 2), ("g1", 2), ("g1", 3)]
     after = [
-        await take_step(store, step, asked, task, price=GLOBAL, **PI) for (task, step), asked in zip(order, ASKED, strict=False)
+        await take_step(store, step, asked, task, shared_dual=GLOBAL, **PI)
+        for (task, step), asked in zip(order, ASKED, strict=False)
     ]
     assert after == trace(ASKED[: len(order)])
-    price = await store.get_shared_dual(GLOBAL)
-    assert price is not None
-    assert (price.dual, price.updates, len(price.recent)) == (after[-1], len(order), 3)
+    shared = await store.get_shared_dual(GLOBAL)
+    assert shared is not None
+    assert (shared.dual, shared.updates, len(shared.recent)) == (after[-1], len(order), 3)
 
 
-async def test_separate_prices_have_separate_windows(store: LedgerStore) -> None:
+async def test_separate_duals_have_separate_windows(store: LedgerStore) -> None:
     first = [await take_step(store, step, asked, "g1", **PI) for step, asked in enumerate((128, 0))]
     second = [await take_step(store, step, asked, "g2", **PI) for step, asked in enumerate((0, 64, 128))]
     first += [await take_step(store, 2, 96, "g1", **PI)]
@@ -93,7 +94,7 @@ async def test_separate_prices_have_separate_windows(store: LedgerStore) -> None
 
 async def test_concurrently_open_steps_of_two_tasks_close_one_after_the_other(store: LedgerStore) -> None:
     for task in ("g1", "g2"):
-        assert (await store.open_step(open_request(task=task, price=GLOBAL, **PI))).dual == 0.5
+        assert (await store.open_step(open_request(task=task, shared_dual=GLOBAL, **PI))).dual == 0.5
     first = await store.close_step(close_request(help_units=96, task="g2"))
     second = await store.close_step(close_request(help_units=0, task="g1"))
     assert (second.dual, second.dual_before) == (0.5, first.dual_after)
@@ -103,7 +104,7 @@ async def test_concurrently_open_steps_of_two_tasks_close_one_after_the_other(st
 async def test_controller_state_is_dropped_when_scope_or_gain_changes(store: LedgerStore) -> None:
     """Own, then global, then own again, then without a proportional part: in the end nothing but the integral is left."""
     free = {**PI, "dual_ceiling": math.inf}
-    terms: list[dict[str, object]] = [free, free, {**free, "price": GLOBAL}, {**free, "price": GLOBAL}, free]
+    terms: list[dict[str, object]] = [free, free, {**free, "shared_dual": GLOBAL}, {**free, "shared_dual": GLOBAL}, free]
     after = [await take_step(store, step, ASKED[step], **changes) for step, changes in enumerate(terms)]
     assert after == trace(ASKED[:5], replace(RULE, ceiling=math.inf))
     for step in range(5, 8):
@@ -115,21 +116,21 @@ async def test_controller_state_is_dropped_when_scope_or_gain_changes(store: Led
     assert last == pytest.approx(0.5 + 0.02 * math.fsum(missed), abs=1e-12)
 
 
-async def test_new_fleet_price_takes_over_the_price_but_not_the_devices_proportional_part(store: LedgerStore) -> None:
+async def test_new_fleet_dual_takes_over_the_value_but_not_the_devices_proportional_part(store: LedgerStore) -> None:
     own = await take_step(store, 0, 0, **PI)
-    await store.open_step(open_request(1, price="fleet[task:math]"))
+    await store.open_step(open_request(1, shared_dual="fleet[task:math]"))
     closed = await store.close_step(close_request(1, 128))
     assert (closed.dual_before, closed.dual_after) == (own, own + 0.02 * (1.0 - 0.3))
     back = await take_step(store, 2, 64, **PI)
     assert back == proportional_integral_step(DualState(closed.dual_after), 0.5, 0.3, RULE).dual
 
 
-async def test_ceiling_limits_a_fleet_price(store: LedgerStore) -> None:
-    await store.open_step(open_request(price="fleet", dual_lr=5.0, dual_ceiling=1.0))
+async def test_ceiling_limits_a_fleet_dual(store: LedgerStore) -> None:
+    await store.open_step(open_request(shared_dual="fleet", dual_lr=5.0, dual_ceiling=1.0))
     assert (await store.close_step(close_request(0, 128))).dual_after == 1.0
-    price = await store.get_shared_dual("fleet")
-    assert price is not None
-    assert price.dual == 1.0
+    shared = await store.get_shared_dual("fleet")
+    assert shared is not None
+    assert shared.dual == 1.0
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ async def test_ceiling_limits_a_fleet_price(store: LedgerStore) -> None:
         {"dual_window": 101},
         {"dual_ceiling": -1.0},
         {"dual_ceiling": math.nan},
-        {"dual_proportional": 0.1, "price": "fleet"},
-        {"dual_proportional": 0.1, "price": "fleet[task:math]"},
+        {"dual_proportional": 0.1, "shared_dual": "fleet"},
+        {"dual_proportional": 0.1, "shared_dual": "fleet[task:math]"},
     ],
 )
 async def test_invalid_rule_is_refused(store: LedgerStore, changes: dict[str, object]) -> None:

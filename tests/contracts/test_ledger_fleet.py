@@ -1,4 +1,4 @@
-"""The contract of LedgerStore for shared prices, budgets with floors and shared answers, for every store."""
+"""The contract of LedgerStore for shared λ, budgets with floors and shared answers, for every store."""
 # ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edge.dagrpo.dual import dual_step, shared_lr
 from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
 from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
-QA = {"task": "qa", "price": dual_key("fleet", "", "qa")}
+QA = {"task": "qa", "shared_dual": dual_key("fleet", "", "qa")}
 
 
 async def open_all(store: LedgerStore, devices: list[str], step: int = 0, **changes: object) -> None:
@@ -38,14 +38,14 @@ async def open_all(store: LedgerStore, devices: list[str], step: int = 0, **chan
         await store.open_step(open_request(step, device=device, **{**QA, **changes}))
 
 
-async def price_of(store: LedgerStore, key: str = QA["price"]) -> float:
+async def dual_of(store: LedgerStore, key: str = QA["shared_dual"]) -> float:
     row = await store.get_shared_dual(key)
     assert row is not None
     return row.dual
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-async def test_a_round_of_equal_devices_moves_a_fleet_price_as_far_as_one_device_moves_its_own(
+async def test_a_round_of_equal_devices_moves_a_fleet_dual_as_far_as_one_device_moves_its_own(
     store: LedgerStore, count: int
 ) -> None:
     devices = [f"d{number}" for number in range(count)]
@@ -56,9 +56,9 @@ async def test_a_round_of_equal_devices_moves_a_fleet_price_as_far_as_one_device
     alone = 0.5
     for _ in range(3):
         alone = dual_step(alone, 0.25, 0.3, 0.02)
-    assert await price_of(store) == pytest.approx(alone, abs=1e-15 * count)
+    assert await dual_of(store) == pytest.approx(alone, abs=1e-15 * count)
     if count == 1:
-        assert await price_of(store) == alone
+        assert await dual_of(store) == alone
 
 
 async def test_reports_are_weighted_by_their_share_of_the_rounds_units_in_order_of_arrival(store: LedgerStore) -> None:
@@ -72,50 +72,50 @@ async def test_reports_are_weighted_by_their_share_of_the_rounds_units_in_order_
     assert big.dual_after == dual_step(small.dual_after, 0.0, 0.3, shared_lr(0.02, 120, 200))
 
 
-async def test_open_step_keeps_its_price_while_other_devices_move_it(store: LedgerStore) -> None:
+async def test_open_step_keeps_its_dual_while_other_devices_move_it(store: LedgerStore) -> None:
     await open_all(store, ["d1", "d2"])
     moved = await store.close_step(close_request(device="d2", task="qa"))
     again = await store.open_step(open_request(device="d1", **QA))
     assert again.dual == 0.5 != moved.dual_after
     assert (await store.close_step(close_request(device="d1", task="qa"))).dual_before == moved.dual_after
     late = await store.open_step(open_request(device="d3", initial_dual=9.0, **QA))
-    assert late.dual == await price_of(store)
+    assert late.dual == await dual_of(store)
 
 
-async def test_concurrent_reports_move_a_shared_price_once_each(store: LedgerStore) -> None:
+async def test_concurrent_reports_move_a_shared_dual_once_each(store: LedgerStore) -> None:
     devices = [f"d{number}" for number in range(12)]
     await open_all(store, devices)
     reports = [store.close_step(close_request(device=device, task="qa")) for device in devices * 2]
     await asyncio.gather(*reports)
-    row = await store.get_shared_dual(QA["price"])
+    row = await store.get_shared_dual(QA["shared_dual"])
     assert row is not None
     assert (row.updates, row.units) == (12, 12 * 128)
     assert row.dual == pytest.approx(dual_step(0.5, 0.25, 0.3, 0.02), abs=1e-14)
 
 
-async def test_global_price_covers_all_tasks_of_one_device_only(store: LedgerStore) -> None:
+async def test_global_dual_covers_all_tasks_of_one_device_only(store: LedgerStore) -> None:
     key = dual_key("global", "d1", "")
-    await store.open_step(open_request(price=key))
-    await store.open_step(open_request(task="qa", price=key, initial_dual=9.0))
+    await store.open_step(open_request(shared_dual=key))
+    await store.open_step(open_request(task="qa", shared_dual=key, initial_dual=9.0))
     await store.close_step(close_request())
     second = await store.close_step(close_request(task="qa"))
     once = dual_step(0.5, 0.25, 0.3, 0.02)
     assert (second.dual, second.dual_before, second.dual_after) == (0.5, once, dual_step(once, 0.25, 0.3, 0.02))
-    other = await store.open_step(open_request(device="d2", price=dual_key("global", "d2", "")))
+    other = await store.open_step(open_request(device="d2", shared_dual=dual_key("global", "d2", "")))
     assert other.dual == 0.5
 
 
-async def test_price_for_all_tasks_and_devices_is_a_single_price(store: LedgerStore) -> None:
-    await store.open_step(open_request(price="fleet"))
-    await store.open_step(open_request(device="d2", task="qa", price="fleet"))
+async def test_dual_for_all_tasks_and_devices_is_a_single_dual(store: LedgerStore) -> None:
+    await store.open_step(open_request(shared_dual="fleet"))
+    await store.open_step(open_request(device="d2", task="qa", shared_dual="fleet"))
     closed = await store.close_step(close_request(device="d2", task="qa"))
-    assert (await store.open_step(open_request(device="d3", task="essay", price="fleet"))).dual == closed.dual_after
+    assert (await store.open_step(open_request(device="d3", task="essay", shared_dual="fleet"))).dual == closed.dual_after
 
 
-async def test_task_that_changes_scope_keeps_its_price_and_its_version_grows(store: LedgerStore) -> None:
+async def test_task_that_changes_scope_keeps_its_dual_and_its_version_grows(store: LedgerStore) -> None:
     versions, dual = [], 0.5
-    for step, price in enumerate(["", "fleet[task:math]", "fleet[task:math]", "global[device:d1]", ""]):
-        opened = await store.open_step(open_request(step, price=price, initial_dual=0.5 if step == 0 else 9.0))
+    for step, key in enumerate(["", "fleet[task:math]", "fleet[task:math]", "global[device:d1]", ""]):
+        opened = await store.open_step(open_request(step, shared_dual=key, initial_dual=0.5 if step == 0 else 9.0))
         assert opened.dual == dual
         for moment in ("opened", "closed"):
             task = await store.get_task("d1", "math")
@@ -126,7 +126,7 @@ async def test_task_that_changes_scope_keeps_its_price_and_its_version_grows(sto
     assert versions == sorted(set(versions))
 
 
-async def test_change_of_a_shared_price_by_another_device_is_a_new_budget_version(store: LedgerStore) -> None:
+async def test_change_of_a_shared_dual_by_another_device_is_a_new_budget_version(store: LedgerStore) -> None:
     await open_all(store, ["d1", "d2"])
     before = await store.get_task("d1", "qa")
     moved = await store.close_step(close_request(device="d2", task="qa"))
@@ -139,15 +139,15 @@ async def test_change_of_a_shared_price_by_another_device_is_a_new_budget_versio
 
 
 @pytest.mark.parametrize("scope", ["global", "fleet", "fleet_all"])
-async def test_existing_shared_price_is_not_changed_by_its_first_user(store: LedgerStore, scope: str) -> None:
+async def test_existing_shared_dual_is_not_changed_by_its_first_user(store: LedgerStore, scope: str) -> None:
     """A version of a budget has exactly one λ, also before the first step."""
-    await store.reserve(reserve_request("k0", task="code", price=dual_key(scope, "d1", "code"), initial_dual=0.5))
+    await store.reserve(reserve_request("k0", task="code", shared_dual=dual_key(scope, "d1", "code"), initial_dual=0.5))
     first = await store.get_task("d1", "code")
     other = {"device": "d1", "task": "qa"} if scope == "global" else {"device": "d2", "task": "code"}
-    await store.open_step(open_request(0, **other, price=dual_key(scope, "d1", "code"), initial_dual=0.498))
+    await store.open_step(open_request(0, **other, shared_dual=dual_key(scope, "d1", "code"), initial_dual=0.498))
     assert first is not None
     assert await store.get_task("d1", "code") == first
-    assert first.dual == await price_of(store, dual_key(scope, "d1", "code")) == 0.5
+    assert first.dual == await dual_of(store, dual_key(scope, "d1", "code")) == 0.5
 
 
 async def test_an_idle_device_leaves_the_round_and_comes_back_with_its_next_step(store: LedgerStore) -> None:
@@ -162,7 +162,7 @@ async def test_an_idle_device_leaves_the_round_and_comes_back_with_its_next_step
     assert (await store.close_step(close_request(1, device="gone", task="qa", now=NOW + 105.0))).round_units == 256
 
 
-async def test_huge_report_neither_breaks_nor_freezes_a_shared_price(store: LedgerStore) -> None:
+async def test_huge_report_neither_breaks_nor_freezes_a_shared_dual(store: LedgerStore) -> None:
     await open_all(store, ["d1"])
     await store.open_step(open_request(device="liar", planned_prompts=2**32, group_size=2**32, **QA))
     with pytest.raises(InvalidRequest):

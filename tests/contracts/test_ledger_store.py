@@ -385,7 +385,7 @@ async def test_calls_of_one_prompt_count_once_with_the_largest_declared_units(st
     assert (await store.close_step(close_request(help_units=3))).discrepancies == ("calls answered for 4 help units, 3 reported",)
 
 
-async def test_uncalled_requests_are_no_discrepancy_and_move_the_price(store: LedgerStore) -> None:
+async def test_uncalled_requests_are_no_discrepancy_and_move_the_dual(store: LedgerStore) -> None:
     await store.open_step(open_request())
     closed = await store.close_step(close_request(help_units=64, uncalled_units=64))
     assert closed.discrepancies == ()

@@ -73,7 +73,7 @@ async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger
     assert budget.calls == steps[-1].cloud.total_cloud_calls + (before.source == "cloud") + (after.source == "cloud")
     assert all(step.scores.masked == 0 and not step.control.offline for step in steps)
     assert any(step.time.tokens > 0 and step.update.mean_abs_logprob_diff < 0.2 for step in steps)
-    figures = {f"{name}.png" for name in ("rate_and_price", "accuracy", "bands", "families")}
+    figures = {f"{name}.png" for name in ("rate_and_dual", "accuracy", "bands", "families")}
     files = {"config.yaml", "events.jsonl", "metrics.csv", "summary.json", "adapter"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == files | figures
     assert summary["steps"] == 2
@@ -113,7 +113,7 @@ async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatabl
 
 
 @pytest.mark.parametrize("scope", ["task", "global"])
-async def test_repeated_phases_keep_or_share_their_price_in_the_embedded_ledger(tmp_path: Path, scope: str) -> None:
+async def test_repeated_phases_keep_or_share_their_dual_in_the_embedded_ledger(tmp_path: Path, scope: str) -> None:
     """arith, facts, arith again, with a proportional part; the child's ledger proves each λ."""
     phases = "[" + ", ".join(f"{{source: 'practice:{name}', steps: 1}}" for name in ("arith", "facts", "arith")) + "]"
     rule = ProportionalIntegral(0.2, 0.5, 2)

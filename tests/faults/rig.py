@@ -18,12 +18,11 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
-from edge.rpc.grpc_client import ClientPolicy
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.loopback import answering
 from tests.service.processes import CoordinatorProcess, command
 from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
-from tools.batch_client import BatchingClient
 from tools.simulate.faults.checker import check
 from tools.simulate.faults.device import Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
@@ -134,7 +133,7 @@ class Rig:
         self._notebooks = {f"d{number}": Notebook() for number in range(devices)}
         self._devices: list[SimulatedDevice] = []
         self._lives: list[asyncio.Task[None]] = []
-        self._clients: list[BatchingClient] = []
+        self._clients: list[GrpcCoordinatorClient] = []
 
     def load(self, steps: int = 10_000, prompts: int = 4) -> None:
         """Set the devices to work."""
@@ -148,8 +147,8 @@ class Rig:
             self._devices.append(device)
             self._lives.append(asyncio.create_task(device.live()))
 
-    def _client(self, name: str, policy: ClientPolicy) -> BatchingClient:
-        self._clients.append(BatchingClient(self.address, device_id=name, policy=policy))
+    def _client(self, name: str, policy: ClientPolicy) -> GrpcCoordinatorClient:
+        self._clients.append(GrpcCoordinatorClient(self.address, device_id=name, policy=policy))
         return self._clients[-1]
 
     async def start(self, failpoint: str = "") -> None:

@@ -22,14 +22,14 @@ from edge.dagrpo.advantages import (
 from edge.training.batching import is_live
 
 REWARDS = st.lists(st.sampled_from([1.0, 0.0, -0.1, 0.2]), min_size=1, max_size=16)
-PRICES = st.floats(0.0, 5.0, allow_nan=False)
+DUALS = st.floats(0.0, 5.0, allow_nan=False)
 
 
 @st.composite
 def groups(draw: st.DrawFn) -> tuple[list[float], list[int], float]:
     rewards = draw(st.lists(st.floats(-10, 10, allow_nan=False), min_size=1, max_size=16))
     costs = draw(st.lists(st.integers(0, 1), min_size=len(rewards), max_size=len(rewards)))
-    return rewards, costs, draw(PRICES)
+    return rewards, costs, draw(DUALS)
 
 
 @given(groups())
@@ -55,7 +55,7 @@ def test_advantages_are_permutation_equivariant(group: tuple[list[float], list[i
     assert shuffled == pytest.approx([plain[i] for i in order], abs=1e-9)
 
 
-@given(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1), st.integers(1, 16), PRICES)
+@given(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1), st.integers(1, 16), DUALS)
 def test_uniform_group_has_exactly_zero_advantages(reward: float, cost: int, size: int, dual: float) -> None:
     assert dual_advantages([reward] * size, [cost] * size, dual) == [0.0] * size
 

@@ -1,4 +1,4 @@
-"""Laws of the dual update: projection, fixed point, direction, replay, and convergence to the price that meets τ."""
+"""Laws of the dual update: projection, fixed point, direction, replay, and convergence to the λ that meets τ."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from edge.dagrpo.dual import (
 )
 
 SHARE = st.floats(0.0, 1.0, allow_nan=False)
-PRICE = st.floats(0.0, 10.0, allow_nan=False)
+DUAL = st.floats(0.0, 10.0, allow_nan=False)
 RATE = st.floats(0.0, 1.0, allow_nan=False)
 
 
-@given(PRICE, SHARE, SHARE, RATE)
-def test_the_price_is_never_negative(dual: float, realised: float, target: float, lr: float) -> None:
+@given(DUAL, SHARE, SHARE, RATE)
+def test_the_dual_is_never_negative(dual: float, realised: float, target: float, lr: float) -> None:
     assert dual_step(dual, realised, target, lr) >= 0.0
 
 
-@given(PRICE, SHARE, RATE)
+@given(DUAL, SHARE, RATE)
 def test_a_met_target_is_a_fixed_point(dual: float, rate: float, lr: float) -> None:
     assert dual_step(dual, rate, rate, lr) == dual
 
 
-@given(PRICE, SHARE, SHARE, RATE)
-def test_price_rises_above_the_target_and_falls_below_it(dual: float, realised: float, target: float, lr: float) -> None:
+@given(DUAL, SHARE, SHARE, RATE)
+def test_dual_rises_above_the_target_and_falls_below_it(dual: float, realised: float, target: float, lr: float) -> None:
     change = dual_step(dual, realised, target, lr) - dual
     assert change >= 0 if realised >= target else change <= 0
 
 
-@given(PRICE, PRICE, SHARE, SHARE, RATE)
-def test_the_projection_never_moves_two_prices_further_apart(a: float, b: float, rate: float, target: float, lr: float) -> None:
+@given(DUAL, DUAL, SHARE, SHARE, RATE)
+def test_the_projection_never_moves_two_duals_further_apart(a: float, b: float, rate: float, target: float, lr: float) -> None:
     assert abs(dual_step(a, rate, target, lr) - dual_step(b, rate, target, lr)) <= abs(a - b) + 1e-12
 
 
@@ -88,25 +88,25 @@ def test_assist_rate_refuses_empty_batches(costs: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("start", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("target", [0.1, 0.3, 0.5, 0.7])
-def test_every_start_converges_to_the_price_that_meets_the_target(start: float, target: float) -> None:
-    """A population whose share of help-worthy prompts falls with the price has one λ* for each τ."""
+def test_every_start_converges_to_the_dual_that_meets_the_target(start: float, target: float) -> None:
+    """A population whose share of help-worthy prompts falls with λ has one λ* for each τ."""
 
-    def demand(price: float) -> float:
-        return 1.0 / (1.0 + math.exp(6.0 * (price - 0.5)))
+    def demand(dual: float) -> float:
+        return 1.0 / (1.0 + math.exp(6.0 * (dual - 0.5)))
 
-    price = start
+    dual = start
     for _ in range(5000):
-        price = dual_step(price, demand(price), target, 0.02)
-    assert demand(price) == pytest.approx(target, abs=1e-3)
-    assert price == pytest.approx(max(0.0, 0.5 - math.log(target / (1 - target)) / 6.0), abs=1e-2)
+        dual = dual_step(dual, demand(dual), target, 0.02)
+    assert demand(dual) == pytest.approx(target, abs=1e-3)
+    assert dual == pytest.approx(max(0.0, 0.5 - math.log(target / (1 - target)) / 6.0), abs=1e-2)
 
 
-@given(st.lists(st.tuples(SHARE, SHARE, st.floats(0.0, 0.1)), max_size=30), PRICE)
+@given(st.lists(st.tuples(SHARE, SHARE, st.floats(0.0, 0.1)), max_size=30), DUAL)
 def test_replay_is_bit_equal(steps: list[tuple[float, float, float]], start: float) -> None:
-    expected, price = [], start
+    expected, dual = [], start
     for step in steps:
-        price = dual_step(price, *step)
-        expected.append(price.hex())
+        dual = dual_step(dual, *step)
+        expected.append(dual.hex())
     assert [value.hex() for value in replay(start, steps)] == expected
 
 
@@ -181,8 +181,8 @@ def traced_on(state: DualState, rule: ProportionalIntegral, steps: int) -> DualS
     return state
 
 
-@given(REPORTS, PRICE, st.lists(RULES, min_size=30, max_size=30))
-def test_a_price_stays_between_nothing_and_its_ceiling(
+@given(REPORTS, DUAL, st.lists(RULES, min_size=30, max_size=30))
+def test_a_dual_stays_between_nothing_and_its_ceiling(
     reports: list[tuple[float, float]], start: float, rules: list[ProportionalIntegral]
 ) -> None:
     for state, rule in zip(traced(start, reports, rules), rules, strict=False):
@@ -191,7 +191,7 @@ def test_a_price_stays_between_nothing_and_its_ceiling(
 
 
 @given(REPORTS, RULES)
-def test_price_leaves_a_bound_with_the_first_report_in_the_other_direction(
+def test_dual_leaves_a_bound_with_the_first_report_in_the_other_direction(
     reports: list[tuple[float, float]], rule: ProportionalIntegral
 ) -> None:
     """Regardless of the time at the bound: the excess is forgotten."""

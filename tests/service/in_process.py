@@ -18,8 +18,7 @@ from coordinator.providers.provider import ProviderDelta, ProviderRequest, Provi
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall
-from edge.rpc.grpc_client import ClientPolicy
-from tools.batch_client import BatchingClient
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 
 Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
@@ -123,9 +122,9 @@ async def running_coordinator(
 
 
 @asynccontextmanager
-async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIterator[BatchingClient]:
+async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIterator[GrpcCoordinatorClient]:
     """A client of the coordinator in `folder`."""
-    client = BatchingClient(f"unix:{folder}/c.sock", device_id=device_id, policy=ClientPolicy(**policy))
+    client = GrpcCoordinatorClient(f"unix:{folder}/c.sock", device_id=device_id, policy=ClientPolicy(**policy))
     try:
         yield client
     finally:

@@ -17,9 +17,8 @@ from coordinator.service.pki import Authority, Written
 from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
-from edge.rpc.grpc_client import ClientPolicy
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, running_coordinator
-from tools.batch_client import BatchingClient
 
 
 class NoticedTokens(Tokens):
@@ -90,7 +89,7 @@ class SecureFleet:
 @asynccontextmanager
 async def device(address: str, tls: ClientTls | None = None, token: TokenFile | None = None, **policy: Any) -> AsyncIterator[Any]:
     """A client that shows this."""
-    client = BatchingClient(
+    client = GrpcCoordinatorClient(
         address,
         device_id="pretender",
         policy=ClientPolicy(**{"connect_timeout_s": 10.0, **policy}),

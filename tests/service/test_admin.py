@@ -84,11 +84,11 @@ async def test_pages_are_limited_by_bytes_and_return_everything_once(tmp_path, s
         calls, of_calls = await paged(admin.ListCalls, admin_pb2.ListCallsRequest(), "calls", 100)
         budgets, of_budgets = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(), "budgets", 100)
         tasks, of_tasks = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "tasks", 100)
-        prices, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "shared_prices", 100)
+        shared, _ = await paged(admin.ListTasks, admin_pb2.ListTasksRequest(), "shared_duals", 100)
         with_steps, _ = await paged(admin.ListBudgets, admin_pb2.ListBudgetsRequest(include_steps=True), "budgets", 100)
     assert [row.device for row in devices] == ["a", "b", "c", "d", "e", "f", "g", "old"]
     assert [row.device for row in calls] == [row.device for row in tasks] == ["a", "b", "c", "d", "e", "f", "g"]
-    assert len(prices) == len({row.key for row in prices}) == 7
+    assert len(shared) == len({row.key for row in shared}) == 7
     assert [row.key for row in budgets] == sorted({row.key for row in budgets}) and len(budgets) == 16 == len(with_steps) - 7
     assert {(row.dual, row.target_rate) for row in tasks} == {(0.5, 0.25)}
     assert min(of_devices, of_calls, of_budgets, of_tasks) > 1

@@ -57,7 +57,7 @@ class Relay(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         method = handler_call_details.method.rpartition("/")[2]
-        if method in ("CompleteBatch", "StreamComplete", "WatchBudget"):
+        if method in ("StreamComplete", "WatchBudget"):
             return None
         ask = self._channel.unary_unary(handler_call_details.method)
 

@@ -16,10 +16,9 @@ from cryptography import x509
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig
 from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
-from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, limits_of_file, window_label
+from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, window_label
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
-from edge.core.errors import StateError
 from edge.dagrpo.dual import ProportionalIntegral
 from tests.unit.ledger_requests import close_request, open_request, reserve_request
 
@@ -251,22 +250,6 @@ def test_limits_are_not_set_on_a_ledger_in_use_or_in_memory(capsys, tmp_path) ->
     assert code == 1 and "in memory" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["{", '{"device": {"calls_limit": -1}}', '{"moon": {}}'])
-def test_a_damaged_limits_file_of_an_earlier_version_is_a_state_error(tmp_path, text) -> None:
-    (tmp_path / "limits.json").write_text(text)
-    with pytest.raises(StateError, match=r"limits\.json"):
-        limits_of_file(tmp_path)
-
-
-def test_limits_file_of_an_earlier_version_is_imported_once(capsys, tmp_path) -> None:
-    (tmp_path / "limits.json").write_text('{"device": {"calls_limit": 5, "window": "day"}, "fleet": {"calls_limit": null}}')
-    code, out, _ = outcome(capsys, "budget", "set", "device", "--tokens", "7", "--state", tmp_path)
-    assert (code, out) == (0, "device: 5 calls, 7 tokens (day)\n")
-    assert not (tmp_path / "limits.json").exists() and (tmp_path / "limits.json.taken").exists()
-    _, out, _ = outcome(capsys, "budget", "show", "--state", tmp_path, "--json")
-    assert json.loads(out)["set"] == {"device": ["calls_limit", "tokens_limit", "window"], "fleet": ["calls_limit"]}
-
-
 def test_windows_are_calendar_periods_in_utc() -> None:
     end_of_year = 1_704_067_199.0
     assert [window_label(name, end_of_year) for name in ("total", "month", "week", "day", "hour")] == [
@@ -288,11 +271,11 @@ def test_limits_in_a_ledger_show_their_window(window) -> None:
     assert limits_in_ledger(rows + shares) == limits
 
 
-def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
+def test_shared_duals_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     async def write() -> None:
         store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", 1_700_000_000.0)
         for device in ("d1", "d2"):
-            await store.open_step(open_request(device=device, price="fleet[task:math]"))
+            await store.open_step(open_request(device=device, shared_dual="fleet[task:math]"))
         await store.close_step(close_request(device="d2", help_units=128))
         await store.aclose()
 
@@ -303,8 +286,8 @@ def test_shared_prices_are_shown_with_their_tasks(tmp_path, capsys) -> None:
     assert "d1 math: λ 0.5070" in out
     assert main(["budget", "show", "--state", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [(price["key"], price["updates"]) for price in shown["prices"]] == [("fleet[task:math]", 1)]
-    assert shown["tasks"][0]["dual"] == shown["prices"][0]["dual"]
+    assert [(row["key"], row["updates"]) for row in shown["shared_duals"]] == [("fleet[task:math]", 1)]
+    assert shown["tasks"][0]["dual"] == shown["shared_duals"][0]["dual"]
 
 
 @pytest.mark.parametrize("role", ["device", "admin"])

@@ -1,4 +1,4 @@
-"""Features shared by many devices over real gRPC: prices, floors, answers, rates and turns; and terms that change at run time."""
+"""Features shared by many devices over real gRPC: shared λ, floors, answers, rates and turns; and terms that change at run time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def world(folder: Path, devices: str = "d1 d2", *, gate: Gate | None = Non
     assert report.ok, report.differences
 
 
-async def test_devices_of_a_fleet_price_move_it_together_and_receive_it(tmp_path) -> None:
+async def test_devices_of_a_fleet_dual_move_it_together_and_receive_it(tmp_path) -> None:
     async with world(tmp_path, "d1 d2 late", tasks={"math": {"dual_scope": "fleet", "dual_lr": 0.1}}) as it:
         for device in ("d1", "d2"):
             assert (await it[device].open_step("math", 0, 4, 8, 0.3)).dual == 0.5
@@ -73,7 +73,7 @@ async def test_devices_of_a_fleet_price_move_it_together_and_receive_it(tmp_path
         assert served.budget.dual == second.dual_after
 
 
-async def test_global_price_is_shared_by_all_tasks_of_a_device(tmp_path) -> None:
+async def test_global_dual_is_shared_by_all_tasks_of_a_device(tmp_path) -> None:
     async with world(tmp_path, tasks={"*": {"dual_scope": "global", "dual_lr": 0.1}}) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
         closed = await it["d1"].close_step("math", 0, StepUnits(32, 32, 32))
@@ -207,8 +207,8 @@ async def test_rate_limited_call_gets_a_retry_delay_and_no_hold(tmp_path) -> Non
         await it["d1"].complete(call("k2", "prompt 2"), 5.0)
 
 
-async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_price(tmp_path) -> None:
-    settings = {"tasks": {"math": {"dual_scope": "fleet"}}, "fleet": {"price_idle_s": 100.0}}
+async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_dual(tmp_path) -> None:
+    settings = {"tasks": {"math": {"dual_scope": "fleet"}}, "fleet": {"dual_idle_s": 100.0}}
     async with world(tmp_path, **settings) as it:
         for device in ("d1", "d2"):
             await it[device].open_step("math", 0, 4, 8, 0.3)
@@ -216,8 +216,8 @@ async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_pric
         await it["d2"].close_step("math", 0, StepUnits(32, 0))
         it.clock.advance(60.0)
         await it.coordinator._parts.upkeep.tick()
-        (price,) = await it.store.list_shared_duals()
-        assert price.units == 32
+        (shared,) = await it.store.list_shared_duals()
+        assert shared.units == 32
 
 
 async def test_limits_tasks_rates_and_prices_are_reloaded_and_open_steps_keep_theirs(tmp_path) -> None:

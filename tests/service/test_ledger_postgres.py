@@ -22,9 +22,9 @@ from msgspec import structs
 from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
 from coordinator.ledger.stores import postgres
 from coordinator.ledger.stores.changes import EVERYTHING
-from coordinator.ledger.stores.migrations import LEDGER
 from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
 from coordinator.ledger.stores.postgres_rows import open_read_only
+from coordinator.ledger.stores.schema import VERSION
 from coordinator.ledger.stores.trouble import STEADY_WRITES
 from coordinator.ledger.tables import TASK
 from coordinator.ledger.transitions import Ledger
@@ -407,12 +407,12 @@ async def test_empty_database_becomes_a_ledger_when_replicas_start_at_the_same_t
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        (f"UPDATE alembic_version SET version_num = '{len(LEDGER) + 1:04d}'", "newer than"),
-        ("UPDATE alembic_version SET version_num = 'ae1027a6acf'", "not a ledger"),
-        ("DROP TABLE alembic_version", "not a ledger's"),
+        (f"UPDATE ledger_version SET version = {VERSION + 1}", "newer than"),
+        ("ALTER TABLE ledger_version RENAME TO alembic_version", "earlier development version; commit 037616aa"),
+        ("DROP TABLE ledger_version", "not a ledger's"),
     ],
 )
-async def test_a_newer_or_foreign_database_is_refused_in_one_line(
+async def test_a_database_of_another_version_or_program_is_refused_in_one_line(
     postgres_server: PostgresServer, statement: str, message: str
 ) -> None:
     dsn = await postgres_server.ledger_database()
@@ -420,6 +420,8 @@ async def test_a_newer_or_foreign_database_is_refused_in_one_line(
     with pytest.raises(StateError, match=message) as refused:
         await PostgresLedgerStore.open(dsn, NOW)
     assert "\n" not in str(refused.value)
+    with pytest.raises(StateError, match=message):
+        await verified(dsn)
 
 
 async def test_unreachable_server_is_one_line(tmp_path: Path) -> None:

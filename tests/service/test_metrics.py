@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
-from pathlib import Path
+from contextlib import aclosing
 
 import pytest
 from aiohttp import web
@@ -14,19 +12,26 @@ from coordinator.config import CoordinatorConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
 from coordinator.providers.provider import ProviderError
 from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.clock import SystemClock
-from edge.core.errors import BudgetExhausted, ConfigError, CoordinatorError, CoordinatorUnavailable, OutcomeUnknown
+from edge.core.errors import (
+    BudgetExhausted,
+    ConfigError,
+    CoordinatorError,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    OutcomeUnknown,
+)
 from edge.rpc.client import StepUnits
 from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.service.metrics_page import get, scraped, scraped_after, value
 from tests.service.security import SecureFleet
-from tests.unit.ledger_requests import NOW, reserve_request
+from tests.unit.ledger_requests import HOLD, NOW, reserve_request
 
-KILLED_LEDGER = Path(__file__).parents[1] / "unit" / "ledgers" / "version_6_killed.sql"
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
 
@@ -98,17 +103,20 @@ async def test_hold_charged_by_a_sweep_is_counted_in_doubt() -> None:
 
 
 async def test_what_a_killed_run_left_open_is_counted_in_doubt_and_logged(tmp_path, caplog) -> None:
-    with closing(sqlite3.connect(tmp_path / LEDGER_FILE)) as connection:
-        connection.executescript(KILLED_LEDGER.read_text(encoding="utf-8"))
+    killed = await SqliteLedgerStore.open(tmp_path / "killed.sqlite3", NOW)
+    for key in ("a", "b", "c"):
+        await killed.reserve(reserve_request(key))
+    copy_file(tmp_path / "killed.sqlite3", tmp_path / LEDGER_FILE)
+    await killed.aclose()
     meters = Meters()
     for _start in range(2):
         store = await open_store(CoordinatorConfig(state_dir=str(tmp_path)), SystemClock())
         MeasuredStore(store, meters, lambda: 0.0, None)
         await store.aclose()
-    assert meters.doubt_uusd == 2700 and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
+    assert meters.doubt_uusd == 3 * HOLD.uusd and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
 
 
-async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> None:
+async def test_steps_show_their_rate_dual_and_remaining_budget(tmp_path) -> None:
     budgets = {"fleet": {"spend_limit_uusd": 100}, "device": {"calls_limit": 5}}
     async with running_coordinator(tmp_path, ProgrammedProvider(), budgets=budgets, **SIDES) as it:
         for name, asked in (("one", 8), ("two", 4)):
@@ -129,19 +137,15 @@ async def test_steps_show_their_rate_price_and_remaining_budget(tmp_path) -> Non
     assert value(seen, "budget_remaining", scope="device", device="one", task="", unit="calls") == 4
 
 
-async def items():
-    for key in ("a", "b", ""):
-        yield call(key, f"question {key}", prompt_id=f"p{key}")
-
-
-async def test_items_of_a_batch_and_long_streams_are_counted_once_each(tmp_path) -> None:
+async def test_refused_calls_are_counted_by_reason_and_streams_that_last_have_no_duration(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), **SIDES) as it, connected(tmp_path) as client:
-        replies = [reply async for reply in client.complete_batch(items(), 10.0)]
-        assert len(replies) == 3
-        seen = await scraped_after(it.serving.metrics_url, "CompleteBatch", 1)
-    assert value(seen, "rpcs_total", method="CompleteBatch.item", code="OK", reason="") == 2
-    assert value(seen, "rpcs_total", method="CompleteBatch.item", code="INVALID_ARGUMENT", reason="INVALID_REQUEST") == 1
-    assert value(seen, "rpc_seconds_count", method="CompleteBatch") == 0
+        async with aclosing(client.watch_budget("math")) as budgets:
+            await anext(budgets)
+        with pytest.raises(InvalidRequest):
+            await client.complete(call("", "q"), 10.0)
+        seen = await scraped_after(it.serving.metrics_url, "WatchBudget", 1)
+    assert value(seen, "rpcs_total", method="Complete", code="INVALID_ARGUMENT", reason="INVALID_REQUEST") == 1
+    assert value(seen, "rpc_seconds_count", method="WatchBudget") == 0
 
 
 async def test_disconnected_caller_is_counted_as_disconnected(tmp_path) -> None:

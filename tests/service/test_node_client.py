@@ -78,7 +78,7 @@ async def test_node_client_does_everything_a_device_does(tmp_path) -> None:
     assert seen["registered"] == {"device_id": "stranger", "task": "math"}
     assert seen["completed"] == {"text": "UNARY", "charged": 20, "spent": 20}
     assert seen["streamed"] == ["started", "delta", "delta", "finished"]
-    assert seen["batch"] == {**{f"b{number}": f"ITEM {number}" for number in range(20)}, "bad": "error 3"}
+    assert seen["many"] == {**{f"b{number}": f"ITEM {number}" for number in range(20)}, "bad": "error 3"}
     assert (seen["watched"], seen["cancelled"]) == (22, "CALL_STATE_COMPLETED")
     assert seen["refused"] == {"code": "FAILED_PRECONDITION", "details": 1}
     assert len(upstream.keys) == 22 and len(set(upstream.keys)) == 22

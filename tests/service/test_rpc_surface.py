@@ -41,7 +41,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "CloseStep": {"task": "math", "totalUnits": 4, "helpUnits": 1},
     "GetBudget": {"task": "math"},
     "GetCall": {"callKey": "nobody's"},
-    "CompleteBatch": {"call": CALL},
     "CancelCall": {"callKey": "nobody's"},
     "WatchBudget": {"task": "math"},
     "ListBudgets": {},
@@ -74,7 +73,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "GetCall": ({"callKey": ""}, "INVALID_REQUEST"),
     "CancelCall": ({"callKey": "k" * 201}, "INVALID_REQUEST"),
     "ReadJournal": ({"after": 2**63}, "INVALID_REQUEST"),
-    "CompleteBatch": ({"call": {**CALL, "openaiJson": "[]"}}, "INVALID_REQUEST"),
     "WatchBudget": ({"task": "no task"}, "INVALID_REQUEST"),
     "ListBudgets": ({"pageToken": "nonsense"}, "INVALID_REQUEST"),
     "SetBudget": ({"scope": "galaxy", "calls": {"value": 5}}, "INVALID_REQUEST"),
@@ -92,10 +90,9 @@ CANNOT_BE_BAD = {
     "VerifyLedger",
 }
 DRAINING = {
-    **dict.fromkeys(("RegisterDevice", "OpenStep", "Complete", "StreamComplete", "CompleteBatch", "WatchBudget"), "DRAINING"),
+    **dict.fromkeys(("RegisterDevice", "OpenStep", "Complete", "StreamComplete", "WatchBudget"), "DRAINING"),
     "CloseStep": "STEP_MISMATCH",
 }
-ENDED_WHILE_WRITING = "Internal error from Core"
 NEEDS_NO_LEDGER = {
     "ListPrices",
     "ListUpstreams",
@@ -118,41 +115,29 @@ class Surface:
         return {method.name: method for method in self.service.methods}
 
     async def ask(self, name: str, content: dict[str, Any], device: str = "d1") -> tuple[list[Any], str, Any]:
-        """(replies, reason or "", AioRpcError or None); an item's own error in a batch counts as the reason."""
+        """(replies, reason or "", AioRpcError or None)."""
         method = self.methods[name]
         message = ParseDict(content, GetMessageClass(method.input_type)())
         return await self.send(name, message.SerializeToString(), device)
 
-    async def send(self, name: str, data: bytes, device: str = "d1", tries: int = 5) -> tuple[list[Any], str, Any]:
-        """The same with raw bytes; repeated where gRPC's client raised an error of its own for a stream that ended during a write."""
+    async def send(self, name: str, data: bytes, device: str = "d1") -> tuple[list[Any], str, Any]:
+        """The same with raw bytes."""
         method, replies = self.methods[name], []
         options = {"request_serializer": None, "response_deserializer": GetMessageClass(method.output_type).FromString}
         metadata = (("device-id", device),)
         path = f"/{self.service.full_name}/{name}"
         try:
-            if method.client_streaming:
-                rpc = self._channel.stream_stream(path, **options)(_once(data), metadata=metadata, timeout=20.0)
-            elif method.server_streaming:
-                rpc = self._channel.unary_stream(path, **options)(data, metadata=metadata, timeout=20.0)
-            else:
+            if not method.server_streaming:
                 return [await self._channel.unary_unary(path, **options)(data, metadata=metadata, timeout=20.0)], OK, None
+            rpc = self._channel.unary_stream(path, **options)(data, metadata=metadata, timeout=20.0)
             async for reply in rpc:
                 replies.append(reply)
                 if name == "WatchBudget":
                     rpc.cancel()
                     break
         except grpc.aio.AioRpcError as error:
-            if method.client_streaming and error.details() == ENDED_WHILE_WRITING and tries > 1:
-                return await self.send(name, data, device, tries - 1)
             return replies, checked_reason(_status_of(error), error), error
-        errors = [reply.error for reply in replies if name == "CompleteBatch" and reply.WhichOneof("outcome") == "error"]
-        if errors:
-            return replies, checked_reason(status_pb2.Status.FromString(errors[0].SerializeToString())), None
         return replies, OK, None
-
-
-async def _once(data: bytes):
-    yield data
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
@@ -243,7 +228,7 @@ async def test_every_method_is_covered_here(tmp_path) -> None:
         names = [name for _, name in all_methods(found)]
         assert sorted(names) == sorted(GOOD) and set(BAD) | CANNOT_BE_BAD == set(names)
         streaming = {name for surface, name in all_methods(found) if surface.methods[name].server_streaming}
-        assert streaming == {"StreamComplete", "CompleteBatch", "WatchBudget", "ReadJournal"}
+        assert streaming == {"StreamComplete", "WatchBudget", "ReadJournal"}
 
 
 async def test_valid_requests_are_answered(tmp_path) -> None:
@@ -252,7 +237,7 @@ async def test_valid_requests_are_answered(tmp_path) -> None:
     assert replies == SERVED
 
 
-async def test_invalid_content_is_refused_and_a_batch_continues(tmp_path) -> None:
+async def test_invalid_content_is_refused(tmp_path) -> None:
     async with surfaces(tmp_path) as found:
         replies = {name: (await surface.ask(name, BAD[name][0]))[1] for surface, name in all_methods(found) if name in BAD}
     assert replies == {name: reason for name, (_, reason) in BAD.items()}
@@ -267,7 +252,6 @@ TOO_LARGE: list[tuple[str, dict[str, Any]]] = [
     ("Complete", {**CALL, "modelAlias": "m" * 201}),
     ("Complete", {**CALL, "task": "t" * 65}),
     ("StreamComplete", {"call": {**CALL, "step": 2**63}}),
-    ("CompleteBatch", {"call": {**CALL, "step": 2**63}}),
     ("OpenStep", {"task": "math", "step": 2**63, "plannedPrompts": 1, "groupSize": 1}),
     ("CloseStep", {"task": "math", "step": 2**63, "totalUnits": 1}),
     ("CloseStep", {"task": "math", "totalUnits": 2**64 - 1, "helpUnits": 2**64 - 1, "uncalledUnits": 2**64 - 1}),
@@ -308,10 +292,9 @@ async def test_oversized_message_is_an_invalid_request_with_the_reason(tmp_path)
     async with surfaces(tmp_path, service={"max_message_bytes": 16384}) as found:
         for surface, name in all_methods(found):
             unknown_field = b"\xfa\x3f\xc0\xbb\x01" + b"x" * 24000  # well formed
-            replies, reason, error = await surface.send(name, unknown_field)
+            _, reason, error = await surface.send(name, unknown_field)
             assert reason == "INVALID_REQUEST", name
-            text = error.details() if error is not None else replies[0].error.message
-            assert "16384" in text
+            assert "16384" in error.details()
 
 
 async def test_a_malformed_device_id_is_refused_by_every_device_method(tmp_path) -> None:
@@ -362,7 +345,7 @@ async def test_draining_coordinator_refuses_new_calls_and_answers_the_rest(tmp_p
     assert replies == {**SERVED, **DRAINING}
 
 
-async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(tmp_path) -> None:
+async def test_too_many_requests_at_once_are_overloaded(tmp_path) -> None:
     held = Held()
     async with surfaces(tmp_path, ProgrammedProvider(held), service={"max_rpcs": 1, "max_open_streams": 1}) as found:
         surface = found[DEVICE]
@@ -380,9 +363,7 @@ async def test_too_many_requests_at_once_are_overloaded_item_by_item_in_a_batch(
 )
 async def test_forbidden_call_is_refused_by_every_method(tmp_path, settings, reason) -> None:
     async with surfaces(tmp_path, **settings) as found:
-        replies = {
-            name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete", "CompleteBatch")
-        }
+        replies = {name: (await found[DEVICE].ask(name, GOOD[name]))[1] for name in ("Complete", "StreamComplete")}
     assert set(replies.values()) == {reason}, replies
 
 

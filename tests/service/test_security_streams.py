@@ -38,20 +38,26 @@ def shown(fleet: SecureFleet, kind: str) -> tuple[grpc.ChannelCredentials, tuple
 
 
 @asynccontextmanager
-async def open_streams(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any, Any]]:
-    """A batch with one answered item and a watch with one update, both opened by `lamp`."""
+async def open_connection(fleet: SecureFleet, kind: str) -> AsyncIterator[tuple[Any, Any]]:
+    """A channel of `lamp` as what asks one question over it, after one answer, and a watch with one update."""
     credentials, metadata = shown(fleet, kind)
     async with AsyncExitStack() as stack:
         running = fleet.running(client_cert=kind != "token", service=QUICK_HEARTBEATS)
         _, address = await stack.enter_async_context(running)
         channel = await stack.enter_async_context(grpc.aio.secure_channel(address, credentials))
         stub = device_pb2_grpc.DeviceServiceStub(channel)
-        batch = stub.CompleteBatch(metadata=metadata, timeout=20)
-        await batch.write(codec.encode_item(call("before", "before"), 10.0))
-        assert (await batch.read()).WhichOneof("outcome") == "finished"
+
+        async def ask(prompt: str) -> str:
+            try:
+                reply = await stub.Complete(codec.encode_call(call(prompt, prompt)), metadata=metadata, timeout=20)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            return reply.completion.text
+
+        assert await ask("before") == "BEFORE"
         watch = stub.WatchBudget(budget_pb2.WatchBudgetRequest(task="math"), metadata=metadata, timeout=20)
         assert (await watch.read()).HasField("budget")
-        yield batch, watch
+        yield ask, watch
 
 
 async def ended(stream: Any) -> CoordinatorError:
@@ -64,55 +70,53 @@ async def ended(stream: Any) -> CoordinatorError:
     raise AssertionError("the stream ended well")
 
 
+async def is_over(ask: Any, watch: Any, cause: str) -> None:
+    """A credential is over for the next call and for the open stream."""
+    with pytest.raises(Unauthenticated) as refused:
+        await ask("after")
+    for error in (refused.value, await ended(watch)):
+        assert isinstance(error, Unauthenticated) and error.metadata["cause"] == cause
+
+
 @pytest.mark.parametrize("kind", ["token", "certificate"])
-async def test_revoked_credential_spends_nothing_more_through_its_open_streams(fleet, kind) -> None:
-    async with open_streams(fleet, kind) as (batch, watch):
+async def test_revoked_credential_spends_nothing_more_through_its_open_connection(fleet, kind) -> None:
+    async with open_connection(fleet, kind) as (ask, watch):
         fleet.tokens.revoke("device", "lamp")
-        await batch.write(codec.encode_item(call("after", "after"), 10.0))
-        for error in (await ended(batch), await ended(watch)):
-            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "REVOKED"
+        await is_over(ask, watch, "REVOKED")
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before"]
 
 
 async def test_revoking_a_leaked_key_ends_the_streams_of_its_tokens(fleet) -> None:
-    async with open_streams(fleet, "both") as (batch, watch):
+    async with open_connection(fleet, "both") as (ask, watch):
         fleet.tokens.rotate()
-        await batch.write(codec.encode_item(call("overlap", "overlap"), 10.0))
-        assert (await batch.read()).WhichOneof("outcome") == "finished"
+        assert await ask("overlap") == "OVERLAP"
         fleet.tokens.rotate(at_once=True)
-        await batch.write(codec.encode_item(call("after", "after"), 10.0))
-        for error in (await ended(batch), await ended(watch)):
-            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "UNKNOWN_KEY"
+        await is_over(ask, watch, "UNKNOWN_KEY")
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before", "overlap"]
 
 
 @pytest.mark.parametrize("kind", ["token", "certificate", "both"])
-async def test_expired_credential_spends_nothing_more_through_its_open_streams(fleet, kind) -> None:
-    async with open_streams(fleet, kind) as (batch, watch):
+async def test_expired_credential_spends_nothing_more_through_its_open_connection(fleet, kind) -> None:
+    async with open_connection(fleet, kind) as (ask, watch):
         fleet.clock.advance(LIFE_S[kind] - 5.0)
-        await batch.write(codec.encode_item(call("in time", "in time"), 10.0))
-        assert (await batch.read()).WhichOneof("outcome") == "finished"
+        assert await ask("in time") == "IN TIME"
         fleet.clock.advance(5.0)
-        await batch.write(codec.encode_item(call("after", "after"), 10.0))
-        for error in (await ended(batch), await ended(watch)):
-            assert isinstance(error, Unauthenticated) and error.metadata["cause"] == "EXPIRED"
+        await is_over(ask, watch, "EXPIRED")
     assert [request.messages[-1].content for request in fleet.provider.requests] == ["before", "in time"]
 
 
 async def test_calls_read_before_the_credential_ended_are_still_answered(fleet) -> None:
     held = fleet.provider.behaviour = Held()
     held.release.set()
-    async with open_streams(fleet, "token") as (batch, _):
+    async with open_connection(fleet, "token") as (ask, watch):
         held.release.clear()
         held.reached.clear()
-        await batch.write(codec.encode_item(call("running", "running"), 10.0))
+        running = asyncio.create_task(ask("running"))
         await held.reached.wait()
         fleet.tokens.revoke("device", "lamp")
-        await batch.write(codec.encode_item(call("after", "after"), 10.0))
+        await is_over(ask, watch, "REVOKED")
         held.release.set()
-        reply = await batch.read()
-        assert (reply.call_key, reply.WhichOneof("outcome")) == ("running", "finished")
-        assert isinstance(await ended(batch), Unauthenticated)
+        assert await running == "RUNNING"
 
 
 async def test_a_revoked_administrator_reads_no_more_of_the_journal(fleet) -> None:
@@ -135,37 +139,24 @@ async def test_a_revoked_administrator_reads_no_more_of_the_journal(fleet) -> No
         assert (await ended(journal)).metadata["cause"] == "REVOKED"
 
 
-async def test_after_token_renewal_a_watch_continues_and_a_batch_begins_anew(tmp_path) -> None:
+async def test_after_token_renewal_a_watch_continues_and_calls_are_made(tmp_path) -> None:
     fleet = SecureFleet(tmp_path)
-    auth = {"clock_skew_s": 0}
-
-    async def calls(file, first, ends_at):
-        yield call("k0", "question 0")
-        await until(lambda: file.token() != first and fleet.clock.now() >= ends_at)
-        yield call("k1", "question 1")
-
-    async def the_rest():
-        for number in range(1, 5):
-            yield call(f"k{number}", f"question {number}")
-
     async with AsyncExitStack() as stack:
-        _, address = await stack.enter_async_context(fleet.running(client_cert=False, auth=auth, service=QUICK_HEARTBEATS))
+        running = fleet.running(client_cert=False, auth={"clock_skew_s": 0}, service=QUICK_HEARTBEATS)
+        _, address = await stack.enter_async_context(running)
         file = fleet.token_file(fleet.tokens.issue("device", "lamp", life_s=4))
         first = file.token()
-        asked = calls(file, first, fleet.tokens.check(first).expires_at)
         lamp = await stack.enter_async_context(device(address, fleet.tls(), file))
         budgets = await stack.enter_async_context(aclosing(lamp.watch_budget("math")))
         assert (await anext(budgets)).calls == 0
-        outcomes = {reply.call_key: reply.outcome async for reply in lamp.complete_batch(asked, 10.0)}
-        assert outcomes["k0"].text == "QUESTION 0"
-        assert isinstance(outcomes["k1"], Unauthenticated) and outcomes["k1"].metadata["cause"] == "EXPIRED"
-        outcomes |= {reply.call_key: reply.outcome async for reply in lamp.complete_batch(the_rest(), 10.0)}
+        await lamp.complete(call("k0", "question 0"), 10.0)
+        ends_at = fleet.tokens.check(first).expires_at
+        await until(lambda: file.token() != first and fleet.clock.now() >= ends_at)
+        answers = [await lamp.complete(call(f"k{number}", f"question {number}"), 10.0) for number in range(1, 5)]
+        assert [answer.text for answer in answers] == [f"QUESTION {number}" for number in range(1, 5)]
         async with asyncio.timeout(60):
             while (await anext(budgets)).calls < 5:
                 pass
-    assert {key: getattr(outcome, "text", outcome) for key, outcome in outcomes.items()} == {
-        f"k{number}": f"QUESTION {number}" for number in range(5)
-    }
     assert len(fleet.provider.requests) == 5
 
 

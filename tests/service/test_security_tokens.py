@@ -365,19 +365,6 @@ async def ask(fleet: SecureFleet, address: str, token: str) -> None:
             raise from_rpc_error(error) from error
 
 
-async def test_an_item_of_a_batch_for_another_task_is_refused_and_asks_nothing(fleet) -> None:
-    token = fleet.token_file(fleet.tokens.issue("device", "lamp", ["math"]))
-    async with fleet.running(**TOKENS_ONLY) as (_, address), device(address, fleet.tls(), token) as lamp:
-
-        async def items():
-            yield call("k1", "mine")
-            yield call("k2", "not mine", task="secrets")
-
-        replies = {reply.call_key: reply.outcome async for reply in lamp.complete_batch(items(), 20.0)}
-    assert isinstance(replies["k2"], PermissionDenied) and replies["k1"].text == "MINE"
-    assert [request.messages[-1].content for request in fleet.provider.requests] == ["mine"]
-
-
 async def test_an_administrator_issues_and_revokes_over_the_admin_socket(fleet) -> None:
     from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 

@@ -18,7 +18,7 @@ def test_a_dial_has_its_own_target_rate_and_learning_the_coordinators(tmp_path: 
     learning = result.groups[0]
     assert set(learning.target_rates(training=True)) == {0.3}
     assert set(learning.target_rates(training=False)) == {0.1}
-    assert result.groups[1].dual is None and set(result.groups[1].series.dual) == {None}, "who does not learn has no price"
+    assert result.groups[1].dual is None and set(result.groups[1].series.dual) == {None}, "who does not learn has no λ"
 
 
 def test_a_schedule_of_the_coordinators_is_learnings_where_people_have_a_dial(tmp_path: Path) -> None:

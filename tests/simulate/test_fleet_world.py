@@ -99,7 +99,7 @@ def test_a_budget_that_is_cut_in_a_running_coordinator_holds_at_once(tmp_path: P
     assert result.groups[0].lost == 0
 
 
-def test_learning_follows_the_price_towards_the_target_rate(tmp_path: Path) -> None:
+def test_learning_follows_the_dual_towards_the_target_rate(tmp_path: Path) -> None:
     often = {**LESSONS, "steps_per_day": 480, "group_size": 8}
     learner = group(learning=often, mind={"ask": 2.0}, rates={"ask": 2.0}, questions_per_day=1)
     result, world = played(tmp_path, learner)

@@ -91,7 +91,7 @@ def taken(files: tuple[Path, Path], folder: Path, asks: float, right: int = 4, s
     return replayed_steps(lessons, fit_mind(samples), CloudPace(0.2, 100.0, EVEN), *files, folder)
 
 
-def test_learning_steps_move_the_price_by_the_controllers_own_rule(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_learning_steps_move_the_dual_by_the_controllers_own_rule(files: tuple[Path, Path], tmp_path: Path) -> None:
     steps = taken(files, tmp_path / "world", asks=0.3)
     before = 0.5
     for step in steps:

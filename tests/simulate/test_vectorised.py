@@ -202,7 +202,7 @@ def test_spend_stays_within_a_budget_that_is_cut_while_calls_run() -> None:
     ("group", "values", "told"),
     [
         ({"learning": {"steps_per_day": 4}}, {}, "learning in group jetsons"),
-        ({"price": "spend"}, {}, "a price other than calls in group jetsons"),
+        ({"dual_unit": "spend"}, {}, "a dual_unit other than calls in group jetsons"),
         ({"by_weekday": [1, 1, 1, 1, 1, 1, 2]}, {}, "demand that changes"),
         ({"tokens": {"prompt_further": 10}}, {}, "prompts of different lengths"),
         ({"device": "phone"}, {}, "batteries (on_mains is false) in group jetsons"),

@@ -158,7 +158,7 @@ async def test_cut_step_with_a_damaged_checkpoint_does_not_block_the_agent(tmp_p
     assert finished.steps_done == 4
 
 
-async def test_while_the_coordinator_is_away_learning_uses_the_last_price_and_reports_later(tmp_path: Path) -> None:
+async def test_while_the_coordinator_is_away_learning_uses_the_last_dual_and_reports_later(tmp_path: Path) -> None:
     world = World(tmp_path / "state", phases=(PhaseConfig(source="sums", steps=6),))
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
@@ -167,8 +167,8 @@ async def test_while_the_coordinator_is_away_learning_uses_the_last_price_and_re
         offline = agent.steps()[2:]
         status = agent.status()
         assert [step.control.offline for step in offline] == [True, True]
-        prices = {price for step in offline for price in (step.control.dual_before, step.control.dual_after)}
-        assert prices == {agent.steps()[1].control.dual_after}
+        duals = {dual for step in offline for dual in (step.control.dual_before, step.control.dual_after)}
+        assert duals == {agent.steps()[1].control.dual_after}
         assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
         assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
         assert all(step.cloud.cloud_calls == 0 for step in offline)
@@ -198,7 +198,7 @@ async def test_pending_reports_survive_a_restart(tmp_path: Path) -> None:
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 4
 
 
-async def test_a_report_whose_answer_was_lost_moves_the_price_once(tmp_path: Path) -> None:
+async def test_a_report_whose_answer_was_lost_moves_the_dual_once(tmp_path: Path) -> None:
     _, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "state")
     real = world.client.close_step

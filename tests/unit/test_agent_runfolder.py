@@ -41,7 +41,7 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
     assert set(rows[0]) >= {"step", "assist_rate", "target_rate", "kept_accuracy", "joint_accuracy", "gate", "rollout_s"}
     assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].scores.families[0].assist_rate), "3")
     assert not [text for row in rows for text in row.values() if text.startswith(("(", "[", "{"))], "a cell is one value"
-    for name in ("rate_and_price.png", "accuracy.png"):
+    for name in ("rate_and_dual.png", "accuracy.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert (folder / "adapter" / "learner.json").is_file()
     assert json.loads((folder / "summary.json").read_text()) == summary
@@ -112,9 +112,9 @@ def two_phases(names: tuple[str, ...]) -> list[StepFinished]:
 @pytest.mark.parametrize(
     ("families", "held_out", "names"),
     [
-        (("a",), [], ["rate_and_price.png", "accuracy.png"]),
-        (("a", "b"), [], ["rate_and_price.png", "accuracy.png", "families.png"]),
-        ((), [result(0), result(3, source="other")], ["rate_and_price.png", "accuracy.png", "forgetting.png"]),
+        (("a",), [], ["rate_and_dual.png", "accuracy.png"]),
+        (("a", "b"), [], ["rate_and_dual.png", "accuracy.png", "families.png"]),
+        ((), [result(0), result(3, source="other")], ["rate_and_dual.png", "accuracy.png", "forgetting.png"]),
     ],
 )
 def test_figures_are_drawn_where_there_is_data(

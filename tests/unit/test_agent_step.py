@@ -116,7 +116,7 @@ async def test_with_skip_only_a_unanimous_group_makes_no_call_and_counts_as_dema
     assert [sample.advantage for sample in trained.samples] == [0.0] * 3
 
 
-async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no_price(tmp_path: Path) -> None:
+async def test_skipping_unanimous_calls_changes_the_bill_and_no_advantage_and_no_dual(tmp_path: Path) -> None:
     """Two responses a group: about one group in eleven asks as a whole."""
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=8),)
     worlds = [World(tmp_path / str(skip), phases=phases, group_size=2, skip_unanimous_calls=skip) for skip in (False, True)]
@@ -202,7 +202,7 @@ def test_call_keys_depend_on_run_task_step_and_prompt_only() -> None:
     assert len({key, *(call_key(*other) for other in others)}) == 6
 
 
-async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(world: World) -> None:
+async def test_learning_moves_the_dual_by_the_papers_rule_and_keeps_each_step(world: World) -> None:
     async with world.agent() as agent:
         finished = await agent.learn()
         steps, adapter = agent.steps(), agent.adapter.in_use()
@@ -223,8 +223,8 @@ async def test_learning_moves_the_price_by_the_papers_rule_and_keeps_each_step(w
 
 @pytest.mark.parametrize("gain", [0.0, 0.5])
 @pytest.mark.parametrize("scope", ["task", "global"])
-async def test_label_keeps_its_price_across_phases_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
-    """math, code, math again. `task`: math resumes where it was and code starts anew; `global`: one price for all."""
+async def test_label_keeps_its_dual_across_phases_or_all_labels_move_one(tmp_path: Path, scope: str, gain: float) -> None:
+    """math, code, math again. `task`: math resumes where it was and code starts anew; `global`: one λ for all."""
     phases = tuple(PhaseConfig(source=source, target_rate=0.3, steps=2) for source in ("sums", "other", "sums"))
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, dual_scope=scope, dual_proportional=gain, dual_window=2)
     world = World(tmp_path / "state", phases=phases, terms=terms)
@@ -242,7 +242,7 @@ async def test_label_keeps_its_price_across_phases_or_all_labels_move_one(tmp_pa
     assert len({step.control.dual_after for step in steps}) > 4
 
 
-async def test_every_batch_is_trained_against_the_price_its_step_was_opened_with(tmp_path: Path) -> None:
+async def test_every_batch_is_trained_against_the_dual_its_step_was_opened_with(tmp_path: Path) -> None:
     """Half ask (and are right), half are wrong: Â of those that ask is (1 - λ) / 2, so the learner's advantages show which λ was used."""
     halves = iter([HELP, HELP, local_answer(0), local_answer(0)] * 12)
     terms = ScriptedTerms(dual_lr=1.0, step_credit_kappa=None)
@@ -348,7 +348,7 @@ async def test_learning_twice_concurrently_is_refused(tmp_path: Path) -> None:
         await learning
 
 
-async def test_a_hard_limit_is_never_exceeded_and_the_price_rises(tmp_path: Path) -> None:
+async def test_a_hard_limit_is_never_exceeded_and_the_dual_rises(tmp_path: Path) -> None:
     terms = ScriptedTerms(dual_lr=0.1, step_credit_kappa=None, calls_limit=2)
     world = World(tmp_path / "state", terms=terms, script=[HELP])
     steps = await world.learn()

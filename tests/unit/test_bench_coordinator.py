@@ -105,14 +105,13 @@ def _round(**spent: float) -> dict[str, Any]:
     phase = {"ms": {"p50": 7.0, "p99": 9.0}, "direct_ms": {"p50": 6.0}, "calls": 3000, "memory_mib": 90.0, "errors": {}}
     phase["spent_s"] = {"service": 1.0, "upstream": 0.1, "wall": 2.0, **spent}
     books = {"upstream_requests": 3000, **dict.fromkeys(WRONG, 0)}
-    return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "batch", "budget", "close"), phase), "audit": books}
+    return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "budget", "close"), phase), "audit": books}
 
 
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
     row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round(service=0.5)], "echo-http": [_round()]})
     verdicts = {verdict.what: verdict for verdict in row.verdicts}
-    assert verdicts["CompleteBatch per core"].value == 3000.0
     assert verdicts["Complete per core"].value == 0.5
     assert verdicts["Complete per core, times more"].value == 20.0
     assert verdicts["added p50, one call at a time"].value == 1.0

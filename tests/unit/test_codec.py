@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.errors import BudgetExhausted, InvalidRequest
+from edge.core.errors import InvalidRequest
 from edge.core.types import Message, TokenUsage
 from edge.rpc import codec
 from edge.rpc.client import (
     BudgetSnapshot,
     CallProgress,
-    CallReply,
     CancelledCall,
     CloudCall,
     CloudCompletion,
@@ -108,24 +107,6 @@ def test_a_value_survives_the_wire(values, encode, decode, data) -> None:
     """Also a limit of none, which is not a limit of zero, and every bit of λ."""
     value = data.draw(values)
     assert decode(over_the_wire(encode(value))) == value
-
-
-@given(CALL, st.floats(0.0, 1e6))
-def test_batch_item_survives_with_its_time(call, timeout_s) -> None:
-    item = over_the_wire(codec.encode_item(call, timeout_s))
-    assert codec.decode_call(item.call) == call and abs(item.timeout.ToNanoseconds() / 1e9 - timeout_s) < 1e-6
-
-
-@given(COMPLETION)
-def test_an_answered_item_survives(completion) -> None:
-    reply = CallReply(completion.call_key, completion)
-    assert codec.decode_reply(over_the_wire(codec.encode_reply(reply))) == reply
-
-
-def test_refused_item_survives_as_its_error() -> None:
-    refused = CallReply("k", BudgetExhausted("gone", metadata={"budget": "device"}))
-    got = codec.decode_reply(over_the_wire(codec.encode_reply(refused)))
-    assert got.call_key == "k" and isinstance(got.outcome, BudgetExhausted) and got.outcome.metadata == {"budget": "device"}
 
 
 def test_state_of_a_later_version_does_not_mean_the_call_is_over() -> None:

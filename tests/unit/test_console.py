@@ -89,7 +89,7 @@ def test_local_accuracy_is_weighted_by_local_answers() -> None:
 
 
 NUMBERS = ("1/4", "local accuracy 50.0 %", "20.0 %", "30.0 %", "λ 0.480", "7 calls, 0.00123 USD", "6 s left")
-"""Of the first step: accuracy, rate and target, price, spend and time left, each of which a person is shown."""
+"""Of the first step: accuracy, rate and target, λ, spend and time left, each of which a person is shown."""
 
 
 def test_fast_steps_give_a_line_every_two_seconds_and_the_last_one() -> None:

@@ -37,7 +37,7 @@ def closing(seq: int, device: str, step: int, helped: int, dual: float) -> Journ
     return entry(seq, "close_step", 1000 * seq, **body, dual_after=dual.hex())
 
 
-async def test_price_is_the_mean_of_the_last_price_of_each_device() -> None:
+async def test_dual_is_the_mean_of_the_last_dual_of_each_device() -> None:
     opened = [
         entry(seq, "open_step", device=device, task="math", target_rate=(0.3).hex()) for seq, device in ((1, "a"), (2, "b"))
     ]

@@ -32,7 +32,7 @@ def test_nothing_is_guaranteed_for_an_unlimited_unit_or_without_members() -> Non
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(0, 4))
-def test_round_of_equal_reports_moves_a_shared_price_like_one_report(sizes: list[int], quarters: int) -> None:
+def test_round_of_equal_reports_moves_a_shared_dual_like_one_report(sizes: list[int], quarters: int) -> None:
     """For any share of the round, while λ stays above 0."""
     dual = 5.0
     for size in sizes:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, dual_key
 from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys
 from coordinator.ledger.stores.memory import MemoryRows
-from coordinator.ledger.stores.migrations import upgrade_sqlite
+from coordinator.ledger.stores.schema import create_in_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.tables import (
@@ -66,9 +66,9 @@ def _some_operation(rng: random.Random) -> Operation:
     device, key, step = rng.choice(DEVICES), rng.choice(KEYS), rng.choice((-1, 0, 0, 1))
     number = rng.choice((1, 1, 2))
     prompt, cache_key = rng.choice("pqr"), rng.choice(("", "x", "y"))
-    price = dual_key("fleet", "", "math")
+    dual = dual_key("fleet", "", "math")
     rare: tuple[Operation, ...] = (
-        lambda ledger: ledger.open_step(open_request(max(0, step), device=device, price=price)),
+        lambda ledger: ledger.open_step(open_request(max(0, step), device=device, shared_dual=dual)),
         lambda ledger: ledger.close_step(close_request(max(0, step), device=device)),
         lambda ledger: ledger.sweep(NOW + 61.0),
         lambda ledger: ledger.purge_results(NOW + 5.0, NOW + 5.0),
@@ -109,7 +109,7 @@ def _write(file: SqliteRows, batch: Batch) -> None:
 def test_result_of_operations_does_not_depend_on_when_rows_are_written(seed: int) -> None:
     rng = random.Random(seed)
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
-        upgrade_sqlite(connection, 0)
+        create_in_sqlite(connection)
         file, memory = SqliteRows(connection), MemoryRows()
         buffered, plain = BufferedTables(file, CallKeys()), BufferedTables(memory)
         ours, theirs = Ledger(buffered, 1), Ledger(plain, 1)
@@ -185,7 +185,7 @@ async def test_row_refused_by_the_file_fails_only_its_own_operation(path: Path, 
 )
 def test_query_uses_an_index_on_its_columns(question: tuple[Any, ...], columns: str) -> None:
     connection = sqlite3.connect(":memory:")
-    upgrade_sqlite(connection, 0)
+    create_in_sqlite(connection)
     asked: list[str] = []
     connection.set_trace_callback(asked.append)
     list(SqliteRows(connection).ask(*question))

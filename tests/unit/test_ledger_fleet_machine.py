@@ -1,5 +1,5 @@
 """Random histories of devices that share: the stores and a model of a few lines must agree, no floor is ever violated, and each step moves
-a shared price exactly once, in the order of the reports."""
+a shared λ exactly once, in the order of the reports."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEVICES = st.sampled_from(["d1", "d2", "d3"])
 HOLDS = st.builds(Amount, st.just(1), st.integers(0, 20), st.just(0))
 LIMITS = st.builds(Limits, st.integers(2, 12), st.none() | st.integers(20, 120), st.none())
 FLOORS = st.sampled_from([0, 300_000, 1_000_000])
-PRICE = "fleet[task:qa]"
+SHARED_DUAL = "fleet[task:qa]"
 
 
 class FleetHistories(TwoStores):
-    """Three devices on one budget with floors and one price."""
+    """Three devices on one budget with floors and one λ."""
 
     def __init__(self, place: SqliteFile | PostgresDatabase) -> None:
         super().__init__(place)
@@ -31,7 +31,7 @@ class FleetHistories(TwoStores):
         self.calls = 0
         self.open_calls: dict[str, tuple[str, Amount]] = {}
         self.disabled: set[str] = set()
-        self.price: float | None = None
+        self.dual: float | None = None
         self.moves = 0
         self.next_step = {"d1": 0, "d2": 0, "d3": 0}
         self.open_steps: dict[str, float] = {}
@@ -91,7 +91,7 @@ class FleetHistories(TwoStores):
     @rule(device=DEVICES, planned=st.integers(1, 6))
     def open_step(self, device: str, planned: int) -> None:
         request = open_request(
-            self.next_step[device], device=device, task="qa", price=PRICE, planned_prompts=planned, now=self.now
+            self.next_step[device], device=device, task="qa", shared_dual=SHARED_DUAL, planned_prompts=planned, now=self.now
         )
         outcome = self.both(lambda store: store.open_step(request))
         if device in self.disabled:
@@ -99,8 +99,8 @@ class FleetHistories(TwoStores):
         elif device in self.open_steps:
             assert outcome.dual == self.open_steps[device]
         else:
-            self.price = 0.5 if self.price is None else self.price
-            assert outcome.dual == self.price
+            self.dual = 0.5 if self.dual is None else self.dual
+            assert outcome.dual == self.dual
             self.open_steps[device] = outcome.dual
             self.round[device] = (planned * 8, self.now)
 
@@ -113,12 +113,12 @@ class FleetHistories(TwoStores):
         closed = self.both(lambda store: store.close_step(request))
         self.round[device] = (units, self.now)
         weight = sum(mine for mine, _ in self.round.values())
-        assert self.price is not None
-        assert (closed.dual, closed.dual_before, closed.round_units) == (self.open_steps.pop(device), self.price, weight)
-        self.price = dual_step(self.price, asked / units, 0.3, shared_lr(0.02, units, weight))
+        assert self.dual is not None
+        assert (closed.dual, closed.dual_before, closed.round_units) == (self.open_steps.pop(device), self.dual, weight)
+        self.dual = dual_step(self.dual, asked / units, 0.3, shared_lr(0.02, units, weight))
         self.moves += 1
         self.next_step[device] += 1
-        assert closed.dual_after == self.price
+        assert closed.dual_after == self.dual
         assert self.both(lambda store: store.close_step(request)) == closed
 
     @rule(seconds=st.integers(1, 20), age=st.integers(5, 30))
@@ -136,10 +136,10 @@ class FleetHistories(TwoStores):
         self.open_calls.clear()
 
     @invariant()
-    def a_shared_price_moved_once_by_each_step(self) -> None:
+    def a_shared_dual_moved_once_by_each_step(self) -> None:
         weight = sum(mine for mine, _ in self.round.values())
-        prices = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_shared_duals())]
-        assert prices == ([] if self.price is None else [(PRICE, self.price, self.moves, weight)])
+        duals = [(row.key, row.dual, row.updates, row.units) for row in self.both(lambda store: store.list_shared_duals())]
+        assert duals == ([] if self.dual is None else [(SHARED_DUAL, self.dual, self.moves, weight)])
 
     @invariant()
     def what_is_set_aside_is_what_the_floors_lack_and_it_fits(self) -> None:

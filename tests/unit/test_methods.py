@@ -46,7 +46,7 @@ def weights(method: Method, *kinds: str) -> list[float]:
     return [one.group_weight for one in training_groups(method, [group(kind) for kind in kinds])]
 
 
-def test_da_grpo_subtracts_the_price_from_the_centred_reward() -> None:
+def test_da_grpo_subtracts_the_dual_times_the_cost_from_the_centred_reward() -> None:
     assert advantages(DaGrpo(), "rwhf") == [pytest.approx([0.75, -0.25, 0.25, -0.75])]
     assert weights(DaGrpo(), "rwhf") == [pytest.approx(1 / 3)]
 

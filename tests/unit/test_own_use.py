@@ -109,7 +109,7 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
         assert not await agent.learning.more_to_learn()
 
 
-async def test_labels_have_separate_steps_and_prices(tmp_path: Path) -> None:
+async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     corrected(tmp_path / "state", 2, task="code")
     world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))

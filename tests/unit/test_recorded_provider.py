@@ -55,7 +55,8 @@ async def test_request_missing_on_the_cassette_was_not_executed(tmp_path: Path) 
 
 
 USAGE_BELOW_NOTHING = (
-    '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": ""}}'
+    '{"request": "x", "result": {"text": "", "usage": {"input_tokens": -1, "output_tokens": 1}, "upstream_id": "", "finish": "", '
+    '"beyond_text": ""}, "charged_uusd": 0, "cached": false, "model": "m", "max_output_tokens": 12, "prompt_form": "full"}'
 )
 
 

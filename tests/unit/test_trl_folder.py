@@ -122,7 +122,7 @@ def whole_run(out: Path) -> Path:
         (out / name).mkdir()
         (out / name / "file").write_text(name)
     write_checkpoint(out / "trl", 2)
-    for name in ("events.jsonl", "evals.jsonl", "summary.json", "metrics.csv", "accuracy.png", "rate_and_price.png"):
+    for name in ("events.jsonl", "evals.jsonl", "summary.json", "metrics.csv", "accuracy.png", "rate_and_dual.png"):
         (out / name).write_text(name)
     return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import math
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.ledger.stores.migrations import upgrade_sqlite
+from coordinator.ledger.stores.schema import create_in_sqlite
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.store import LedgerStore
@@ -29,6 +28,7 @@ from coordinator.ledger.verify import export, verify, verify_file
 from tests.unit.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
 
 ENTRIES = 46
+JOURNAL_OF_VERSION_1 = Path(__file__).parent / "ledger_journal_version_1.jsonl"
 
 
 async def write_history(store: LedgerStore) -> None:
@@ -57,8 +57,8 @@ async def write_history(store: LedgerStore) -> None:
 
 
 async def write_fleet_history(store: LedgerStore) -> None:
-    """Two devices that share a price and a budget with floors, one of them late; a third that was idle, left and was disabled."""
-    shared = {"task": "qa", "price": "fleet[task:qa]"}
+    """Two devices that share a λ and a budget with floors, one of them late; a third that was idle, left and was disabled."""
+    shared = {"task": "qa", "shared_dual": "fleet[task:qa]"}
     for device in ("d1", "d2", "d3"):
         await store.register_device(device, "1.0", ("qa",), NOW)
         await store.open_step(open_request(device=device, **shared))
@@ -70,7 +70,7 @@ async def write_fleet_history(store: LedgerStore) -> None:
     await store.open_step(open_request(1, now=NOW + 50.0, **shared))
     await store.leave_idle_duals(NOW + 1.0, NOW + 50.0)
     await store.set_device_disabled("d3", True, NOW + 51.0)
-    await store.open_step(open_request(task="essay", price="global[device:d1]"))
+    await store.open_step(open_request(task="essay", shared_dual="global[device:d1]"))
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def forger(path: Path) -> Iterator[Forger]:
 def columns() -> list[tuple[str, str]]:
     """Every column of every table whose rows the journal proves."""
     scratch = sqlite3.connect(":memory:")
-    upgrade_sqlite(scratch, 0)
-    tables = ("budget", "call", "attempt", "step", "task_state", "price", "price_member", "journal")
+    create_in_sqlite(scratch)
+    tables = ("budget", "call", "attempt", "step", "task_state", "shared_dual", "dual_member", "journal")
     found = [(table, row[1]) for table in tables for row in scratch.execute(f"PRAGMA table_info({table})")]
     found.append(("device", "disabled"))
     scratch.close()
@@ -181,7 +181,7 @@ def test_text_added_to_a_call_without_one_is_found(forger: Forger) -> None:
 
 
 @pytest.mark.parametrize(
-    "table", ["budget", "call", "attempt", "step", "task_state", "price", "price_member", "device", "journal"]
+    "table", ["budget", "call", "attempt", "step", "task_state", "shared_dual", "dual_member", "device", "journal"]
 )
 def test_a_removed_row_of_any_table_is_found(forger: Forger, table: str) -> None:
     keys = forger.keys(table)
@@ -247,14 +247,14 @@ def first(journal: list[JournalEntry], kind: str) -> dict[str, Any]:
         ("task", "", {"device": "d9"}),
         ("device", "", {"disabled": True}),
         ("leave", "", {"device": "d1"}),
-        ("leave", "", {"price": "fleet"}),
+        ("leave", "", {"shared_dual": "fleet"}),
         ("limits", "joined", {"floor": [9, 9, 9]}),
         ("limits", "joined", {"set_aside": [0, 0, 0]}),
         ("limits", "joined", {"floor_ppm": 100_000}),
         ("limits", "joined", {"members": 2}),
         ("limits", "joined", {"joined": "d9"}),
-        ("open_step", "price", {"price": ""}),
-        ("open_step", "price", {"planned_prompts": 17}),
+        ("open_step", "shared_dual", {"shared_dual": ""}),
+        ("open_step", "shared_dual", {"planned_prompts": 17}),
         ("close_step", "round_units", {"round_units": 128}),
         ("close_step", "round_units", {"dual_before": (0.25).hex()}),
         ("close_step", "round_units", {"dual_after": (0.25).hex()}),
@@ -270,7 +270,7 @@ async def test_forged_entry_is_found_even_with_a_recomputed_chain(
 
 
 def shared_reports_swapped(journal: list[JournalEntry]) -> list[JournalEntry]:
-    """Both reports to a fleet's price are honest, but λ depends on their order."""
+    """Both reports to a fleet's λ are honest, but λ depends on their order."""
     entries = [(entry.at_ms, entry.kind, entry.data()) for entry in journal]
     one, other, *_ = (at for at, (_, kind, data) in enumerate(entries) if kind == "close_step" and "round_units" in data)
     entries[one], entries[other] = entries[other], entries[one]
@@ -287,7 +287,7 @@ Forgery = Callable[[list[JournalEntry]], list[JournalEntry]]
 FORGERIES: dict[str, tuple[Forgery, str]] = {
     "entries in another order": (lambda journal: [*journal[:3], journal[4], journal[3], *journal[5:]], "stands at place"),
     "an entry that follows another": (no_longer_following, "does not follow the entry before"),
-    "a fleet's price moved in another order": (shared_reports_swapped, "started from"),
+    "a fleet's λ moved in another order": (shared_reports_swapped, "started from"),
     "an unknown kind": (lambda journal: appended(journal, "gift", uusd=1), "gift"),
     "a second dual update of one step": (
         lambda journal: appended(journal, "close_step", **{**first(journal, "close_step"), "version": 99}),
@@ -313,30 +313,6 @@ async def test_impossible_ledger_history_is_found_and_named(memory: MemoryLedger
     assert any(words in line for line in differences), differences
 
 
-def old_ledger(path: Path, version: int) -> Path:
-    """A ledger as that version wrote it."""
-    connection = sqlite3.connect(path)
-    connection.executescript((Path(__file__).parents[1] / "golden" / f"ledger_version_{version}.sql").read_text())
-    connection.close()
-    return path
-
-
-@pytest.mark.parametrize(("version", "entries", "updates"), [(1, 24, 1), (2, ENTRIES, 3), (5, ENTRIES, 3)])
-def test_ledger_of_an_older_version_verifies_and_is_left_unchanged(
-    tmp_path: Path, version: int, entries: int, updates: int
-) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    before = path.read_bytes()
-    report = verify_file(path)
-    assert report.ok, report.differences
-    assert (report.entries, report.dual_updates) == (entries, updates)
-    assert path.read_bytes() == before
-
-
-async def _with_a_fleet(store: LedgerStore) -> None:
-    await write_fleet_history(store)
-
-
 async def _with_set_limits(store: LedgerStore) -> None:
     await store.set_limits("fleet", {"calls_limit": 700}, NOW)
     await store.reserve(reserve_request("new", budgets=[BudgetTerms("fleet", Limits(700))], limits_version=1))
@@ -347,46 +323,29 @@ async def _with_a_proportional_part(store: LedgerStore) -> None:
     await store.close_step(close_request(2, uncalled_units=8))
 
 
-@pytest.mark.parametrize(("version", "go_on"), [(1, _with_a_fleet), (2, _with_set_limits), (5, _with_a_proportional_part)])
-async def test_older_ledger_is_upgraded_and_accepts_new_kinds_of_entries(
-    tmp_path: Path, version: int, go_on: Callable[[LedgerStore], Awaitable[None]]
+def test_the_journal_of_version_1_is_written_as_it_is_kept(path: Path) -> None:
+    """A change of what entries say is a change of the ledger on disk: see `coordinator/ledger/stores/schema.py`."""
+    stream = io.StringIO()
+    with open_read_only(path) as rows:
+        export(rows, stream)
+    assert stream.getvalue() == JOURNAL_OF_VERSION_1.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("go_on", [_with_set_limits, _with_a_proportional_part])
+async def test_a_ledger_that_goes_on_with_other_kinds_of_entries_is_verified(
+    memory: MemoryLedgerStore, go_on: Callable[[LedgerStore], Awaitable[None]]
 ) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    store = await SqliteLedgerStore.open(path, NOW + 500.0)
-    opened = await store.open_step(open_request(1))
-    assert (opened.dual_proportional, opened.dual_window, opened.dual_ceiling) == (0.0, 1, math.inf)
-    await store.close_step(close_request(1))
-    assert (await store.close_step(close_request(0, uncalled_units=8))).closed  # what it was closed with is not known
-    await go_on(store)
-    await store.aclose()
-    report = verify_file(path)
+    await memory.close_step(close_request(1))
+    await go_on(memory)
+    report = verify(memory.tables)
     assert report.ok, report.differences
 
 
-def test_integral_rule_writes_the_journal_of_version_5(path: Path, tmp_path: Path) -> None:
-    with open_read_only(old_ledger(tmp_path / "old.sqlite3", 5)) as old, open_read_only(path) as new:
-        assert list(new.journal_after(0)) == list(old.journal_after(0))
-
-
-@pytest.mark.parametrize("key", ["answered", "a|b", "|", "a|b|c", "k|1"])
-async def test_copy_is_compared_with_its_source_whatever_its_key_holds(key: str) -> None:
-    store = MemoryLedgerStore(NOW)
-    for other in ("other", key):
-        await store.reserve(reserve_request(other, cache_key=f"cache {other}"))
-        await store.settle(settlement(other, text=f"answer of {other}"))
-    await store.reserve(reserve_request("copied|1", cache_key=f"cache {key}"))
-    assert verify(store.tables).ok
-    journal = list(store.tables.journal_after(0))
-    for changes in ({"source": "d1|other"}, {"source": "d1|no|such"}, {"source": key}):
-        store.tables.journal[:] = forged(journal, "copy", **changes)
-        assert any("(copy): " in line for line in verify(store.tables).differences), changes
-
-
-async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore) -> None:
+async def test_controller_state_of_a_dual_is_verified(memory: MemoryLedgerStore) -> None:
     tables, terms = memory.tables, {"dual_proportional": 0.5, "dual_window": 2}
-    for price in ("", "global[device:d9]"):
-        await memory.open_step(open_request(device="d9", task=f"of {price}", price=price, **terms))
-        await memory.close_step(close_request(device="d9", task=f"of {price}"))
+    for dual in ("", "global[device:d9]"):
+        await memory.open_step(open_request(device="d9", task=f"of {dual}", shared_dual=dual, **terms))
+        await memory.close_step(close_request(device="d9", task=f"of {dual}"))
     assert verify(tables).ok
     task, step = ("d9", "of "), ("d9", "of ", 0)
     for table, key, changed in ((TASK, task, (0.5,)), (SHARED_DUAL, ("global[device:d9]",), ())):
@@ -400,22 +359,15 @@ async def test_controller_state_of_a_price_is_verified(memory: MemoryLedgerStore
     assert verify(tables).ok
 
 
-@pytest.mark.parametrize("changes", [{"dual_proportional": (0.25).hex()}, {"dual_ceiling": (0.1).hex()}, {"price": "fleet"}])
-async def test_a_rule_that_does_not_lead_to_the_price_in_the_journal_is_found(changes: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"dual_proportional": (0.25).hex()}, {"dual_ceiling": (0.1).hex()}, {"shared_dual": "fleet"}]
+)
+async def test_a_rule_that_does_not_lead_to_the_dual_in_the_journal_is_found(changes: dict[str, str]) -> None:
     store = MemoryLedgerStore(NOW)
     await store.open_step(open_request(dual_proportional=0.5))
     await store.close_step(close_request())
     store.tables.journal[:] = forged(store.tables.journal, "open_step", **changes)
     assert any("close_step" in line or "open_step" in line for line in verify(store.tables).differences)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_change_in_a_ledger_of_an_older_version_is_found(tmp_path: Path, version: int) -> None:
-    path = old_ledger(tmp_path / "old.sqlite3", version)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE task_state SET dual = ? WHERE device = 'd1'", ((0.25).hex(),))
-    connection.close()
-    assert not verify_file(path).ok
 
 
 async def test_a_hold_under_other_limits_than_those_set_is_found() -> None:
@@ -449,24 +401,13 @@ def test_export_can_be_verified_elsewhere(path: Path) -> None:
 
 async def _met_and_used(store: MemoryLedgerStore) -> None:
     for device in ("d1", "d2"):
-        await store.reserve(reserve_request("met", device=device, price="fleet"))
-    await store.open_step(open_request(0, device="d2", price="fleet"))
+        await store.reserve(reserve_request("met", device=device, shared_dual="fleet"))
+    await store.open_step(open_request(0, device="d2", shared_dual="fleet"))
 
 
-async def test_a_ledger_whose_shared_prices_began_with_their_first_step_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "_begin_shared_dual", lambda self, task: False)
-    store = MemoryLedgerStore(NOW)
-    await _met_and_used(store)
-    assert verify(store.tables).ok
-    monkeypatch.undo()
-    await store.reserve(reserve_request("later", device="d3", price="global[device:d3]"))
-    assert verify(store.tables).ok
-
-
-async def test_a_shared_price_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shared_dual_that_begins_twice_or_never_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for begins, message in ((True, "had begun"), (False, "did not begin")):
         store = MemoryLedgerStore(NOW)
-        await store.reserve(reserve_request("first", device="d0", price="global[device:d0]"))
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "_begin_shared_dual", lambda self, task, begins=begins: begins)
             await _met_and_used(store)

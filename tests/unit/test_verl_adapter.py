@@ -190,7 +190,7 @@ def verls_grpo(plain: SimpleNamespace, name: str, by_std: bool, epsilon: float) 
     return values[:, 0].tolist()
 
 
-def test_at_a_price_our_estimator_is_verls_unscaled_grpo_of_the_shaped_reward(plain):
+def test_at_a_dual_our_estimator_is_verls_unscaled_grpo_of_the_shaped_reward(plain):
     costs = [float(row % 3 == 0) for row in range(12)]
     with priced(Priced(costs, [False] * 12, DUAL)):
         ours, _ = dagrpo_advantage(plain.scores, plain.mask, plain.groups)
@@ -464,7 +464,7 @@ def test_verl_trainer_computes_our_advantages_from_costs_of_its_reward_path(trai
     assert (metrics["dagrpo/dual"], metrics["dagrpo/assist_rate"], metrics["dagrpo/joint_accuracy"]) == (0.5, 0.5, 0.75)
 
 
-def test_the_price_moves_once_for_each_step_of_verls_trainer(training, monkeypatch):
+def test_the_dual_moves_once_for_each_step_of_verls_trainer(training, monkeypatch):
     trainer, client = training
     duals = [made(trainer, client, monkeypatch)[1]["dagrpo/dual"] for _ in range(3)]
     assert duals == pytest.approx([0.5, 0.52, 0.54])

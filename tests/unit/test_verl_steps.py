@@ -82,18 +82,18 @@ async def asked(client: ScriptedCoordinatorClient, step: int) -> None:
     await score_one(scorer, item(7), HELP, cut=False, task="math", task_step=step)
 
 
-def test_the_price_of_a_step_is_the_coordinators_and_moves_once_for_each_step(drivers):
-    steps, price = drivers.start(), 0.5
+def test_the_dual_of_a_step_is_the_coordinators_and_moves_once_for_each_step(drivers):
+    steps, dual = drivers.start(), 0.5
     for number, help_units in enumerate((16, 0, 8)):
         assert steps.open().task_step == number
         before = steps.now.dual
         steps.report(StepUnits(16, help_units))
         after = steps.close()
-        assert (before, after) == (price, dual_step(price, help_units / 16, 0.3, 0.1))
-        price = after
+        assert (before, after) == (dual, dual_step(dual, help_units / 16, 0.3, 0.1))
+        dual = after
 
 
-def test_driver_killed_in_a_step_reopens_it_with_its_number_price_and_calls(drivers):
+def test_driver_killed_in_a_step_reopens_it_with_its_number_dual_and_calls(drivers):
     one_step(drivers.start(), 8)
     dying = drivers.start()
     before = dying.open()
@@ -116,7 +116,7 @@ def test_a_report_written_before_the_driver_died_is_delivered_by_the_next_one(dr
     assert RunState(drivers.folder / STATE_FILE).unreported() == []
 
 
-def test_close_whose_reply_was_lost_moves_the_price_only_once(drivers):
+def test_close_whose_reply_was_lost_moves_the_dual_only_once(drivers):
     dying = drivers.start()
     dying.open()
     dying.report(StepUnits(16, 16))
@@ -126,32 +126,32 @@ def test_close_whose_reply_was_lost_moves_the_price_only_once(drivers):
     assert (opened.task_step, opened.dual) == (1, dual_step(0.5, 1.0, 0.3, 0.1))
 
 
-def test_steps_repeated_from_an_older_checkpoint_use_the_coordinators_numbers_and_price(drivers):
+def test_steps_repeated_from_an_older_checkpoint_use_the_coordinators_numbers_and_dual(drivers):
     first = drivers.start()
     for _ in range(3):
-        _, price = one_step(first, 8)
+        _, dual = one_step(first, 8)
     drivers.folder.joinpath(STATE_FILE).unlink()  # an older copy of the folder, or another machine
 
     opened = drivers.start().open()
-    assert (opened.task_step, opened.dual) == (3, price)
+    assert (opened.task_step, opened.dual) == (3, dual)
 
 
-def test_while_the_coordinator_is_away_steps_use_the_last_price_and_are_reported_later(drivers, caplog):
+def test_while_the_coordinator_is_away_steps_use_the_last_dual_and_are_reported_later(drivers, caplog):
     steps = drivers.start()
-    _, price = one_step(steps, 8)
+    _, dual = one_step(steps, 8)
     drivers.client.fail_next("open_step", AWAY, times=2)
     with caplog.at_level(logging.WARNING):
-        assert one_step(steps, 16) == (price, price)
-        assert one_step(steps, 0) == (price, price)
+        assert one_step(steps, 16) == (dual, dual)
+        assert one_step(steps, 0) == (dual, dual)
     assert "the coordinator is away" in caplog.text
     assert [report.units.help for _, report in RunState(drivers.folder / STATE_FILE).unreported()] == [16, 0]
 
     opened = steps.open()
-    wanted = dual_step(dual_step(price, 1.0, 0.3, 0.1), 0.0, 0.3, 0.1)
+    wanted = dual_step(dual_step(dual, 1.0, 0.3, 0.1), 0.0, 0.3, 0.1)
     assert (opened.task_step, opened.dual, opened.offline) == (3, pytest.approx(wanted), False)
 
 
-def test_undeliverable_report_waits_with_the_price_unchanged(drivers):
+def test_undeliverable_report_waits_with_the_dual_unchanged(drivers):
     steps = drivers.start()
     opened = steps.open()
     steps.report(StepUnits(16, 16))

@@ -39,8 +39,8 @@ def wire() -> dict[str, Any]:
 
 
 def _kind_of(method: Any) -> str:
-    stream = ("stream " if method.client_streaming else "", "stream " if method.server_streaming else "")
-    return f"{stream[0]}{method.input_type.name} -> {stream[1]}{method.output_type.name}"
+    stream = "stream " if method.server_streaming else ""
+    return f"{method.input_type.name} -> {stream}{method.output_type.name}"
 
 
 def test_every_released_field_still_exists_and_the_list_is_complete() -> None:

@@ -255,7 +255,7 @@ def cloud_of(config: AgentConfig) -> str:
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
     """One difference from today's settings or models; None where there is none. Keys added later are not compared."""
     config = cell.resolved("state").config
-    for key, then, now in _both(_as_named_today(body.get("settings", {})), settings_of(config)):
+    for key, then, now in _both(body.get("settings", {}), settings_of(config)):
         if then != now:
             return f"it was measured with {key} {then}, which is {now} now"
     models = models_of(config)
@@ -263,14 +263,6 @@ def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
         if models.get(name, digest) != digest:
             return f"it was measured with another file of {name}"
     return None
-
-
-def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of an older result under today's names (`LearningConfig` reads older files the same way)."""
-    learning = settings.get("learning", {})
-    if "price" not in learning or isinstance(learning["price"], str):
-        return settings
-    return {**settings, "learning": {**learning, "price": "calls", "stated_price": learning["price"]}}
 
 
 def _both(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -32,7 +32,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
     "learning.price_levels": _NO_STATED_PRICE,
-    "learning.price": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
+    "learning.dual_unit": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
     "learning.stated_price": _NO_STATED_PRICE,
     "learning.demonstrations": "responses are learned from that the engine sampled itself; edge-agent learn imitates given answers too",
     "learning.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up beside given answers",

@@ -24,7 +24,6 @@ import asyncpg
 
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
-from coordinator.ledger.stores.migrations import LEDGER, migrate_postgres, postgres_version
 from coordinator.ledger.stores.postgres_statements import (
     CHANNEL,
     NOTHING,
@@ -36,6 +35,7 @@ from coordinator.ledger.stores.postgres_statements import (
     read_statement,
     write_statement,
 )
+from coordinator.ledger.stores.schema import create_in_postgres, has_postgres_ledger
 from coordinator.ledger.stores.store import LedgerStore, Operation, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
@@ -117,9 +117,9 @@ class PostgresLedgerStore(LedgerStore):
 
     @classmethod
     async def open(cls, dsn: str, now: float, settings: PostgresSettings | None = None) -> PostgresLedgerStore:
-        """Connect, bring the schema to this version, join the replicas and sweep what those that are gone have left.
+        """Connect, make the tables where there are none, join the replicas and sweep what those that are gone have left.
 
-        Raises StateError: unreachable, of a newer version, or not ours.
+        Raises StateError: unreachable, of another version, or not ours.
         """
         store = cls(dsn, settings or PostgresSettings())
         try:
@@ -159,7 +159,8 @@ class PostgresLedgerStore(LedgerStore):
 
     async def _start(self, now: float) -> None:
         connection = await self._connected()
-        await _require_schema(connection)
+        if not await has_postgres_ledger(connection):
+            await create_in_postgres(connection)
         self._epoch = await connection.fetchval(_JOIN, self._settings.name, self._settings.replica_lease_s)
         ready = asyncio.Event()
         self._tasks = [
@@ -367,25 +368,6 @@ async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] 
     return await asyncpg.connect(
         dsn, timeout=settings.connect_timeout_s, command_timeout=client_timeout_s, server_settings=options
     )
-
-
-async def _require_schema(connection: asyncpg.Connection[Any]) -> None:
-    """Make or upgrade the tables. Raises StateError when a newer program made them, or someone else."""
-    known = await postgres_version(connection)
-    if known is not None and known > len(LEDGER):
-        raise StateError(
-            f"the ledger in PostgreSQL is of version {known}, newer than {len(LEDGER)}, the newest this program knows",
-            hint="update this program",
-        )
-    if known is None and await connection.fetchval(
-        "SELECT to_regclass('journal') IS NOT NULL OR to_regclass('call') IS NOT NULL"
-    ):
-        raise StateError(
-            "the PostgreSQL database holds tables that are not a ledger's", hint="give the ledger a database of its own"
-        )
-    if known != len(LEDGER):
-        await migrate_postgres(connection)
-        log.info("the ledger's schema is now of version %d", len(LEDGER))
 
 
 def cannot_open(error: Exception) -> StateError:

@@ -14,8 +14,8 @@ import asyncpg
 
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores import postgres
-from coordinator.ledger.stores.migrations import LEDGER, postgres_version
 from coordinator.ledger.stores.postgres_statements import restored
+from coordinator.ledger.stores.schema import has_postgres_ledger
 from coordinator.ledger.tables import Table
 from edge.core.errors import StateError
 
@@ -41,11 +41,8 @@ async def _opened(dsn: str) -> asyncpg.Connection[Any]:
     settings = postgres.PostgresSettings(name="edge-coordinator ledger", statement_timeout_s=600.0)
     connection = await postgres.connect(dsn, settings)
     try:
-        version = await postgres_version(connection)
-        if version is None:
+        if not await has_postgres_ledger(connection):
             raise StateError("there is no ledger in this PostgreSQL database")
-        if version != len(LEDGER):
-            raise StateError(f"the ledger in PostgreSQL is not of version {len(LEDGER)} (found {version})")
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     except BaseException:
         connection.terminate()

@@ -86,8 +86,8 @@ def _settle(settlement: Settlement) -> Iterator[Want]:
 def _open_step(request: OpenStepRequest) -> Iterator[Want]:
     device, task = request.device, request.task
     yield from ((STEP, device, task, request.step), (TASK, device, task), (DEVICE, device))
-    if request.price:
-        yield from ((SHARED_DUAL, request.price), (DUAL_MEMBER, request.price, device))
+    if request.shared_dual:
+        yield from ((SHARED_DUAL, request.shared_dual), (DUAL_MEMBER, request.shared_dual, device))
 
 
 def _close_step(request: CloseStepRequest) -> Iterator[Want]:
@@ -242,10 +242,10 @@ def _with_linked(table: Table[Any], rows: str) -> Iterator[tuple[Table[Any], str
         yield BUDGET, f"SELECT b.* FROM budget b WHERE b.key IN (SELECT unnest(a.budgets) FROM ({rows}) a)"
         yield from _with_linked(TASK, tasks)
     elif table in (STEP, TASK, DUAL_MEMBER):
-        yield SHARED_DUAL, f"SELECT p.* FROM price p WHERE p.key IN (SELECT r.price FROM ({rows}) r)"
+        yield SHARED_DUAL, f"SELECT p.* FROM shared_dual p WHERE p.key IN (SELECT r.shared_dual FROM ({rows}) r)"
         if table is STEP:
-            mine = f"SELECT r.price, r.device FROM ({rows}) r"
-            yield DUAL_MEMBER, f"SELECT m.* FROM price_member m WHERE (m.price, m.device) IN ({mine})"
+            mine = f"SELECT r.shared_dual, r.device FROM ({rows}) r"
+            yield DUAL_MEMBER, f"SELECT m.* FROM dual_member m WHERE (m.shared_dual, m.device) IN ({mine})"
 
 
 # Writing --------------------------------------------------------------------------------------------------------------------------

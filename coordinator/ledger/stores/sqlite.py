@@ -24,10 +24,11 @@ from urllib.parse import quote
 from coordinator import failpoints
 from coordinator.ledger.stores.buffered import Batch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
-from coordinator.ledger.stores.migrations import LEDGER, Schema, copy_database, migrate_sqlite_file, migrated_copy, upgrade_sqlite
+from coordinator.ledger.stores.schema import create_in_sqlite, is_sqlite_ledger, refuse_other_sqlite_version
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
 from edge.core.errors import StateError
+from edge.core.files import replacing
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,14 +39,13 @@ PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits: seconds for a foreign lock on the file, and its schema.
+    """How the store waits: seconds for a foreign lock on the file.
 
     What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
     """
 
     busy_timeout_s: float = 2.0
     checkpoint_pages: int = 8000
-    schema: Schema = LEDGER
 
 
 class SqliteLedgerStore(GroupCommitStore):
@@ -162,6 +162,8 @@ class SqliteDisk:
 
     def _open(self) -> int:
         self._held.enter_context(exclusive_lock(self.path))
+        if self.path.exists():
+            _refuse_other_version(self.path)
         _make_private(self.path)
         wal = self.path.with_name(f"{self.path.name}-wal")
         has_wal = wal.exists() and wal.stat().st_size > 0  # reading a copy leaves an empty one
@@ -266,8 +268,10 @@ def open_read_only(path: StorePath) -> Iterator[SqliteRows]:
         raise StateError(f"there is no ledger at {file}")
     connection: sqlite3.Connection | None = None
     try:
+        _refuse_other_version(file)
         connection = sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, isolation_level=None)
-        connection = _as_read_now(connection, file)
+        if not is_sqlite_ledger(connection):
+            raise _no_ledger(file)
         connection.execute("BEGIN")
         yield SqliteRows(connection)
     except sqlite3.Error as error:
@@ -278,7 +282,8 @@ def open_read_only(path: StorePath) -> Iterator[SqliteRows]:
 
 
 def copy_file(path: Path, copy: Path) -> None:
-    """The ledger as it is now in a new file, also while a coordinator writes; there whole and on the disk, or not at all.
+    """The ledger as it is now in a new file, also while a coordinator writes, what its write-ahead log holds included; there whole and on
+    the disk, or not at all.
 
     Raises StateError: no such ledger, a file of that name, or one that cannot be written.
     """
@@ -287,7 +292,14 @@ def copy_file(path: Path, copy: Path) -> None:
     if copy.exists():
         raise StateError(f"{copy} exists already", hint="name a new file")
     try:
-        copy_database(path, copy)
+        with replacing(copy) as draft:
+            draft.touch(mode=0o600)
+            with (
+                contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as source,
+                contextlib.closing(sqlite3.connect(draft)) as target,
+            ):
+                source.backup(target)  # in one step, which sees one state
+                target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
     except OSError as error:
         raise StateError(f"{copy} cannot be written: {error.strerror or error}") from error
     except sqlite3.Error as error:
@@ -302,54 +314,24 @@ def _connect(path: Path, settings: SqliteSettings) -> sqlite3.Connection:
     return connection
 
 
-def _prepare_file(path: Path, settings: SqliteSettings) -> None:
-    """Make the tables in an empty file; bring those of an older version to this one, with a backup beside the file. Raises StateError.
+def _refuse_other_version(path: Path) -> None:
+    """Raises StateError for a ledger of another version, which stays as it is, with what lies in its write-ahead log: `immutable` keeps
+    SQLite from taking that in."""
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as connection:
+        refuse_other_sqlite_version(connection, path)
 
-    The caller holds the file's lock, and no connection is open. A file that is refused stays as it is: nothing has set its mode yet.
-    """
-    schema = settings.schema
+
+def _prepare_file(path: Path, settings: SqliteSettings) -> None:
+    """Make the tables in an empty file. Raises StateError for one that is no ledger; it stays as it is: nothing has set its mode yet."""
     with contextlib.closing(sqlite3.connect(path, timeout=settings.busy_timeout_s, isolation_level=None)) as connection:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0:
-            upgrade_sqlite(connection, 0, schema)
-        found = _version(connection)
-        older = found < len(schema) and _is_ledger(connection)
-        _check_integrity(connection, path) if older else _require_version(connection, path, schema)
-    if not older:
-        return
-    backup = migrate_sqlite_file(path, found, schema)
-    log.warning("ledger %s was brought from version %d to %d; as it was before it lies at %s", path, found, len(schema), backup)
+            create_in_sqlite(connection)
+        elif not is_sqlite_ledger(connection):
+            raise _no_ledger(path)
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _is_ledger(connection: sqlite3.Connection) -> bool:
-    named = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN ('journal', 'budget', 'attempt', 'meta')"
-    return _version(connection) >= 1 and bool(connection.execute(named).fetchone()[0] == 4)
-
-
-def _require_version(connection: sqlite3.Connection, path: Path, schema: Schema = LEDGER) -> None:
-    found = _version(connection)
-    if found == len(schema):
-        return
-    if found < len(schema) or not _is_ledger(connection):
-        raise StateError(
-            f"{path} is not a ledger of version 1 to {len(schema)} (found {found})", hint="choose another ledger file"
-        )
-    known = f"newer than {len(schema)}, the newest this program knows"
-    raise StateError(f"ledger {path} is of version {found}, {known}", hint="update this program or choose another ledger file")
-
-
-def _as_read_now(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """The connection itself, or for a ledger of an older version a copy in memory that was brought up to date; the file stays as it is."""
-    found = _version(connection)
-    if found >= len(LEDGER) or not _is_ledger(connection):
-        _require_version(connection, path)
-        return connection
-    copy = migrated_copy(connection, found)
-    connection.close()
-    return copy
+def _no_ledger(path: Path) -> StateError:
+    return StateError(f"{path} is not a ledger", hint="choose another ledger file")
 
 
 def _check_integrity(connection: sqlite3.Connection, path: Path) -> None:

@@ -133,16 +133,16 @@ class ListTasksRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class ListTasksResponse(_message.Message):
-    __slots__ = ("tasks", "next_page_token", "shared_prices")
+    __slots__ = ("tasks", "next_page_token", "shared_duals")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    SHARED_PRICES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_DUALS_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[TaskRecord]
     next_page_token: str
-    shared_prices: _containers.RepeatedCompositeFieldContainer[SharedPriceRecord]
-    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., shared_prices: _Optional[_Iterable[_Union[SharedPriceRecord, _Mapping]]] = ...) -> None: ...
+    shared_duals: _containers.RepeatedCompositeFieldContainer[SharedDualRecord]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskRecord, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., shared_duals: _Optional[_Iterable[_Union[SharedDualRecord, _Mapping]]] = ...) -> None: ...
 
-class SharedPriceRecord(_message.Message):
+class SharedDualRecord(_message.Message):
     __slots__ = ("key", "dual", "updates")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DUAL_FIELD_NUMBER: _ClassVar[int]

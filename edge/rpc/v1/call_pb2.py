@@ -23,49 +23,43 @@ _sym_db = _symbol_database.Default()
 
 
 from edge.rpc.v1 import budget_pb2 as edge_dot_rpc_dot_v1_dot_budget__pb2
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x64ge/rpc/v1/call.proto\x12\x0b\x65\x64ge.rpc.v1\x1a\x18\x65\x64ge/rpc/v1/budget.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"?\n\x0b\x43hatMessage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.edge.rpc.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"\x95\x02\n\x0f\x43ompleteRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x11\n\x04step\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tprompt_id\x18\x04 \x01(\t\x12\x12\n\nhelp_units\x18\x05 \x01(\r\x12\x13\n\x0bmodel_alias\x18\x06 \x01(\t\x12*\n\x08messages\x18\x07 \x03(\x0b\x32\x18.edge.rpc.v1.ChatMessage\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\r\x12.\n\x08sampling\x18\t \x01(\x0b\x32\x1c.edge.rpc.v1.SamplingOptions\x12\x13\n\x0bopenai_json\x18\n \x01(\tB\x07\n\x05_step\"9\n\nTokenUsage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x04\x12\x15\n\routput_tokens\x18\x02 \x01(\x04\"\x9e\x01\n\nCompletion\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x17.edge.rpc.v1.TokenUsage\x12\x14\n\x0c\x63harged_uusd\x18\x04 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0bopenai_json\x18\x07 \x01(\t\"l\n\x10\x43ompleteResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.edge.rpc.v1.Completion\x12+\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"C\n\x15StreamCompleteRequest\x12*\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1c.edge.rpc.v1.CompleteRequest\"\x92\x01\n\x16StreamCompleteResponse\x12+\n\x07started\x18\x01 \x01(\x0b\x32\x18.edge.rpc.v1.CallStartedH\x00\x12\x0f\n\x05\x64\x65lta\x18\x02 \x01(\tH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.edge.rpc.v1.CompleteResponseH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x0b\x43\x61llStarted\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\"7\n\x0eGetCallRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"k\n\x0fGetCallResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.edge.rpc.v1.Completion\x12+\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"n\n\x14\x43ompleteBatchRequest\x12*\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1c.edge.rpc.v1.CompleteRequest\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8c\x01\n\x15\x43ompleteBatchResponse\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x31\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1d.edge.rpc.v1.CompleteResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\t\n\x07outcome\"%\n\x11\x43\x61ncelCallRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\"c\n\x12\x43\x61ncelCallResponse\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.edge.rpc.v1.CallState\x12\x14\n\x0c\x63harged_uusd\x18\x03 \x01(\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\xba\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_STATE_DROPPED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x18\n\x14\x43\x41LL_STATE_COMPLETED\x10\x03\x12\x17\n\x13\x43\x41LL_STATE_REFUNDED\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_FAILED\x10\x05\x12\x17\n\x13\x43\x41LL_STATE_IN_DOUBT\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65\x64ge/rpc/v1/call.proto\x12\x0b\x65\x64ge.rpc.v1\x1a\x18\x65\x64ge/rpc/v1/budget.proto\"?\n\x0b\x43hatMessage\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.edge.rpc.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"\x95\x02\n\x0f\x43ompleteRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x11\n\x04step\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tprompt_id\x18\x04 \x01(\t\x12\x12\n\nhelp_units\x18\x05 \x01(\r\x12\x13\n\x0bmodel_alias\x18\x06 \x01(\t\x12*\n\x08messages\x18\x07 \x03(\x0b\x32\x18.edge.rpc.v1.ChatMessage\x12\x19\n\x11max_output_tokens\x18\x08 \x01(\r\x12.\n\x08sampling\x18\t \x01(\x0b\x32\x1c.edge.rpc.v1.SamplingOptions\x12\x13\n\x0bopenai_json\x18\n \x01(\tB\x07\n\x05_step\"9\n\nTokenUsage\x12\x14\n\x0cinput_tokens\x18\x01 \x01(\x04\x12\x15\n\routput_tokens\x18\x02 \x01(\x04\"\x9e\x01\n\nCompletion\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x05usage\x18\x03 \x01(\x0b\x32\x17.edge.rpc.v1.TokenUsage\x12\x14\n\x0c\x63harged_uusd\x18\x04 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0bopenai_json\x18\x07 \x01(\t\"l\n\x10\x43ompleteResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.edge.rpc.v1.Completion\x12+\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"C\n\x15StreamCompleteRequest\x12*\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1c.edge.rpc.v1.CompleteRequest\"\x92\x01\n\x16StreamCompleteResponse\x12+\n\x07started\x18\x01 \x01(\x0b\x32\x18.edge.rpc.v1.CallStartedH\x00\x12\x0f\n\x05\x64\x65lta\x18\x02 \x01(\tH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.edge.rpc.v1.CompleteResponseH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x0b\x43\x61llStarted\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\"7\n\x0eGetCallRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"k\n\x0fGetCallResponse\x12+\n\ncompletion\x18\x01 \x01(\x0b\x32\x17.edge.rpc.v1.Completion\x12+\n\x06\x62udget\x18\x02 \x01(\x0b\x32\x1b.edge.rpc.v1.BudgetSnapshot\"%\n\x11\x43\x61ncelCallRequest\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\"c\n\x12\x43\x61ncelCallResponse\x12\x10\n\x08\x63\x61ll_key\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.edge.rpc.v1.CallState\x12\x14\n\x0c\x63harged_uusd\x18\x03 \x01(\x04*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03*\xba\x01\n\tCallState\x12\x1a\n\x16\x43\x41LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41LL_STATE_DROPPED\x10\x01\x12\x16\n\x12\x43\x41LL_STATE_RUNNING\x10\x02\x12\x18\n\x14\x43\x41LL_STATE_COMPLETED\x10\x03\x12\x17\n\x13\x43\x41LL_STATE_REFUNDED\x10\x04\x12\x15\n\x11\x43\x41LL_STATE_FAILED\x10\x05\x12\x17\n\x13\x43\x41LL_STATE_IN_DOUBT\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edge.rpc.v1.call_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1670
-  _globals['_ROLE']._serialized_end=1750
-  _globals['_CALLSTATE']._serialized_start=1753
-  _globals['_CALLSTATE']._serialized_end=1939
-  _globals['_CHATMESSAGE']._serialized_start=122
-  _globals['_CHATMESSAGE']._serialized_end=185
-  _globals['_SAMPLINGOPTIONS']._serialized_start=187
-  _globals['_SAMPLINGOPTIONS']._serialized_end=246
-  _globals['_COMPLETEREQUEST']._serialized_start=249
-  _globals['_COMPLETEREQUEST']._serialized_end=526
-  _globals['_TOKENUSAGE']._serialized_start=528
-  _globals['_TOKENUSAGE']._serialized_end=585
-  _globals['_COMPLETION']._serialized_start=588
-  _globals['_COMPLETION']._serialized_end=746
-  _globals['_COMPLETERESPONSE']._serialized_start=748
-  _globals['_COMPLETERESPONSE']._serialized_end=856
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=858
-  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=925
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=928
-  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=1074
-  _globals['_CALLSTARTED']._serialized_start=1076
-  _globals['_CALLSTARTED']._serialized_end=1107
-  _globals['_GETCALLREQUEST']._serialized_start=1109
-  _globals['_GETCALLREQUEST']._serialized_end=1164
-  _globals['_GETCALLRESPONSE']._serialized_start=1166
-  _globals['_GETCALLRESPONSE']._serialized_end=1273
-  _globals['_COMPLETEBATCHREQUEST']._serialized_start=1275
-  _globals['_COMPLETEBATCHREQUEST']._serialized_end=1385
-  _globals['_COMPLETEBATCHRESPONSE']._serialized_start=1388
-  _globals['_COMPLETEBATCHRESPONSE']._serialized_end=1528
-  _globals['_CANCELCALLREQUEST']._serialized_start=1530
-  _globals['_CANCELCALLREQUEST']._serialized_end=1567
-  _globals['_CANCELCALLRESPONSE']._serialized_start=1569
-  _globals['_CANCELCALLRESPONSE']._serialized_end=1668
+  _globals['_ROLE']._serialized_start=1358
+  _globals['_ROLE']._serialized_end=1438
+  _globals['_CALLSTATE']._serialized_start=1441
+  _globals['_CALLSTATE']._serialized_end=1627
+  _globals['_CHATMESSAGE']._serialized_start=65
+  _globals['_CHATMESSAGE']._serialized_end=128
+  _globals['_SAMPLINGOPTIONS']._serialized_start=130
+  _globals['_SAMPLINGOPTIONS']._serialized_end=189
+  _globals['_COMPLETEREQUEST']._serialized_start=192
+  _globals['_COMPLETEREQUEST']._serialized_end=469
+  _globals['_TOKENUSAGE']._serialized_start=471
+  _globals['_TOKENUSAGE']._serialized_end=528
+  _globals['_COMPLETION']._serialized_start=531
+  _globals['_COMPLETION']._serialized_end=689
+  _globals['_COMPLETERESPONSE']._serialized_start=691
+  _globals['_COMPLETERESPONSE']._serialized_end=799
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_start=801
+  _globals['_STREAMCOMPLETEREQUEST']._serialized_end=868
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_start=871
+  _globals['_STREAMCOMPLETERESPONSE']._serialized_end=1017
+  _globals['_CALLSTARTED']._serialized_start=1019
+  _globals['_CALLSTARTED']._serialized_end=1050
+  _globals['_GETCALLREQUEST']._serialized_start=1052
+  _globals['_GETCALLREQUEST']._serialized_end=1107
+  _globals['_GETCALLRESPONSE']._serialized_start=1109
+  _globals['_GETCALLRESPONSE']._serialized_end=1216
+  _globals['_CANCELCALLREQUEST']._serialized_start=1218
+  _globals['_CANCELCALLREQUEST']._serialized_end=1255
+  _globals['_CANCELCALLRESPONSE']._serialized_start=1257
+  _globals['_CANCELCALLRESPONSE']._serialized_end=1356
 # @@protoc_insertion_point(module_scope)

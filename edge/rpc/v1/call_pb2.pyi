@@ -1,8 +1,4 @@
-import datetime
-
 from edge.rpc.v1 import budget_pb2 as _budget_pb2
-from google.protobuf import duration_pb2 as _duration_pb2
-from google.rpc import status_pb2 as _status_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -149,24 +145,6 @@ class GetCallResponse(_message.Message):
     completion: Completion
     budget: _budget_pb2.BudgetSnapshot
     def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ..., budget: _Optional[_Union[_budget_pb2.BudgetSnapshot, _Mapping]] = ...) -> None: ...
-
-class CompleteBatchRequest(_message.Message):
-    __slots__ = ("call", "timeout")
-    CALL_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    call: CompleteRequest
-    timeout: _duration_pb2.Duration
-    def __init__(self, call: _Optional[_Union[CompleteRequest, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
-
-class CompleteBatchResponse(_message.Message):
-    __slots__ = ("call_key", "finished", "error")
-    CALL_KEY_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    call_key: str
-    finished: CompleteResponse
-    error: _status_pb2.Status
-    def __init__(self, call_key: _Optional[str] = ..., finished: _Optional[_Union[CompleteResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class CancelCallRequest(_message.Message):
     __slots__ = ("call_key",)

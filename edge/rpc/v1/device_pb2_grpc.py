@@ -72,11 +72,6 @@ class DeviceServiceStub(object):
                 request_serializer=edge_dot_rpc_dot_v1_dot_call__pb2.GetCallRequest.SerializeToString,
                 response_deserializer=edge_dot_rpc_dot_v1_dot_call__pb2.GetCallResponse.FromString,
                 _registered_method=True)
-        self.CompleteBatch = channel.stream_stream(
-                '/edge.rpc.v1.DeviceService/CompleteBatch',
-                request_serializer=edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchRequest.SerializeToString,
-                response_deserializer=edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchResponse.FromString,
-                _registered_method=True)
         self.CancelCall = channel.unary_unary(
                 '/edge.rpc.v1.DeviceService/CancelCall',
                 request_serializer=edge_dot_rpc_dot_v1_dot_call__pb2.CancelCallRequest.SerializeToString,
@@ -141,13 +136,6 @@ class DeviceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CompleteBatch(self, request_iterator, context):
-        """Many calls on one stream, for learning: replies by call_key in any order; a bad item is answered and ends nothing.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def CancelCall(self, request, context):
         """Stops waiting for a call; never takes back what it cost.
         """
@@ -199,11 +187,6 @@ def add_DeviceServiceServicer_to_server(servicer, server):
                     servicer.GetCall,
                     request_deserializer=edge_dot_rpc_dot_v1_dot_call__pb2.GetCallRequest.FromString,
                     response_serializer=edge_dot_rpc_dot_v1_dot_call__pb2.GetCallResponse.SerializeToString,
-            ),
-            'CompleteBatch': grpc.stream_stream_rpc_method_handler(
-                    servicer.CompleteBatch,
-                    request_deserializer=edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchRequest.FromString,
-                    response_serializer=edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchResponse.SerializeToString,
             ),
             'CancelCall': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelCall,
@@ -405,33 +388,6 @@ class DeviceService(object):
             '/edge.rpc.v1.DeviceService/GetCall',
             edge_dot_rpc_dot_v1_dot_call__pb2.GetCallRequest.SerializeToString,
             edge_dot_rpc_dot_v1_dot_call__pb2.GetCallResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CompleteBatch(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/edge.rpc.v1.DeviceService/CompleteBatch',
-            edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchRequest.SerializeToString,
-            edge_dot_rpc_dot_v1_dot_call__pb2.CompleteBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

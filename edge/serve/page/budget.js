@@ -114,7 +114,7 @@ function rateData(steps) {
     top: Math.max(1, ...duals), showY: (value) => decimal(value, 1),
     curves: [
       { name: "share that asked", kind: "k-rate", values: mean, show: percent }, { name: "target τ", kind: "k-target", values: column("target_rate"), show: percent },
-      { name: "λ, the price of asking", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
+      { name: "λ, the cost of asking", kind: "k-dual", values: duals, show: (value) => decimal(value, 3) },
     ],
     summary: `${percent(mean.at(-1))} asked at a target of ${percent(last.target_rate)}; λ ${decimal(last.dual_after, 3)}.`,
   };

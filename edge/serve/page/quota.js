@@ -34,7 +34,7 @@ function quotaBlock(quota, named, shared) {
     element("p", {}, element("span", { class: `badge gate-${kind}` }, words), " ", line),
     known ? meters(quota, (used) => !(used in shared)) : null,
     facts([
-      ["Task", named ? "" : quota.task], ["Used by this task", quota.used ? ownUse(quota.used) : ""], ["Price of asking, λ", decimal(quota.dual, 3)],
+      ["Task", named ? "" : quota.task], ["Used by this task", quota.used ? ownUse(quota.used) : ""], ["Cost of asking, λ", decimal(quota.dual, 3)],
       ["As of", known ? moment(quota.as_of) : "the coordinator has not been heard yet"],
     ]));
 }

@@ -62,8 +62,7 @@ async function reflect(service) {
     }
   };
   await load(await ask({ file_containing_symbol: service }));
-  for (const needed of ["edge/rpc/v1/budget.proto", "edge/rpc/v1/call.proto", "edge/rpc/v1/step.proto", "google/rpc/status.proto",
-    "google/protobuf/any.proto", "google/protobuf/duration.proto"]) {
+  for (const needed of ["edge/rpc/v1/budget.proto", "edge/rpc/v1/call.proto", "edge/rpc/v1/step.proto"]) {
     await load(await ask({ file_by_filename: needed }));
   }
   client.close();
@@ -110,15 +109,16 @@ async function main() {
   seen.completed = { text: completed.completion.text, charged: completed.completion.charged_uusd, spent: completed.budget.spend_uusd };
   seen.streamed = (await readAll(device.StreamComplete({ call: call("k2", "streamed text") }, metadata))).map((each) => each.event);
 
-  const batch = device.CompleteBatch(metadata);
-  const replies = readAll(batch);
-  for (let number = 0; number < 20; number++) batch.write({ call: call(`b${number}`, `item ${number}`), timeout: { seconds: 20 } });
-  batch.write({ call: call("bad", "x", { max_output_tokens: 0 }) });
-  batch.end();
-  seen.batch = {};
-  for (const reply of await replies) {
-    seen.batch[reply.call_key] = reply.outcome === "finished" ? reply.finished.completion.text : `error ${reply.error.code}`;
-  }
+  const many = [...Array(20).keys()].map((number) => call(`b${number}`, `item ${number}`));
+  many.push(call("bad", "x", { max_output_tokens: 0 }));
+  seen.many = {};
+  await Promise.all(many.map(async (each) => {
+    try {
+      seen.many[each.call_key] = (await unary(device, "Complete", each, metadata)).completion.text;
+    } catch (error) {
+      seen.many[each.call_key] = `error ${error.code}`;
+    }
+  }));
 
   seen.watched = (await first(device.WatchBudget({ task: "math" }, metadata))).budget.calls;
   seen.cancelled = (await unary(device, "CancelCall", { call_key: "k1" }, metadata)).state;

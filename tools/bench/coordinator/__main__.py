@@ -51,14 +51,12 @@ QUICK = Plan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
 
 
 PHASES = {
-    "ours": ("latency", "calls", "batch", "budget", "close"),
+    "ours": ("latency", "calls", "budget", "close"),
     "litellm": ("latency", "calls"),
-    "echo-grpc": ("latency", "calls", "batch"),
+    "echo-grpc": ("latency", "calls"),
     "echo-http": ("latency", "calls"),
 }
-"""The phases of each service in a round: one request at a time, many concurrent calls, two streams with as many items each as all unary
-callers together, budgets, and steps that are closed.
-"""
+"""The phases of each service in a round: one request at a time, many concurrent calls, budgets, and steps that are closed."""
 
 
 def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
@@ -67,7 +65,6 @@ def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str
     jobs: dict[str, dict[str, Any]] = {
         "latency": {"slices": plan.slices, "slice_calls": plan.slice_calls, "warmup_calls": plan.slice_calls},
         "calls": {"concurrency": plan.concurrency, **timed},
-        "batch": {"streams": 2, "in_flight": 2 * plan.concurrency, **timed},
         "budget": {"concurrency": plan.concurrency, **timed},
         "close": {"count": plan.closed_steps, "concurrency": plan.concurrency},
     }

@@ -8,7 +8,6 @@ Prints its port in one line of JSON. Includes parsing and writing messages only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 from tools.bench.mock_cloud import TEXT
@@ -27,13 +26,6 @@ async def serve() -> None:
         async def Complete(self, request: Any, context: Any) -> Any:
             """One completion."""
             return call_pb2.CompleteResponse(completion=call_pb2.Completion(call_key=request.call_key, text=TEXT))
-
-        async def CompleteBatch(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            """One completion for each."""
-            async for request in requests:
-                completion = call_pb2.Completion(call_key=request.call.call_key, text=TEXT)
-                finished = call_pb2.CompleteResponse(completion=completion)
-                yield call_pb2.CompleteBatchResponse(call_key=request.call.call_key, finished=finished)
 
     server = grpc.aio.server()
     device_pb2_grpc.add_DeviceServiceServicer_to_server(Echo(), server)

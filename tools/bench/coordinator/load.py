@@ -30,7 +30,7 @@ Act = Callable[[int, int], Awaitable[None]]
 
 
 class GrpcService:
-    """DeviceService: one channel for each device; worker w is device w modulo devices. Keeps the keys of acknowledged calls."""
+    """DeviceService: one channel for each device; worker w is device w modulo devices. `acked` is `device|key` of each answered call."""
 
     def __init__(self, address: str, tokens: Sequence[str], devices: Sequence[str], phase: str) -> None:
         import grpc
@@ -44,11 +44,6 @@ class GrpcService:
         self.task = f"bench-{phase}"
         self._devices = devices
         self.acked: list[str] = []
-
-    def acknowledge(self, at: int, key: str) -> None:
-        """A call was answered: keep `device|key`."""
-        if self._devices:
-            self.acked.append(f"{self._devices[at]}|{key}")
 
     async def prepare(self) -> None:
         """Open a step on every device."""
@@ -78,7 +73,8 @@ class GrpcService:
         """Complete."""
         at = worker % len(self.stubs)
         reply = await self.stubs[at].Complete(self.request(number), metadata=self.metadata[at], timeout=60.0)
-        self.acknowledge(at, reply.completion.call_key)
+        if self._devices:
+            self.acked.append(f"{self._devices[at]}|{reply.completion.call_key}")
 
     async def budget(self, worker: int, number: int) -> None:
         """GetBudget."""
@@ -264,51 +260,6 @@ async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) ->
     return through.summed(meter.read()) | {"direct_ms": summary(beside.seconds)}
 
 
-async def batches(service: GrpcService, job: Mapping[str, Any]) -> dict[str, Any]:
-    """`streams` of CompleteBatch with `in_flight` items each."""
-    numbers = itertools.count()
-
-    async def work(worker: int, tally: Tally, over: asyncio.Event) -> None:
-        await _stream(service, worker, job["in_flight"], tally, over, numbers)
-
-    return await for_a_while(work, job["streams"], job)
-
-
-async def _stream(
-    service: GrpcService, at: int, in_flight: int, tally: Tally, over: asyncio.Event, numbers: itertools.count[int]
-) -> None:
-    import grpc
-
-    from edge.rpc.v1 import call_pb2
-
-    at %= len(service.stubs)
-    stream = service.stubs[at].CompleteBatch(metadata=service.metadata[at])
-    sent: dict[str, float] = {}
-
-    async def send() -> None:
-        request = service.request(next(numbers))
-        sent[request.call_key] = time.perf_counter()
-        await stream.write(call_pb2.CompleteBatchRequest(call=request))
-
-    for _ in range(in_flight):
-        await send()
-    while sent:
-        reply = await stream.read()
-        if reply is grpc.aio.EOF:
-            tally.errors["the stream ended early"] += 1
-            return
-        began = sent.pop(reply.call_key)
-        if reply.WhichOneof("outcome") == "error":
-            tally.errors[reply.error.message] += 1
-        else:
-            service.acknowledge(at, reply.call_key)
-            if tally.measuring:
-                tally.seconds.append(time.perf_counter() - began)
-        if not over.is_set():
-            await send()
-    await stream.done_writing()
-
-
 async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the measurement of the job."""
     phase = job["phase"]
@@ -328,8 +279,6 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             result = await unary(service.call, job)
         case "budget":
             result = await unary(service.budget, job)
-        case "batch":
-            result = await batches(service, job)
         case "close":
             await exactly(service.open_numbered, job["count"], job["concurrency"], {})
             result = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])

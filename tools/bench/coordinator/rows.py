@@ -21,7 +21,6 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     _books(row, [result["audit"] for result in ours])
     grpc, http = measured["echo-grpc"], measured["echo-http"]
     row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
-    row.without_goal("bare grpc.aio echo, bidi stream", "baseline", _per_core(grpc, "batch").text("messages/s per core", 0))
     row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
     spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
     busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
@@ -119,8 +118,6 @@ def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
         times = unary.median / other.median
         against = f"LiteLLM {other.text('calls/s', 0)}"
         row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, 14.0)
-    batch = _per_core(ours, "batch")
-    row.at_least("CompleteBatch per core", "", batch.text("calls/s", 0), batch.median, 2500.0, "/s")
 
 
 def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:

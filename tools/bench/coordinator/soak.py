@@ -89,11 +89,10 @@ class Crowd:
     async def _client(self, at: int) -> AsyncIterator[Any]:
         from edge.core.clock import SystemClock
         from edge.rpc.credentials import ClientCredentials, TokenFile
-        from edge.rpc.grpc_client import ClientPolicy
-        from tools.batch_client import BatchingClient
+        from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 
         token = TokenFile(Path(self.tokens[at]), SystemClock())
-        client = BatchingClient(
+        client = GrpcCoordinatorClient(
             self.address, policy=ClientPolicy(max_retries=1), seed=at, credentials=ClientCredentials(None, token)
         )
         try:
@@ -105,7 +104,7 @@ class Crowd:
         """One action of a device; one in five cancels before its answer."""
         from edge.core.errors import CoordinatorError
 
-        does = self.rng.choice((self._complete, self._complete, self._stream, self._batch, self._budget, self._watch, self._step))
+        does = self.rng.choice((self._complete, self._complete, self._stream, self._budget, self._watch, self._step))
         patience_s = self.rng.uniform(0.0, 0.02) if self.rng.random() < 0.2 else CALL_S
         try:
             async with asyncio.timeout(patience_s):
@@ -128,14 +127,6 @@ class Crowd:
 
     async def _stream(self, client: Any, number: int) -> None:
         async for _ in client.stream_complete(self._call(number), CALL_S):
-            pass
-
-    async def _batch(self, client: Any, number: int) -> None:
-        async def calls() -> AsyncIterator[Any]:
-            for each in range(4):
-                yield self._call(1_000_000_000 + 4 * number + each)
-
-        async for _ in client.complete_batch(calls(), CALL_S):
             pass
 
     async def _budget(self, client: Any, number: int) -> None:

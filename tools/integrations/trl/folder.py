@@ -40,7 +40,7 @@ _EARLIER, _REMOVED = ".earlier", ".removed-"
 _OWN = re.compile(
     r"state|state-[1-9]\d*|trl|trained|adapter|model-[0-9a-f]{12}"
     r"|events\.jsonl|evals\.jsonl|config\.yaml|config\.tmp|summary\.json|metrics\.csv"
-    r"|(rate_and_price|accuracy|families|forgetting)\.png|\.(rate_and_price|accuracy|families|forgetting)\.png\.part"
+    r"|(rate_and_dual|accuracy|families|forgetting)\.png|\.(rate_and_dual|accuracy|families|forgetting)\.png\.part"
 )
 _REMOVABLE = re.compile(rf"{re.escape(_REMOVED)}[a-z0-9_]{{8}}")
 _LEFT_BY_STEPS = ("trained", "summary.json", "metrics.csv")

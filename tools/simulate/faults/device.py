@@ -7,18 +7,17 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, OutcomeUnknown, StepMismatch
+from edge.core.errors import CoordinatorError, KeyReused, OutcomeUnknown, StepMismatch
 from edge.core.rng import stream
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
-from edge.rpc.grpc_client import ClientPolicy
-from tools.batch_client import BatchingClient
-from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts, refusal_parts
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts
 from tools.simulate.faults.scenario import GROUP_SIZE, Fault, Scenario
 from tools.simulate.virtual.loop import Host
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
@@ -150,7 +149,6 @@ WAYS = (
     "foreign",
     "serving",
     "shared",
-    "batch",
     "cancel",
 )
 
@@ -162,7 +160,7 @@ class SimulatedDevice:
     others: tuple[str, ...]
     notebook: Notebook
     log: DeviceLog
-    client: BatchingClient
+    client: GrpcCoordinatorClient
     rng: random.Random
     steps: int
     prompts: int
@@ -218,7 +216,8 @@ class SimulatedDevice:
 
             if await self._insist("open_step", key, opening) is None:
                 return
-            await self._ask_for(task, number)
+            calls = [_call(task, number, prompt) for prompt in range(self.prompts)]
+            await asyncio.gather(*map(self._group, calls))
             page.report = (self.prompts * GROUP_SIZE, self.rng.randint(0, self.prompts * GROUP_SIZE))
         units = StepUnits(*page.report)
 
@@ -230,19 +229,11 @@ class SimulatedDevice:
             await self.log.ask("close_step", key, report())
         page.step, page.report = page.step + 1, None
 
-    async def _ask_for(self, task: str, step: int) -> None:
-        """The calls of a step: each prompt group in a way of its own, or all of them on one stream."""
-        calls = [_call(task, step, number) for number in range(self.prompts)]
-        if self.rng.random() < 0.2:
-            await self._batched([self.notebook.keep(call) for call in calls])
-        else:
-            await asyncio.gather(*map(self._group, calls))
-
     async def _group(self, call: CloudCall) -> None:
         """One prompt group, in one of the ways a device may behave."""
         await self._pause(0.0, 1.0)
         way = self.rng.choice(WAYS)
-        if way in ("serving", "shared", "batch", "cancel"):
+        if way in ("serving", "shared", "cancel"):
             messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
             call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
         await getattr(self, f"_{way}", self._plain)(self.notebook.keep(call))
@@ -262,33 +253,6 @@ class SimulatedDevice:
         other = replace(call, call_key=f"o{call.call_key}")
         self.notebook.keep(other)
         await asyncio.gather(self._complete(call), self._complete(other))
-
-    async def _batch(self, call: CloudCall) -> None:
-        """The call and two serving calls on one stream."""
-        extra = [replace(call, call_key=f"b{number}{call.call_key}", step=-1) for number in range(2)]
-        for each in extra:
-            self.notebook.keep(each)
-        await self._batched([call, *extra])
-
-    async def _batched(self, calls: list[CloudCall]) -> None:
-        """All on one stream, and what it was not answered for by itself: the stream may have broken, and the calls on it run on."""
-        unanswered = []
-
-        async def items() -> AsyncIterator[CloudCall]:
-            for each in calls:
-                self.log.note("complete", each.call_key, "asked")
-                yield each
-
-        async for reply in self.client.complete_batch(items(), self._patience_s()):
-            outcome = reply.outcome
-            if isinstance(outcome, CoordinatorError):
-                self.log.note("complete", reply.call_key, outcome.reason, refusal_parts(outcome))
-            else:
-                self.log.note("complete", reply.call_key, "completed", answer_parts(outcome))
-            self.log.note("batch", reply.call_key, "ok")
-            if isinstance(outcome, CoordinatorUnavailable):
-                unanswered.append(reply.call_key)
-        await asyncio.gather(*(self._complete(call) for call in calls if call.call_key in unanswered))
 
     async def _cancel(self, call: CloudCall) -> None:
         asking = asyncio.create_task(self._complete(call), name=f"call {call.call_key}")
@@ -406,7 +370,9 @@ class ScriptedMember(Member):
         """Nothing was paused."""
 
 
-async def last_questions(notebook: Notebook, log: DeviceLog, client: BatchingClient, tasks: tuple[str, ...] = TASKS) -> None:
+async def last_questions(
+    notebook: Notebook, log: DeviceLog, client: GrpcCoordinatorClient, tasks: tuple[str, ...] = TASKS
+) -> None:
     """After all faults: what became of every call, and the budgets. A call that never arrived is NOT_FOUND."""
     for key in sorted(notebook.calls):
         await log.ask("final_call", key, client.get_call(key))

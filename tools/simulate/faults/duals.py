@@ -1,4 +1,4 @@
-"""The prices λ as the journal moves them, own and shared. It shares no code with the ledger.
+"""Every λ as the journal moves it, own and shared. It shares no code with the ledger.
 
 A shared λ moves with each report, in the journal's order: a `global` one with the report's whole weight, a fleet's by its share of the
 units that all members last planned or reported. A task's version, as a device is shown it, grows with each change of its own and of its λ.
@@ -45,12 +45,12 @@ class Duals:
         self.seen: dict[TaskId, dict[int, str]] = defaultdict(dict)
         self.clashes: list[str] = []
 
-    def meet(self, task: TaskId, dual: float, price: str) -> bool:
+    def meet(self, task: TaskId, dual: float, key: str) -> bool:
         """A task's first contact; whether a shared λ begins with it."""
-        begins = price != "" and price not in self.shared
-        self.own[task], self.held_to[task] = dual, price
+        begins = key != "" and key not in self.shared
+        self.own[task], self.held_to[task] = dual, key
         if begins:
-            self.shared[price] = SharedDual(dual, waiting=task)
+            self.shared[key] = SharedDual(dual, waiting=task)
         return begins
 
     def now(self, task: TaskId) -> tuple[int, float]:
@@ -65,61 +65,61 @@ class Duals:
         self._note(task)
         return self.versions[task]
 
-    def expected_at_opening(self, task: TaskId, step: int, price: str, dual_init: float) -> float:
+    def expected_at_opening(self, task: TaskId, step: int, key: str, dual_init: float) -> float:
         """The λ that a step opens with: the one it is held to from now on, else the task's so far, else the first one."""
-        if price in self.shared:
-            return self.shared[price].dual
+        if key in self.shared:
+            return self.shared[key].dual
         return dual_init if step == 0 else self.now(task)[1]
 
     def opened(self, body: Data, at_ms: int) -> None:
         """A step was opened: its task is held to the λ of the step."""
-        task, price, dual = (body["device"], body["task"]), body.get("price", ""), float.fromhex(body["dual"])
+        task, key, dual = (body["device"], body["task"]), body.get("shared_dual", ""), float.fromhex(body["dual"])
         left = self.shared.get(self.held_to.get(task, ""))
-        if left is not None and self.held_to[task] != price:
+        if left is not None and self.held_to[task] != key:
             self.versions[task] += left.moves
         held = left.held if left is not None else self.own_held.get(task, ())
-        held = () if body["step"] == 0 or price.startswith("fleet") else held
-        self.own[task], self.own_held[task], self.held_to[task] = dual, held, price
-        if price:
-            self.shared.setdefault(price, SharedDual(dual, held=held)).waiting = None
-            self._enter(price, body["device"], body["planned_prompts"] * body["group_size"], at_ms)
-            self._note_others(price, task)
+        held = () if body["step"] == 0 or key.startswith("fleet") else held
+        self.own[task], self.own_held[task], self.held_to[task] = dual, held, key
+        if key:
+            self.shared.setdefault(key, SharedDual(dual, held=held)).waiting = None
+            self._enter(key, body["device"], body["planned_prompts"] * body["group_size"], at_ms)
+            self._note_others(key, task)
 
     def start_of_move(self, opened: Data, closed: Data, at_ms: int) -> tuple[float, int]:
         """The λ that a report starts from, and the units of the round it is a part of (0: it counts whole)."""
-        price = opened.get("price", "")
-        if not price:
+        key = opened.get("shared_dual", "")
+        if not key:
             return float.fromhex(opened["dual"]), 0
-        self._enter(price, closed["device"], closed["total_units"], at_ms)
-        return self.shared[price].dual, self.shared[price].round_units if price.startswith("fleet") else 0
+        self._enter(key, closed["device"], closed["total_units"], at_ms)
+        return self.shared[key].dual, self.shared[key].round_units if key.startswith("fleet") else 0
 
     def held(self, opened: Data) -> tuple[float, ...]:
         """What the λ that a step moves holds of the reports in the window."""
-        price = opened.get("price", "")
-        return self.shared[price].held if price else self.own_held[opened["device"], opened["task"]]
+        key = opened.get("shared_dual", "")
+        return self.shared[key].held if key else self.own_held[opened["device"], opened["task"]]
 
     def closed(self, opened: Data, dual: float, held: tuple[float, ...]) -> None:
         """A report moved λ."""
-        task, price = (opened["device"], opened["task"]), opened.get("price", "")
+        task, key = (opened["device"], opened["task"]), opened.get("shared_dual", "")
         self.own[task], self.own_held[task] = dual, held
-        if price:
-            shared = self.shared[price]
+        if key:
+            shared = self.shared[key]
             shared.dual, shared.held, shared.moves = dual, held, shared.moves + 1
-            self._note_others(price, task)
+            self._note_others(key, task)
 
-    def leave(self, price: str, device: str) -> tuple[int, int]:
+    def leave(self, key: str, device: str) -> tuple[int, int]:
         """A member left the rounds; returns the units and the time of its latest step."""
-        last = self.shared[price].members.get(device, (0, 0))
-        self.shared[price].members[device] = (0, last[1])
+        last = self.shared[key].members.get(device, (0, 0))
+        self.shared[key].members[device] = (0, last[1])
         return last
 
-    def _enter(self, price: str, device: str, units: int, at_ms: int) -> None:
-        if price.startswith("fleet"):
-            self.shared[price].members[device] = (min(units, MOST_UNITS), at_ms)
+    def _enter(self, key: str, device: str, units: int, at_ms: int) -> None:
+        if key.startswith("fleet"):
+            self.shared[key].members[device] = (min(units, MOST_UNITS), at_ms)
 
-    def _note_others(self, price: str, mover: TaskId) -> None:
+    def _note_others(self, key: str, mover: TaskId) -> None:
         for task, held_to in self.held_to.items():
-            if held_to == price and task != mover:
+            if held_to == key and task != mover:
                 self._note(task)
 
     def _note(self, task: TaskId) -> None:

@@ -174,18 +174,18 @@ class Fold:
     def _task(self, entry: Data, body: Data) -> None:
         who = (body["device"], body["task"])
         self._check("I6", who not in self.duals.own, f"task {who} begins twice")
-        dual, price = float.fromhex(body["dual"]), body.get("price", "")
+        dual, key = float.fromhex(body["dual"]), body.get("shared_dual", "")
 
         def fits(terms: Terms) -> bool:
             mine = terms.tasks[body["task"]]
             rates = {mine.rate(0, entry["at_ms"], wished).hex() for wished in (self._rules.wished_rate, mine.target_rate)}
-            return (mine.dual_init.hex(), mine.dual_key(*who)) == (dual.hex(), price) and body["target_rate"] in rates
+            return (mine.dual_init.hex(), mine.dual_key(*who)) == (dual.hex(), key) and body["target_rate"] in rates
 
-        what = f"λ {dual} of {price!r} and τ {float.fromhex(body['target_rate'])}"
+        what = f"λ {dual} of {key!r} and τ {float.fromhex(body['target_rate'])}"
         self._check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
-        begins = self.duals.meet(who, dual, price)
+        begins = self.duals.meet(who, dual, key)
         told = body.get("begins", False)
-        self._check("I6", told == begins, f"task {who} begins {price!r}: {told}, not {begins}")
+        self._check("I6", told == begins, f"task {who} begins {key!r}: {told}, not {begins}")
 
     def _device(self, entry: Data, body: Data) -> None:
         self._meet("device let in again", body["device"] in self.disabled and not body["disabled"])
@@ -392,16 +392,16 @@ class Fold:
     # steps ---------------------------------------------------------------------------------------------------------------------
 
     def _open_step(self, entry: Data, body: Data) -> None:
-        step, task, price = step_of(body), (body["device"], body["task"]), body.get("price", "")
+        step, task, key = step_of(body), (body["device"], body["task"]), body.get("shared_dual", "")
         self._check("I6", step not in self.steps, f"step {step} was opened twice")
         self._is_let_in(entry, body)
         self._check("I6", self._opens_as_configured(entry, body), f"step {step} opened as nothing configured: {body}")
         follows = body["step"] == 0 or (*task, body["step"] - 1) in self.closed
         self._check("I6", follows, f"step {step} opened before the one before it was closed")
-        self._meet(f"step with a λ of scope {_price_scope(price)}")
-        waiting = self.duals.shared[price].waiting if price in self.duals.shared else None
+        self._meet(f"step with a λ of scope {_dual_scope(key)}")
+        waiting = self.duals.shared[key].waiting if key in self.duals.shared else None
         self._meet("shared λ begun by a task that waits", waiting not in (None, task))
-        self._meet("scope of a λ changed", self.duals.held_to.get(task, price) != price and body["step"] > 0)
+        self._meet("scope of a λ changed", self.duals.held_to.get(task, key) != key and body["step"] > 0)
         self.steps[step] = body
         self.duals.opened(body, entry["at_ms"])
         credit = [body["call_credit"], None, None]
@@ -414,13 +414,13 @@ class Fold:
 
         def fits(terms: Terms) -> bool:
             mine = terms.tasks[body["task"]]
-            price = mine.dual_key(*task)
+            key = mine.dual_key(*task)
             rate = mine.rate(body["step"], entry["at_ms"], self._rules.wished_rate)
-            dual = self.duals.expected_at_opening(task, body["step"], price, mine.dual_init)
-            told = (body.get("price", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])
+            dual = self.duals.expected_at_opening(task, body["step"], key, mine.dual_init)
+            told = (body.get("shared_dual", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])
             credit = mine.credit(rate, body["planned_prompts"])
             beyond_lr = {name: body[name] for name in RULE_BEYOND_LR if name in body}
-            return (*told, beyond_lr) == (price, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit, mine.beyond_lr)
+            return (*told, beyond_lr) == (key, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit, mine.beyond_lr)
 
         return self._any_terms(fits)
 
@@ -450,10 +450,10 @@ class Fold:
         self._version(body)
 
     def _leave(self, entry: Data, body: Data) -> None:
-        units, seen_ms = self.duals.leave(body["price"], body["device"])
+        units, seen_ms = self.duals.leave(body["shared_dual"], body["device"])
         idle_ms = entry["at_ms"] - seen_ms
-        long_enough = self._any_terms(lambda terms: idle_ms + 1 >= 1000 * terms.price_idle_s)
-        story = f"{body['device']} left the rounds of {body['price']} with {units} units after {idle_ms} ms"
+        long_enough = self._any_terms(lambda terms: idle_ms + 1 >= 1000 * terms.dual_idle_s)
+        story = f"{body['device']} left the rounds of {body['shared_dual']} with {units} units after {idle_ms} ms"
         self._check("I6", units > 0 and long_enough, story)
         self._meet("idle device left a round")
 
@@ -503,9 +503,9 @@ def minus(left: Units, right: Units) -> Units:
     return [a - b for a, b in zip(left, right, strict=True)]
 
 
-def _price_scope(price: str) -> str:
-    scope, bracket, _ = price.partition("[")
-    return scope if bracket else "fleet_all" if price else "task"
+def _dual_scope(key: str) -> str:
+    scope, bracket, _ = key.partition("[")
+    return scope if bracket else "fleet_all" if key else "task"
 
 
 def _canonical(value: Any) -> str:

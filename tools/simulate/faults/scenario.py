@@ -176,8 +176,7 @@ OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
 }
 MESSAGES = frozenset({"message dropped", "message duplicated", "message late", "message held", "message overtaken"})
 ASKED = (
-    "batch", "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable",
-    "enable",
+    "cancel_call", "set_budget", "list_budgets", "list_tasks", "list_calls", "read_journal", "verify_ledger", "drain", "disable", "enable",
 )  # fmt: skip
 REFUSED = (
     "BUDGET_EXHAUSTED", "RATE_LIMITED", "KEY_REUSED", "LEDGER_UNAVAILABLE", "DRAINING", "OVERLOADED", "OUTCOME_UNKNOWN", "STEP_MISMATCH",
@@ -288,7 +287,7 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
         floor_ppm=rng.choice([300_000, 500_000, 900_000, 1_000_000]) if fair else 0,
         device_rate=_rate(rng),
         fleet_rate=_rate(rng),
-        price_idle_s=rng.choice([3600.0, 3600.0, 1.5]),
+        dual_idle_s=rng.choice([3600.0, 3600.0, 1.5]),
         answers_cached=rng.random() < 0.8,
     )
 

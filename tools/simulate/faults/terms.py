@@ -86,7 +86,7 @@ class Terms:
     prices: tuple[int, int] = (1, 2)
     device_rate: Rate | None = None
     fleet_rate: Rate | None = None
-    price_idle_s: float = 3600.0
+    dual_idle_s: float = 3600.0
     answers_cached: bool = True
 
     def cap(self, scope: str) -> Caps:

@@ -385,7 +385,7 @@ def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
                 for scope in SCOPES
             },
             "rates": {who: {"calls_per_min": rate[0], "burst": rate[1]} for who, rate in rates.items() if rate is not None},
-            "fleet": {"fairness_floor": terms.floor_ppm / 1_000_000, "price_idle_s": terms.price_idle_s},
+            "fleet": {"fairness_floor": terms.floor_ppm / 1_000_000, "dual_idle_s": terms.dual_idle_s},
             "service": service,
         }
     )

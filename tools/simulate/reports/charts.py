@@ -105,7 +105,7 @@ class Book:
         """Every chart that has something to show."""
         sections: list[Iterable[Chart | None]] = [
             (self._latency(source) for source in SOURCES),
-            [self._first_letter(), self._asking(), self._training(), self._price(), self._accuracy(), self._local_accuracy()],
+            [self._first_letter(), self._asking(), self._training(), self._dual(), self._accuracy(), self._local_accuracy()],
             [self._spend(), self._calls(), self._fairness(), self._load(), self._cloud(), self._power(), self._online()],
         ]
         return [chart for section in sections for chart in section if chart is not None]
@@ -189,7 +189,7 @@ class Book:
         return self._rate("rate", "How often people's questions go to the cloud", caption, lines, training=False)
 
     def _training(self) -> Chart | None:
-        caption = "Share of the responses of learning steps that asked the cloud: what the price λ steers."
+        caption = "Share of the responses of learning steps that asked the cloud: what λ steers."
         lines = self._by_group(lambda group: group.series.training_assist_rate)
         return self._rate("training-rate", "How often learning asks the cloud", caption, lines, training=True)
 
@@ -207,10 +207,10 @@ class Book:
         warm_up = self._runs[0].result.warm_up_s / unit_of_time(self._ends_s)[0]
         axis.axvspan(0, warm_up, color=colour("line"), alpha=0.5, linewidth=0, zorder=0)
 
-    def _price(self) -> Chart | None:
+    def _dual(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.dual) + self._of_cloud("fleet", "ink", lambda cloud: cloud.fleet_dual)
         caption = "What asking the cloud costs a device while it learns, in units of reward: it rises while more is asked than τ allows."
-        return self._over_time("dual", "Price of asking λ", caption, lines, Unit.NUMBER, "λ")
+        return self._over_time("dual", "Cost of asking, λ", caption, lines, Unit.NUMBER, "λ")
 
     def _accuracy(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.joint_accuracy, pool=True)

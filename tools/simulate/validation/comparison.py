@@ -21,7 +21,7 @@ _SHARES = ((0.5, "p50"), (0.95, "p95"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number in both. `met`: whether it keeps to the goal; None where none is set. `unit`: "s", or "" for a share or a price."""
+    """One number in both. `met`: whether it keeps to the goal; None where none is set. `unit`: "s", or "" for a share or λ."""
 
     name: str
     unit: str
@@ -143,7 +143,7 @@ def draw(path: Path, real: Run, simulated: Run, target_rate: float) -> None:
             axes[3].plot(range(1, len(duals)), [step.assist_rate for step in run.steps], color="#8a4fb0", label=kind, **look)
         low, high = axes[2].get_ylim()
         ylim = (min(low, real.dual_init - _LEAST_SPAN), max(high, real.dual_init + _LEAST_SPAN))
-        axes[2].set(title="The price of asking", xlabel="learning steps", ylabel="λ", ylim=ylim)
+        axes[2].set(title="The cost of asking", xlabel="learning steps", ylabel="λ", ylim=ylim)
         axes[3].axhline(target_rate, color="#666666", linewidth=0.9, linestyle=":", label="τ")
         axes[3].set(
             title="Who asks in training", xlabel="learning step", ylabel="share of responses that ask", ylim=(-0.02, 1.02)

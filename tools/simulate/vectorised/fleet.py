@@ -67,7 +67,7 @@ def only_exact(scenario: Scenario, hardware: Sequence[Hardware]) -> list[str]:
         down = link.offline_hours is not None or link.mean_down_s > DOWN_SHARE * (link.mean_up_s or np.inf)
         has = {
             "learning": part.learning is not None,
-            "a price other than calls": part.price != "calls",
+            "a dual_unit other than calls": part.dual_unit != "calls",
             "demand that changes": bool(part.demand) or set(part.by_weekday) != {1.0},
             "prompts of different lengths": part.tokens.prompt_further > 0.0,
             "batteries (on_mains is false)": speed.battery_wh is not None,

@@ -1,8 +1,8 @@
 """Messages between simulated devices and a simulated coordinator.
 
 Both ends are the real ones: the generated stub of the client with its serialisers calls a `SimulatedChannel`, and the service puts its
-handlers into a `ServiceEndpoint`. A request or a reply may be lost, come late, out of order, or twice; RPCs may be unary or streams in one
-or both directions.
+handlers into a `ServiceEndpoint`. A request or a reply may be lost, come late, out of order, or twice; RPCs may be unary or streams of
+replies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
-from edge.rpc.grpc_client import ClientPolicy
-from tools.batch_client import BatchingClient
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tools.simulate.virtual.loop import Host, current_host, is_alive
 
 KEEPALIVE_S = 8.0
@@ -156,8 +155,8 @@ class Network:
 
 @dataclass(eq=False, slots=True)
 class Exchange:
-    """One RPC under way. `replies` holds ("message", bytes), ("end", None) or ("error", AioRpcError) in the order they came; `requests`
-    what the client of a stream sent after it was opened, None for its end."""
+    """One RPC under way. `replies` holds ("message", bytes), ("end", None) or ("error", AioRpcError) in the order they
+    came."""
 
     path: str
     request: bytes
@@ -166,7 +165,6 @@ class Exchange:
     streams: bool = False
     arrived: bool = False
     replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
-    requests: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     client: Host | None = field(default_factory=current_host)
     over: bool = False
 
@@ -186,14 +184,11 @@ class Exchange:
 
 
 class _Ordered:
-    """Messages of one direction that arrive in the order they were sent; one that is lost holds up those behind it."""
+    """Replies that arrive in the order they were sent; one that is lost holds up those after it."""
 
-    def __init__(
-        self, network: Network, faults: LinkFaults, arrive: Callable[[Any], None], lost: Callable[[], None], *, up: bool = False
-    ) -> None:
+    def __init__(self, network: Network, faults: LinkFaults, arrive: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._network = network
         self._faults = faults
-        self._up = up
         self._arrive = arrive
         self._lost = lost
         self._sent = 0
@@ -203,7 +198,7 @@ class _Ordered:
     def send(self, value: Any) -> None:
         """Send one; it arrives after those before it, and once."""
         place, self._sent = self._sent, self._sent + 1
-        if not self._network.carry(self._faults, lambda: self._take(place, value), self._lost, size=size_of(value), up=self._up):
+        if not self._network.carry(self._faults, lambda: self._take(place, value), self._lost, size=size_of(value)):
             self._network.later(KEEPALIVE_S, self._lost)
 
     def _take(self, place: int, value: Any) -> None:
@@ -284,13 +279,10 @@ class ServiceEndpoint:
 
     async def _handle(self, exchange: Exchange, replies: _Ordered) -> None:
         handler = self._find(exchange.path)
-        request: Any = (
-            _requests(exchange, handler) if handler.request_streaming else handler.request_deserializer(exchange.request)
-        )
+        request = handler.request_deserializer(exchange.request)
         context = ServerContext(self._network.loop, self._peer, exchange, lambda: replies.send(("greeting", None)))
         if handler.response_streaming:
-            answer = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            async for reply in answer(request, context):
+            async for reply in handler.unary_stream(request, context):
                 replies.send(("message", handler.response_serializer(reply)))
             replies.send(("end", None))
         else:
@@ -304,11 +296,6 @@ class ServiceEndpoint:
 class _CallDetails(NamedTuple):
     method: str
     invocation_metadata: Metadata = ()
-
-
-async def _requests(exchange: Exchange, handler: Any) -> AsyncIterator[Any]:
-    while (data := await exchange.requests.get()) is not None:
-        yield handler.request_deserializer(data)
 
 
 class ServerContext:
@@ -372,21 +359,12 @@ class SimulatedChannel:
 
         def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> SimulatedStream:
             exchange = Exchange(path, request_serializer(request), timeout, metadata or (), streams=True)
-            return SimulatedStream(self, exchange, request_serializer, response_deserializer)
-
-        return call
-
-    def stream_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        """A callable for a stream in both directions."""
-
-        def call(timeout: float | None = None, metadata: Metadata = ()) -> SimulatedStream:
-            exchange = Exchange(path, b"", timeout, metadata or (), streams=True)
-            return SimulatedStream(self, exchange, request_serializer, response_deserializer)
+            return SimulatedStream(self, exchange, response_deserializer)
 
         return call
 
     def open(self, exchange: Exchange) -> None:
-        """Send an RPC's first request."""
+        """Send an RPC's request."""
         size = len(exchange.request)
         self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset, size=size, up=True)
         if exchange.streams:
@@ -401,10 +379,6 @@ class SimulatedChannel:
             exchange.reset()
         else:
             self._network.check_again(lambda: self._keep_alive(exchange))
-
-    def sender(self, exchange: Exchange) -> _Ordered:
-        """Sends what follows the first request, in order."""
-        return _Ordered(self._network, self._faults, exchange.requests.put_nowait, exchange.reset, up=True)
 
     async def replies(self, exchange: Exchange) -> AsyncGenerator[bytes, None]:
         """The replies of a stream, until its end, an error, or the client's own deadline; the only one of a unary RPC."""
@@ -462,29 +436,16 @@ class SimulatedChannel:
 class SimulatedStream:
     """The client's end of a stream."""
 
-    def __init__(self, channel: SimulatedChannel, exchange: Exchange, serialize: Any, deserialize: Any) -> None:
+    def __init__(self, channel: SimulatedChannel, exchange: Exchange, deserialize: Any) -> None:
         self._channel = channel
         self._exchange = exchange
-        self._serialize = serialize
         self._deserialize = deserialize
-        self._sender = channel.sender(exchange)
         self._replies: Any = channel.replies(exchange)
         channel.open(exchange)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for reply in self._replies:
             yield self._deserialize(reply)
-
-    async def write(self, message: Any) -> None:
-        """Send another request."""
-        if self._exchange.over:
-            raise asyncio.InvalidStateError("the stream is over")
-        self._sender.send(self._serialize(message))
-
-    async def done_writing(self) -> None:
-        """Say that no request follows."""
-        if not self._exchange.over:
-            self._sender.send(None)
 
     def cancel(self) -> None:
         """End it, at the server too."""
@@ -493,7 +454,7 @@ class SimulatedStream:
             self._channel.give_up(self._exchange)
 
 
-class SimulatedClient(BatchingClient):
+class SimulatedClient(GrpcCoordinatorClient):
     """The real client over a simulated channel."""
 
     def __init__(self, channel: SimulatedChannel, device_id: str, policy: ClientPolicy, seed: int) -> None:
@@ -505,8 +466,8 @@ class SimulatedClient(BatchingClient):
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a request (None: its end) or of a reply, as they are sent."""
-    payload = value[1] if isinstance(value, tuple) else value
+    """Bytes of a reply, as they are sent."""
+    payload = value[1]
     return len(payload) if isinstance(payload, bytes) else 0
 
 

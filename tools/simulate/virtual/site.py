@@ -142,7 +142,9 @@ class Site:
         )
         host.spawn(parts.follow(), "budget notifier")
         await _insist(parts.learn)
-        self.endpoint = self._serve(host, parts.device_api, "device", parts.device_api.requests, self.max_streams)
+        self.endpoint = self._serve(
+            host, parts.device_api, "device", Turnstile("requests run", config.service.max_rpcs), self.max_streams
+        )
         self.admin_endpoint = self._serve(host, parts.admin_api, "admin", Turnstile("requests run", 64), 64)
         await parts.upkeep.run()
 

@@ -45,7 +45,7 @@ class CostWorld(World):
     """Calls cost; λ acts on money."""
 
     def settings(self, run_id):  # type: ignore[no-untyped-def]
-        return replace(super().settings(run_id), price="spend")
+        return replace(super().settings(run_id), dual_unit="spend")
 
 
 async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda_by_it(tmp_path: Path) -> None:
@@ -62,25 +62,13 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
         assert control.dual_after == pytest.approx(max(0.0, expected))
 
 
-@pytest.mark.parametrize(
-    ("written", "price", "stated"), [("0.4", "calls", 0.4), ("null", "calls", None), ("spend", "spend", None)]
-)
-def test_a_number_under_learning_price_is_the_stated_price_of_older_files(
-    tmp_path: Path, written: str, price: str, stated: float | None
-) -> None:
+def test_invalid_dual_unit_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
-    file.write_text(f"learning:\n  price: {written}\n")
-    learning = resolve_agent_config(file).config.learning
-    assert (learning.price, learning.stated_price) == (price, stated)
-
-
-def test_invalid_price_unit_is_refused_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text("learning:\n  price: money\n")
-    with pytest.raises(ConfigError, match=r"agent.yaml:2: learning.price"):
+    file.write_text("learning:\n  dual_unit: money\n")
+    with pytest.raises(ConfigError, match=r"agent.yaml:2: learning.dual_unit"):
         resolve_agent_config(file)
     with pytest.raises(ConfigError, match="method da-grpo"):
-        resolve_agent_config(sets=["learning.price=spend", "learning.method=grpo"])
+        resolve_agent_config(sets=["learning.dual_unit=spend", "learning.method=grpo"])
 
 
 class Ticking(ManualClock):
