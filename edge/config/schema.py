@@ -29,17 +29,6 @@ from edge.core.limits import (
 from edge.core.periods import Period
 from edge.core.types import Mode
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
-from edge.dagrpo.prompts import MOST_PRICE, price_line
-
-
-def _in_cents(value: float) -> float:
-    """A price that a prompt can state."""
-    price_line(value, "full")
-    return value
-
-
-def _is_old_price(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _switch_word(value: object) -> object:
@@ -49,7 +38,6 @@ def _switch_word(value: object) -> object:
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 OffOrOn = Annotated[Literal["off", "on"], BeforeValidator(_switch_word)]
-Price = Annotated[float, Field(ge=0.0, le=MOST_PRICE), AfterValidator(_in_cents)]
 AdvantageScale = Literal["none", "group", "batch"]
 Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
 AnswerMatch = Literal["exact", "equivalent"]
@@ -236,16 +224,9 @@ class LearningConfig(Section):
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, an anti-windup bound where asking does not react to λ (null: none)."
     )
-    price_levels: list[Price] = Field(
-        [],
-        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
-    )
     price: Literal["calls", "tokens", "spend"] = Field(
         "calls",
         description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
-    )
-    stated_price: Price | None = Field(
-        None, description="Price of help that prompts of evaluations state (null: the middle one of price_levels, if any)."
     )
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
@@ -267,23 +248,11 @@ class LearningConfig(Section):
         """How λ moves."""
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _price_of_older_versions(cls, data: object) -> object:
-        """`price` was a number, or null, before it named what λ acts on: it is stated_price today."""
-        if not isinstance(data, dict) or not _is_old_price(data.get("price", "")):
-            return data
-        stated = data["price"] if data.get("stated_price") is None else data["stated_price"]
-        return {**data, "price": "calls", "stated_price": stated}
-
     @model_validator(mode="after")
     def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
-        if len(set(self.price_levels)) < len(self.price_levels):
-            raise ValueError("price_levels names a value twice")
         beyond_the_paper = {
-            "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
             f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
             f"price {self.price}": self.price != "calls",

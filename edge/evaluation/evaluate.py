@@ -84,7 +84,7 @@ class EvalRoles:
 class Evaluation:
     """Judges items one by one with whatever adapter the backend uses.
 
-    Temperature, seed, lengths, prompt forms and the price that prompts state are those of `settings`.
+    Temperature, seed, lengths and prompt forms are those of `settings`.
     """
 
     roles: EvalRoles
@@ -155,7 +155,7 @@ class Evaluation:
         settings, item = self.settings, candidate.item
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
-        messages = prompt_messages(item, settings.prompt_form, settings.price)
+        messages = prompt_messages(item, settings.prompt_form)
         group = await self.roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 

@@ -174,7 +174,7 @@ class HintTrial:
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         try:
-            messages = prompt_messages(item, settings.prompt_form, settings.price)
+            messages = prompt_messages(item, settings.prompt_form)
             group = await self._roles.backend.sample_group(messages, sampling, [seed])
         except ContextOverflow:
             return None

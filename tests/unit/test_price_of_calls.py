@@ -62,18 +62,6 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
         assert control.dual_after == pytest.approx(max(0.0, expected))
 
 
-@pytest.mark.parametrize(
-    ("written", "price", "stated"), [("0.4", "calls", 0.4), ("null", "calls", None), ("spend", "spend", None)]
-)
-def test_a_number_under_learning_price_is_the_stated_price_of_older_files(
-    tmp_path: Path, written: str, price: str, stated: float | None
-) -> None:
-    file = tmp_path / "agent.yaml"
-    file.write_text(f"learning:\n  price: {written}\n")
-    learning = resolve_agent_config(file).config.learning
-    assert (learning.price, learning.stated_price) == (price, stated)
-
-
 def test_invalid_price_unit_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("learning:\n  price: money\n")

@@ -214,7 +214,7 @@ def first_of(error: ValidationError) -> str:
 def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) -> None:
     """After each phase (before learning: once) every source, and nothing else."""
     ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
-    names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
+    names = cell.evaluate.sources if cell.evaluate.items else ()
     wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
     if missing := sorted(wanted - {(evaluation.source, evaluation.step, evaluation.phase) for evaluation in evaluations}):
         raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")
@@ -255,7 +255,10 @@ def cloud_of(config: AgentConfig) -> str:
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
     """One difference from today's settings or models; None where there is none. Keys added later are not compared."""
     config = cell.resolved("state").config
-    for key, then, now in _both(_as_named_today(body.get("settings", {})), settings_of(config)):
+    settings = body.get("settings", {})
+    if settings.get("learning", {}).get("price", "") is None:  # before λ could act on anything but calls
+        settings = {**settings, "learning": {**settings["learning"], "price": "calls"}}
+    for key, then, now in _both(settings, settings_of(config)):
         if then != now:
             return f"it was measured with {key} {then}, which is {now} now"
     models = models_of(config)
@@ -263,14 +266,6 @@ def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
         if models.get(name, digest) != digest:
             return f"it was measured with another file of {name}"
     return None
-
-
-def _as_named_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of an older result under today's names (`LearningConfig` reads older files the same way)."""
-    learning = settings.get("learning", {})
-    if "price" not in learning or isinstance(learning["price"], str):
-        return settings
-    return {**settings, "learning": {**learning, "price": "calls", "stated_price": learning["price"]}}
 
 
 def _both(then: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
