@@ -15,7 +15,6 @@ from edge.app.openers import SharedWeights
 from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
-from edge.core.limits import OWN_LABEL
 from edge.core.machine import physical_cores, usable_cores
 from edge.core.types import AnswerKind
 
@@ -87,7 +86,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     from edge.core.clock import SystemClock
     from edge.core.failpoint import failpoint_from
     from edge.learning.components import AgentComponents
-    from edge.learning.curriculum import Curriculum, labels_of_older_versions
+    from edge.learning.curriculum import Curriculum
     from edge.state.folder import StateFolder
     from edge.tasks.registry import is_task_file, open_source
 
@@ -100,14 +99,9 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     try:
         learning = config.learning
         demonstrates = {"own": is_task_file, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
-        labels = labels_of_older_versions(state)
-
-        def open_as_before(name: str) -> TaskSource:
-            return open_source(name, labels.get(name, OWN_LABEL))
-
         curriculum = Curriculum(
             config.phases,
-            open_as_before,
+            open_source,
             state,
             learning.seed,
             learning.prompts_per_step,

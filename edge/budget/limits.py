@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.core.errors import UsageError
-from edge.core.formatting import PRACTICE_MODEL, counted, money
+from edge.core.formatting import counted, money
 from edge.core.periods import Period
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
@@ -89,14 +89,9 @@ def note_charge(state: StateFolder) -> None:
 
 
 def cloud_name_of(state: StateReader, configured: str) -> str:
-    """What the cloud is called where amounts of a folder are shown: `configured` ("" for one that charges), and "" where the folder's
-    records have spend at a cloud that charges."""
-    return "" if state.meta(_CHARGED_BY_A_CLOUD) or state.rows(_CHARGED_ANSWER, (PRACTICE_MODEL,)) else configured
-
-
-_CHARGED = "SELECT 1 FROM requests WHERE json_extract(record, '$.charged_uusd') > 0 AND json_extract(record, '$.cloud_model')"
-_CHARGED_ANSWER = f"{_CHARGED} > ?1 UNION ALL {_CHARGED} < ?1 AND json_extract(record, '$.cloud_model') > '' LIMIT 1"
-"""Of folders that an older version used: by any cloud but the one named, as two ranges of an index."""
+    """What the cloud is called where amounts of a folder are shown: `configured` ("" for one that charges), and "" where a cloud that
+    charges was paid."""
+    return "" if state.meta(_CHARGED_BY_A_CLOUD) else configured
 
 
 def of_the_operator(address: str) -> UsageError:

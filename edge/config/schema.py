@@ -317,12 +317,6 @@ class GateConfig(Section):
         description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by feedback only).",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_band_of_older_versions(cls, data: object) -> object:
-        """`rate_band` bounded the share that asks; the help bias and the dial hold it today, and old files may still have it."""
-        return {key: value for key, value in data.items() if key != "rate_band"} if isinstance(data, dict) else data
-
 
 class RoutingConfig(Section):
     """Who decides that a response is handed to the cloud.

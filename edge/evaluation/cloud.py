@@ -49,15 +49,15 @@ class ReplayedAnswers:
         return CloudOutcome(None, reason=NOT_RECORDED) if answer is None else CloudOutcome(_completion(call, answer))
 
     def asked_as(self, settings: RolloutSettings) -> RolloutSettings:
-        """The settings with the alias, output limit and prompt form of the recording, where it has them (its last line counts)."""
+        """The settings with the alias, output limit and prompt form of the recording (its last line counts)."""
         last = next(reversed(self._answers.values()), None)
         if last is None:
             return settings
         return replace(
             settings,
-            model_alias=last.model or settings.model_alias,
-            max_output_tokens=last.max_output_tokens or settings.max_output_tokens,
-            cloud_prompt_form=last.prompt_form or settings.cloud_prompt_form,
+            model_alias=last.model,
+            max_output_tokens=last.max_output_tokens,
+            cloud_prompt_form=last.prompt_form,
         )
 
 

@@ -208,7 +208,7 @@ class EvalRun:
             "cloud_all": self.plan.cloud_all,
             "cloud_model": settings.model_alias,
             "cloud_prompt_form": settings.cloud_prompt_form,
-            **({"hint_chars": settings.hint_chars} if settings.hint_chars else {}),
+            "hint_chars": settings.hint_chars,
             "cloud_max_tokens": settings.max_output_tokens,
             "both_readings": self.roles.math is not None,
             "policy": self.plan.policy,

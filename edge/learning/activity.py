@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import day_began
-from edge.core.errors import StateError
 from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
@@ -23,19 +22,18 @@ from edge.learning.comparison import MOST_EXAMPLES, Asking, changed_example, cha
 from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
-from edge.state.reader import no_state_in
+from edge.state.reader import no_state_in, reading
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
-from edge.state.schema import check_readable, open_in_memory
+from edge.state.schema import open_in_memory
 from edge.state.usage import used_since
 from edge.tasks.registry import is_task_file
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200
-_TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
 
 
 def read_activity(folder: Path, since: float, now: float) -> dict[str, Any]:
-    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
+    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read."""
     return _read(folder, lambda database: activity_report(database, since, now))
 
 
@@ -48,19 +46,10 @@ def read_headline(folder: Path, now: float) -> dict[str, Any]:
 
 
 def _read(folder: Path, read: Callable[[sqlite3.Connection], dict[str, Any]]) -> dict[str, Any]:
-    path = folder / "agent.sqlite"
-    if not path.is_file():
-        raise no_state_in(folder)
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            check_readable(database, path)
-            found = {str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if missing := _TABLES - found:
-                text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
-                raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
-            return read(database)
-    except (sqlite3.Error, ValueError) as error:
-        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+    with reading(folder) as state:
+        if state is None:
+            raise no_state_in(folder)
+        return read(state.database)
 
 
 class MadeSteps:

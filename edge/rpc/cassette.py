@@ -4,8 +4,8 @@
      "finish": "stop", "beyond_text": ""}, "charged_uusd": 0, "cached": false, "model": "default", "max_output_tokens": 512,
      "prompt_form": "full"}
 
-`request` is a digest of messages, model, output limit, temperature and OpenAI's fields, never the request itself; `beyond_text` (JSON text
-of the answer's calls of tools, or "") and the keys after `result` may be missing, and `usage` may be null. The device knows a cloud LLM by
+`request` is a digest of messages, model, output limit, temperature and OpenAI's fields, never the request itself; `beyond_text` is the JSON
+text of the answer's calls of tools, or "", and `usage` may be null. The device knows a cloud LLM by
 its alias only, so an evaluation digests the alias as the model: to play its file in a coordinator, give the upstream `model:` the alias's
 name. `model`, `max_output_tokens` and `prompt_form` say how to ask again, so that a replay finds its answers whatever is configured.
 """
@@ -31,7 +31,7 @@ _LINE_START = b'{"request": "'
 class RecordedAnswer:
     """One answer. `usage` is None where the cloud LLM did not report it; `charged_uusd` and `cached` are as the ledger had them then.
 
-    `model`, `max_output_tokens` and `prompt_form` are the request's, "" and 0 where the line lacks them.
+    `model`, `max_output_tokens` and `prompt_form` are the request's.
     """
 
     text: str
@@ -93,7 +93,7 @@ def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]
     try:
         entry = json.loads(line)
         result, usage = entry["result"], entry["result"]["usage"]
-        beyond = _text(result.get("beyond_text", ""))
+        beyond = _text(result["beyond_text"])
         if beyond and not isinstance(json.loads(beyond), dict):
             raise TypeError("expected the text of a JSON object")
         return _text(entry["request"]), RecordedAnswer(
@@ -101,11 +101,11 @@ def _read_line(path: Path, number: int, line: str) -> tuple[str, RecordedAnswer]
             usage=None if usage is None else TokenUsage(_count(usage["input_tokens"]), _count(usage["output_tokens"])),
             upstream_id=_text(result["upstream_id"]),
             finish=_text(result["finish"]),
-            charged_uusd=_count(entry.get("charged_uusd", 0)),
-            cached=bool(entry.get("cached", False)),
-            model=_text(entry.get("model", "")),
-            max_output_tokens=_count(entry.get("max_output_tokens", 0)),
-            prompt_form=_text(entry.get("prompt_form", "")),
+            charged_uusd=_count(entry["charged_uusd"]),
+            cached=bool(entry["cached"]),
+            model=_text(entry["model"]),
+            max_output_tokens=_count(entry["max_output_tokens"]),
+            prompt_form=_text(entry["prompt_form"]),
             beyond_text=beyond,
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -78,8 +78,7 @@ class StepClosed:
 class BudgetSnapshot:
     """One version of a device's budget. Limits are None where there is none; spend in micro-USD.
 
-    `*_period`: the period of the calendar (UTC) that a limit holds for (edge.core.periods); "" where there is no limit, and from
-    coordinators of older versions.
+    `*_period`: the period of the calendar (UTC) that a limit holds for (edge.core.periods); "" where there is no limit.
     """
 
     version: int
@@ -126,7 +125,7 @@ class CloudCall:
 class CloudCompletion:
     """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge.
 
-    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields; "" from an older coordinator.
+    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields.
     """
 
     call_key: str

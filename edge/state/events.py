@@ -132,7 +132,7 @@ class StepScores:
     kept_accuracy: share right among responses that did not ask; coverage: share that did not ask; joint_accuracy: share right after
     composition, over all that were judged. `masked`: left their group because the cloud failed; `refused`: asked, but the budget refused;
     `uncalled`: all of their group asked, so that no call was made and nobody judged them. `families`: the same shares for each family of
-    questions, by name (steps of older state folders have none). `bands`: of practice questions alone.
+    questions, by name. `bands`: of practice questions alone.
     """
 
     prompts: int
@@ -255,7 +255,7 @@ class StepFinished(Event):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepFinished:
-        """From a flat object, also one of an older version with fewer fields. Raises KeyError, TypeError for what is none."""
+        """From a flat object; a field that was added later has its default. Raises KeyError, TypeError for what is none."""
         left = {name: value for name, value in data.items() if name != "kind"}
         left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
         left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
