@@ -15,6 +15,7 @@ from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.formatting import counted, duration, money, percent, points, source_name
+from edge.core.units import BUDGET_UNITS
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -151,7 +152,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
     for name, label in (("serving", "cloud"), ("learning", "")):
         cloud = report["cloud"][name]
-        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {money(cloud['spend_uusd'])}"
+        spent = ", ".join(unit.amount(cloud[unit.name]) for unit in BUDGET_UNITS)
         practice = f" ({report['cloud_name']})" if report["cloud_name"] and label else ""
         yield f"{label:<10}{name:<9}{spent}{practice}"
     for number, wait in enumerate(report["waits"]):

@@ -98,10 +98,7 @@ def activity_report(
         "bands": _bands(made),
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
-        "cloud": {
-            "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
-            "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
-        },
+        "cloud": {purpose: used.to_json()[purpose] for purpose in ("serving", "learning")},
         "spend": _spend_over_time(database, since),
         "rates": _rates(database, since),
         "waits": _waits(database, since, now),

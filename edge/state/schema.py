@@ -156,7 +156,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     if version and _pragma(connection, "application_id") != APPLICATION_ID:
         raise StateError(
             f"{path}: written by an earlier development version (commit 037616aa reads it)",
-            hint="to start anew choose another folder with --state DIR, or move this one aside",
+            hint="to start anew choose another folder with --state DIR, or move this folder aside",
         )
     if version > FORMAT:
         raise StateError(

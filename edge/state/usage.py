@@ -16,10 +16,11 @@ from typing import Any
 
 from edge.core.clock import day_began, local_day
 from edge.core.periods import HOUR_S
+from edge.core.units import BUDGET_UNITS
 from edge.state.reader import StateReader
 from edge.state.schema import USE_OF_ROWS, USE_UNITS
 
-_UNITS = ("calls", "tokens", "spend_uusd")
+_UNITS = tuple(unit.name for unit in BUDGET_UNITS)
 _SUMS = ", ".join(f"sum({unit}) AS {unit}" for unit in USE_UNITS)
 _OF_HOURS = f"SELECT {_SUMS} FROM used WHERE hour >= ?"  # noqa: S608 - of constants
 _OF_ROWS = f"""
