@@ -84,11 +84,11 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
 def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentComponents, AgentSettings]:
     """What `build_agent` makes an agent of. Raises what it does; the state folder is open and locked."""
     from edge.core.clock import SystemClock
-    from edge.core.failpoint import failpoint_from
+    from edge.core.failpoint import NAMES, VARIABLE, killer
     from edge.learning.components import AgentComponents
     from edge.learning.curriculum import Curriculum
     from edge.state.folder import StateFolder
-    from edge.tasks.registry import is_task_file, open_source
+    from edge.tasks.registry import is_own, open_source
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
@@ -98,7 +98,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
-        demonstrates = {"own": is_task_file, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
+        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
         curriculum = Curriculum(
             config.phases,
             open_source,
@@ -123,7 +123,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             policy=policy,
             sink=sink,
             clock=clock,
-            failpoint=failpoint_from(os.environ),
+            failpoint=killer(os.environ, VARIABLE, NAMES) or (lambda name: None),
             release=worker.close,
             open_rollouts=lambda serving: open_rollouts(config, serving),
             sound=sound_adapter,

@@ -21,11 +21,12 @@ from edge.cloud.hints import with_hint
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
 from edge.core.rng import derive_seed, stream
-from edge.core.types import FinishReason, LocalResponse, Sampling
+from edge.core.types import LocalResponse, Sampling
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.judging import CLOUD_TEMPERATURE, Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
+from edge.routing.policy import asks
 from edge.rpc.client import CloudCall
 
 Verdict = Literal["pays", "does not pay", "not known"]
@@ -179,8 +180,7 @@ class HintTrial:
         except ContextOverflow:
             return None
         response = group.responses[0]
-        asks = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
-        return response if asks else None
+        return response if asks(self._roles.policy, item, response) else None
 
 
 def hint_report(pairs: Sequence[Pair], items: int, asked: int, hint_chars: int, margin: float, rng: random.Random) -> HintReport:

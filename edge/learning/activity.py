@@ -19,14 +19,13 @@ from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
 from edge.learning.comparison import MOST_EXAMPLES, Asking, changed_example, changed_examples, compare
-from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
 from edge.state.reader import no_state_in, reading
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
 from edge.state.schema import open_in_memory
 from edge.state.usage import used_since
-from edge.tasks.registry import is_task_file
+from edge.tasks.registry import is_own
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200
@@ -178,7 +177,7 @@ class _Exams:
             about = {
                 "source": source,
                 "task": self.task[source],
-                "own": _is_ones_own(source),
+                "own": is_own(source),
                 "learned_from": any(item.split == "train" for item in anchors.get(source, ())),
                 **compare(before, after, own),
             }
@@ -189,7 +188,7 @@ class _Exams:
         """The validation questions that the active version has wrong and one of these adapters, which were active before, had right: how
         many of each source, one's own sources first, and a few with the newest such adapter."""
         by_source, examples = [], list[dict[str, Any]]()
-        for source, items in sorted(_anchors(self._database).items(), key=lambda one: (not _is_ones_own(one[0]), one[0])):
+        for source, items in sorted(_anchors(self._database).items(), key=lambda one: (not is_own(one[0]), one[0])):
             after = self.after.get(source, {})
             questions = {key: item.question for item in items if (key := Candidate(item).key) in after}
             lost = self._had_right(source, versions, [key for key in questions if not after[key].right])
@@ -212,11 +211,6 @@ class _Exams:
             if version in versions:
                 found |= {key: (version, one) for key, one in exam_answers(text, missing).items() if one.right}
         return found
-
-
-def _is_ones_own(source: str) -> bool:
-    """Whether a source's questions are the person's."""
-    return is_own(source) or is_task_file(source)
 
 
 def _anchors(database: sqlite3.Connection) -> dict[str, tuple[TaskItem, ...]]:

@@ -25,7 +25,6 @@ from edge.dagrpo.prompts import prompt_messages
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.evaluation.judging import (
     CLOUD_TEMPERATURE,
-    UNFINISHED,
     RolloutSettings,
     call_key,
     cloud_messages,
@@ -37,7 +36,7 @@ from edge.evaluation.judging import (
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
-from edge.routing.policy import OffloadPolicy
+from edge.routing.policy import OffloadPolicy, asks
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
 from edge.verifiers.verifier import Verifier
 
@@ -227,8 +226,7 @@ class Rollout:
         )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
-        """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
-        return self.settings.may_ask and response.finish not in UNFINISHED and self.policy.wants_cloud(item, response)
+        return self.settings.may_ask and asks(self.policy, item, response)
 
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudOutcome:
         if batch.offline:

@@ -34,8 +34,8 @@ def open_source(name: str) -> TaskSource:
     return DataSetSource(data_set, _expanded(rest), name)
 
 
-def is_task_file(name: str) -> bool:
-    """Whether a source is a file of one's own, not the practice world or a data set."""
+def is_own(name: str) -> bool:
+    """Whether a source is a person's own: a task file, or use of the agent; not the practice world or a data set."""
     return not name.startswith("practice:") and data_set_of(name) is None
 
 
@@ -56,7 +56,7 @@ def data_set_of(name: str) -> DataSet | None:
 
 def own_file(name: str) -> JsonLinesSource | None:
     """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
-    return _task_file(name) if is_task_file(name) else None
+    return _task_file(name) if is_own(name) else None
 
 
 def _task_file(name: str) -> JsonLinesSource:
