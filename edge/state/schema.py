@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.core.errors import StateError
 
 APPLICATION_ID = 0x65646765
-"""Marks a database as ours from version 0.1.0 on; those of earlier development versions have none."""
+"""Marks databases from version 0.1.0 on; those of earlier development versions have the numbers 1 to 8 without it."""
 _MIGRATIONS: tuple[str, ...] = ()
 """SQL that makes each format of the one before. A change of the tables adds one, and a test that opens a folder of before."""
 FORMAT = 1 + len(_MIGRATIONS)
