@@ -6,12 +6,10 @@ time, `settled=kill@3` at the third. `hooked` is for a test in the same process.
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from edge.core.errors import ConfigError
+from edge.core.failpoint import Reached, killer
 
 VARIABLE = "EDGE_COORDINATOR_FAILPOINTS"
 NAMES = (
@@ -25,8 +23,7 @@ NAMES = (
     "before_commit",  # a batch of the SQLite ledger has run and is not committed
     "after_commit",  # it is committed and nobody knows yet
 )
-Hook = Callable[[str], None]
-_hook: Hook | None = None
+_hook: Reached | None = None
 
 
 def reach(name: str) -> None:
@@ -38,12 +35,11 @@ def reach(name: str) -> None:
 def arm(environment: Mapping[str, str]) -> None:
     """Arm what the environment asks for; nothing when it asks for nothing. Raises ConfigError on an unknown name or action."""
     global _hook
-    if text := environment.get(VARIABLE, ""):
-        _hook = _Killer(_parse(text))
+    _hook = killer(environment, VARIABLE, NAMES) or _hook
 
 
 @contextmanager
-def hooked(hook: Hook) -> Iterator[None]:
+def hooked(hook: Reached) -> Iterator[None]:
     """Call `hook` with the name of each failpoint reached inside of the block."""
     global _hook
     before, _hook = _hook, hook
@@ -51,26 +47,3 @@ def hooked(hook: Hook) -> Iterator[None]:
         yield
     finally:
         _hook = before
-
-
-class _Killer:
-    def __init__(self, left: dict[str, int]) -> None:
-        self._left = left
-
-    def __call__(self, name: str) -> None:
-        if name in self._left:
-            self._left[name] -= 1
-            if self._left[name] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _parse(text: str) -> dict[str, int]:
-    """`name=kill@N,...` as how often each name may be reached."""
-    armed: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, action = part.strip().partition("=")
-        word, _, count = action.partition("@")
-        if name not in NAMES or word != "kill" or not (count or "1").isdigit() or int(count or "1") < 1:
-            raise ConfigError(f"{VARIABLE}: {part.strip()!r} is not NAME=kill or NAME=kill@N", hint=f"names: {', '.join(NAMES)}")
-        armed[name] = int(count or "1")
-    return armed

@@ -137,8 +137,6 @@ class AgentStatus:
     """Cloud calls for people whose end is not known yet."""
     budget: BudgetSnapshot | None = None
     """The budget of the task at hand, with its λ; None where the coordinator was not asked, or cannot be."""
-    last_step: None = None
-    """Of older versions; `/api/steps` has the steps."""
 
 
 _FIT_THREADS_S = 2.0

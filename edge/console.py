@@ -33,7 +33,7 @@ from edge.state.events import (
     StepFinished,
     StepProgress,
 )
-from edge.tasks.jsonl import SUFFIXES
+from edge.tasks.registry import is_own
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -147,11 +147,6 @@ class Progress:
             assist_rates=tuple(window.assist_rates),
             overall_accuracies=tuple(window.overall_accuracies),
         )
-
-
-def is_own(source: str) -> bool:
-    """Whether a step's source is a person's own: feedback, watched files, or a task file that is a phase."""
-    return source.startswith(_OWN_USE) or source.partition("#")[0].lower().endswith(SUFFIXES)
 
 
 def _mean(weighted: list[tuple[float | None, float]]) -> float | None:

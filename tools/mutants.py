@@ -92,7 +92,7 @@ MUTANTS = [
     (NUMBERS, "% 97 == 1", "% 97 >= 0"),
     (CHECKPOINTS, "with replacing_folder(final) as draft:", "(draft := final).mkdir()\n            if True:"),
     (CHECKPOINTS, "if checkpoint.step not in needed:", "if True:"),
-    (CHECKPOINTS, 'data.get("own_rate")', "None"),
+    (CHECKPOINTS, 'data["own_rate"]', "None"),
     (SESSION, "state.set_lineage(replace(lineage, latest=checkpoint.step", "(replace(lineage, latest=checkpoint.step"),
     (SESSION, "damage = error if number == 0 and isinstance(error, StateError) else damage\n                continue", "raise"),
     (STEP, "cursor=manifest.cursor_after,", "cursor=manifest.cursor_after + 1,"),

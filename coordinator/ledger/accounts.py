@@ -13,11 +13,11 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge.core.formatting import money
+from edge.core.units import BUDGET_UNITS, BY_LEDGER_NAME
 from edge.dagrpo.dual import ProportionalIntegral
 from edge.rpc.client import StepUnits
 
-UNITS = ("calls", "tokens", "uusd")
+UNITS = tuple(unit.ledger for unit in BUDGET_UNITS)
 SERVING_STEP = -1
 FLEET_CACHE = "fleet:"
 
@@ -60,14 +60,11 @@ class Amount(Struct, frozen=True, gc=False, array_like=True):
 
 
 NO_AMOUNT = Amount()
-_ONE_OF = {"calls": "call", "tokens": "token"}
 
 
 def amount_text(unit: str, count: int) -> str:
     """So much of a unit (calls, tokens, uusd) in words: `1 call`, `20 tokens`, `0.00005 USD`."""
-    if unit == "uusd":
-        return money(count)
-    return f"1 {_ONE_OF[unit]}" if count == 1 else f"{count} {unit}"
+    return BY_LEDGER_NAME[unit].amount(count)
 
 
 class Limits(Struct, frozen=True, gc=False, array_like=True):

@@ -22,11 +22,12 @@ from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimit
 from coordinator.ledger.fairness import PPM
 from edge.core.errors import BudgetExhausted
 from edge.core.periods import PERIODS, period_end
+from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import BudgetSnapshot
 
 log = logging.getLogger(__name__)
 SCOPES = ("device_task", "device", "fleet_task", "fleet")
-SETTINGS = {"calls": "calls_limit", "tokens": "tokens_limit", "uusd": "spend_limit_uusd"}
+SETTINGS = {unit.ledger: unit.limit for unit in BUDGET_UNITS}
 """What the limit of a unit is called in the configuration."""
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 MOST_KNOWN_TERMS = 10_000

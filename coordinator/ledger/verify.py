@@ -32,6 +32,7 @@ from coordinator.ledger.tables import (
     Table,
 )
 from edge.core.formatting import counted
+from edge.core.units import BUDGET_UNITS
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step, shared_lr
 
 T = TypeVar("T")
@@ -209,7 +210,7 @@ class Replay:
     def _check_asked(self, row: Row) -> None:
         """A hold follows what was set at run time, whatever the configuration of the replica that took it."""
         changes = dict(self.set_limits.get(row["key"].split("@")[0].split("[")[0], {}).get("changes", ()))
-        for place, name in enumerate(("calls_limit", "tokens_limit", "spend_limit_uusd")):
+        for place, name in enumerate(unit.limit for unit in BUDGET_UNITS):
             holds = name not in changes or row["asked"][place] == changes[name]
             self._require(holds, f"budget {row['key']} is held to {row['asked'][place]} where {name} was set otherwise")
 

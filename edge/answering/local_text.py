@@ -9,7 +9,7 @@ from edge.budget.dial import HelpDial, Setting
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
 from edge.core.types import FinishReason, Sampling, ToolConversation
-from edge.dagrpo.format import check_format
+from edge.dagrpo.format import asks_help, check_format
 from edge.dagrpo.prompts import HELP_PHRASE, local_messages
 from edge.inference.backend import InferenceBackend
 
@@ -45,12 +45,12 @@ class LocalText:
 
     def asks(self, draft: Draft) -> bool:
         """Whether the last response asks for help."""
-        last = draft.responses[-1] if draft.responses else None
-        if last is None or last.finish is not FinishReason.EOS:
+        if not draft.responses:
             return False
+        finish = draft.responses[-1].finish
         if draft.overridden == "to ask":
-            return True
-        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).asks_help
+            return finish is FinishReason.EOS
+        return asks_help(draft.local_text, finish, self._settings.max_steps or UNLIMITED_STEPS)
 
     def usable(self, draft: Draft) -> bool:
         """Whether the last response is an answer."""

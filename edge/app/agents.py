@@ -15,7 +15,6 @@ from edge.app.openers import SharedWeights
 from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
-from edge.core.limits import OWN_LABEL
 from edge.core.machine import physical_cores, usable_cores
 from edge.core.types import AnswerKind
 
@@ -85,11 +84,11 @@ def build_agent(config: AgentConfig, sink: EventSink, *, lives_here: bool = Fals
 def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool = False) -> tuple[AgentComponents, AgentSettings]:
     """What `build_agent` makes an agent of. Raises what it does; the state folder is open and locked."""
     from edge.core.clock import SystemClock
-    from edge.core.failpoint import failpoint_from
+    from edge.core.failpoint import NAMES, VARIABLE, killer
     from edge.learning.components import AgentComponents
-    from edge.learning.curriculum import Curriculum, labels_of_older_versions
+    from edge.learning.curriculum import Curriculum
     from edge.state.folder import StateFolder
-    from edge.tasks.registry import is_task_file, open_source
+    from edge.tasks.registry import is_own, open_source
 
     clock, policy, registry = SystemClock(), build_policy(config), build_registry(config)
     path = model_file(config.model.path)
@@ -99,15 +98,10 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
-        demonstrates = {"own": is_task_file, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
-        labels = labels_of_older_versions(state)
-
-        def open_as_before(name: str) -> TaskSource:
-            return open_source(name, labels.get(name, OWN_LABEL))
-
+        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
         curriculum = Curriculum(
             config.phases,
-            open_as_before,
+            open_source,
             state,
             learning.seed,
             learning.prompts_per_step,
@@ -129,7 +123,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             policy=policy,
             sink=sink,
             clock=clock,
-            failpoint=failpoint_from(os.environ),
+            failpoint=killer(os.environ, VARIABLE, NAMES) or (lambda name: None),
             release=worker.close,
             open_rollouts=lambda serving: open_rollouts(config, serving),
             sound=sound_adapter,

@@ -188,8 +188,6 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         skip_unanimous_calls=learning.unanimous_calls == "skip",
         may_ask=method.may_ask,
         hint_chars=coordinator.hint_chars,
-        price_levels=tuple(learning.price_levels),
-        price=evaluation_price(learning),
         cloud_samples=learning.cloud_samples == "on",
     )
     answers = AnswerSettings(
@@ -222,13 +220,6 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
     )
-
-
-def evaluation_price(learning: LearningConfig) -> float | None:
-    """The price that prompts of evaluations state; where learning states prices and none is set, the middle one."""
-    if learning.stated_price is None and learning.price_levels:
-        return sorted(learning.price_levels)[len(learning.price_levels) // 2]
-    return learning.stated_price
 
 
 def learning_method(learning: LearningConfig) -> Method:

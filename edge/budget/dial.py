@@ -15,7 +15,6 @@ from typing import Any
 
 from edge.core.clock import Clock
 from edge.core.errors import NotFound, UsageError
-from edge.core.limits import OWN_LABEL
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
@@ -226,7 +225,6 @@ MOST_OWN_DIALS = 64
 MOST_OTHER_DIALS = 64
 """So many dials that nobody has set are kept: those that answered last."""
 _DEFAULT = "dial_default"
-_RATE_OF_OLDER_VERSIONS = "dial_rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +247,6 @@ class Dials:
         self._configured = check_rate(configured)
         self._paced = paced
         self._default = _default_of(state, configured)
-        _adopt_older_dial(state)
         self._dials = {dial.task: dial for dial in stored_dials(state, configured)}
         self._forgotten: set[str] = set()
         self._forget_the_oldest()
@@ -330,31 +327,6 @@ class Dials:
         return tuple(self._dials)
 
 
-_ADOPTED = "dial_of_own_label"
-
-
-def _adopt_older_dial(state: StateFolder) -> None:
-    """Once in a folder: the dial of questions without a label, which had the label that was being learned before they had one of their own.
-
-    Of the labels that were learned it is the one that was set for the label of the last answer, else the one that was set last, else the
-    last answer's as it is. Where nothing was learned, only the last answer's: one that was set for another label was not people's.
-    """
-    if state.meta(_ADOPTED) is not None:
-        return
-    learned = {str(task) for (task,) in state.rows("SELECT task FROM terms")}
-    answered = [str(record.get("task")) for record in state.requests(WINDOW)]
-    rows = [(str(task), str(dial)) for task, dial in state.rows("SELECT task, dial FROM dials")]
-    older = {task: dial for task, dial in rows if task in (learned or answered[:1])}
-    last = next((task for task in answered if task in older), "")
-    chosen = [task for task, dial in older.items() if json.loads(dial)["own"]]
-    chosen.sort(key=lambda task: (task == last, json.loads(older[task])["set_at"] or 0.0))
-    name = chosen[-1] if chosen else last
-    with state.database as database:
-        if name:
-            database.execute("INSERT OR IGNORE INTO dials VALUES (?, ?)", (OWN_LABEL, older[name]))
-        database.execute("REPLACE INTO meta VALUES (?, ?)", (_ADOPTED, name))
-
-
 def stored_dials(state: StateReader, configured: float | None) -> list[HelpDial]:
     """The dials of a state folder, also while an agent uses it."""
     default = _default_of(state, configured)
@@ -378,10 +350,7 @@ def is_rate_set(state: StateReader) -> bool:
 
 def _default_of(state: StateReader, configured: float | None) -> _Default:
     kept = state.meta(_DEFAULT)
-    if kept is not None:
-        return _Default(**json.loads(kept))
-    older = state.meta(_RATE_OF_OLDER_VERSIONS)
-    return _Default(configured if older is None else (float(older) if older else None), None)
+    return _Default(configured, None) if kept is None else _Default(**json.loads(kept))
 
 
 def _recorded(state: StateFolder, task: str) -> Iterator[tuple[int, float | None]]:

@@ -11,16 +11,10 @@ from typing import Any
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, has_set_limits, limits_of
 from edge.cloud.client import KnownBudget
 from edge.core.periods import period_began, period_end
+from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import BudgetSnapshot
 from edge.state.reader import StateReader
 from edge.state.usage import used_since
-
-UNITS = {
-    "calls": ("calls_limit", "calls_left", "calls_period"),
-    "tokens": ("tokens_limit", "tokens_left", "tokens_period"),
-    "spend_uusd": ("spend_limit_uusd", "spend_left_uusd", "spend_period"),
-}
-"""What is counted, with the fields of its limit, of what is left and of the limit's period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +88,20 @@ def budget_at_rest(
     if known is None and limits.words == NO_BUDGET_LIMITS.words:
         return None
     budget, as_of = (known.budget, known.as_of) if known else (BudgetSnapshot(0, 0.0, 0.0, 0, None, 0, None, 0, None), -math.inf)
-    counted = {getattr(budget, period) or "total" for _, _, period in UNITS.values()}
+    counted = {getattr(budget, unit.period) or "total" for unit in BUDGET_UNITS}
     fields: dict[str, Any] = {}
-    for unit, (limit_field, _, period_field) in UNITS.items():
-        limit = getattr(limits, limit_field)
+    for unit in BUDGET_UNITS:
+        limit = getattr(limits, unit.limit)
         if limit is None and (configured is None or not has_set_limits(state)):
-            limit, period = getattr(budget, limit_field), getattr(budget, period_field)
+            limit, period = getattr(budget, unit.limit), getattr(budget, unit.period)
         else:
             period = "" if limit is None else limits.period
-        used, window = getattr(budget, unit), period or "total"
+        used, window = getattr(budget, unit.name), period or "total"
         if known is not None and window not in {"total", *counted}:
             used = 0
-        elif known is None or period != getattr(budget, period_field) or now >= period_end(window, as_of):
+        elif known is None or period != getattr(budget, unit.period) or now >= period_end(window, as_of):
             recorded = used_since(state.database, period_began(window, now))
-            used = getattr(recorded, unit) + getattr(recorded, f"learning_{unit}")
-        fields |= {unit: used, limit_field: limit, period_field: period}
+            used = getattr(recorded, unit.name) + getattr(recorded, f"learning_{unit.name}")
+        fields |= {unit.name: used, unit.limit: limit, unit.period: period}
     changed = replace(budget, **fields)
     return known if changed == budget else KnownBudget(changed, now)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.core.errors import UsageError
-from edge.core.formatting import PRACTICE_MODEL, counted, money
-from edge.core.periods import Period
+from edge.core.periods import PERIOD_WORDS, Period
+from edge.core.units import CALLS, SPEND, TOKENS
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
@@ -23,7 +23,6 @@ SET_LIMITS = "budget_limits"
 _CHARGED_BY_A_CLOUD = "charged_by_a_cloud"
 Changes = Mapping[str, Any]
 """Fields of BudgetLimits that are set, by name."""
-PERIOD_WORDS = {"total": "in all", "month": "a month", "week": "a week", "day": "a day", "hour": "an hour"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,9 @@ class BudgetLimits:
     @property
     def words(self) -> str:
         """`5.00 USD and 100 calls a month`, or `no limit`."""
-        amounts = [
-            "" if self.spend_limit_uusd is None else money(self.spend_limit_uusd),
-            "" if self.calls_limit is None else counted(self.calls_limit, "call"),
-            "" if self.tokens_limit is None else counted(self.tokens_limit, "token"),
-        ]
-        known = [amount for amount in amounts if amount]
-        return f"{' and '.join(known)} {PERIOD_WORDS[self.period]}" if known else "no limit"
+        limits = [(unit, getattr(self, unit.limit)) for unit in (SPEND, CALLS, TOKENS)]
+        amounts = [unit.amount(limit) for unit, limit in limits if limit is not None]
+        return f"{' and '.join(amounts)} {PERIOD_WORDS[self.period]}" if amounts else "no limit"
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -89,14 +84,9 @@ def note_charge(state: StateFolder) -> None:
 
 
 def cloud_name_of(state: StateReader, configured: str) -> str:
-    """What the cloud is called where amounts of a folder are shown: `configured` ("" for one that charges), and "" where the folder's
-    records have spend at a cloud that charges."""
-    return "" if state.meta(_CHARGED_BY_A_CLOUD) or state.rows(_CHARGED_ANSWER, (PRACTICE_MODEL,)) else configured
-
-
-_CHARGED = "SELECT 1 FROM requests WHERE json_extract(record, '$.charged_uusd') > 0 AND json_extract(record, '$.cloud_model')"
-_CHARGED_ANSWER = f"{_CHARGED} > ?1 UNION ALL {_CHARGED} < ?1 AND json_extract(record, '$.cloud_model') > '' LIMIT 1"
-"""Of folders that an older version used: by any cloud but the one named, as two ranges of an index."""
+    """What the cloud is called where amounts of a folder are shown: `configured` ("" for one that charges), and "" where a cloud that
+    charges was paid."""
+    return "" if state.meta(_CHARGED_BY_A_CLOUD) else configured
 
 
 def of_the_operator(address: str) -> UsageError:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
-from edge.budget.known import UNITS, KnownBudgets
+from edge.budget.known import KnownBudgets
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
 from edge.budget.pace import DualUnit, Pace
 from edge.budget.quota import Circumstances, Quota, known_quota
@@ -20,6 +20,7 @@ from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
 from edge.core.periods import period_end
+from edge.core.units import BUDGET_UNITS, Unit
 from edge.state.reader import StateReader
 from edge.state.usage import OfTask, used_by_task
 
@@ -89,8 +90,8 @@ class Overview:
         The coordinator reports the device's own total where no budget of the task alone is tighter: then all tasks report the same.
         """
         known = sorted((one for one in self.tasks if one.quota.as_of is not None), key=lambda one: one.quota.as_of or 0.0)
-        shared = [unit for unit in UNITS if known and _is_shared(unit, known)]
-        fields = [name for unit in shared for name in (unit, *UNITS[unit])]
+        shared = [unit for unit in BUDGET_UNITS if known and _is_shared(unit, known)]
+        fields = [name for unit in shared for name in (unit.name, unit.limit, unit.left, unit.period)]
         return {name: getattr(known[-1].quota, name) for name in (*fields, "as_of")} if shared else None
 
     def to_json(self) -> dict[str, Any]:
@@ -109,14 +110,14 @@ class Overview:
         }
 
 
-def _is_shared(unit: str, known: Sequence[TaskBudget]) -> bool:
+def _is_shared(unit: Unit, known: Sequence[TaskBudget]) -> bool:
     """Without any limit it is the device's total, whenever each task was reported (`known` in this order). With one limit for all it is
     where all report the same, or the later ones no less, and somebody more than the task alone has used."""
-    limits = {getattr(one.quota, UNITS[unit][0]) for one in known}
+    limits = {getattr(one.quota, unit.limit) for one in known}
     if limits == {None}:
         return True
-    reported = [getattr(one.quota, unit) for one in known]
-    is_total = any(value > getattr(one.used, unit) for value, one in zip(reported, known, strict=True))
+    reported = [getattr(one.quota, unit.name) for one in known]
+    is_total = any(value > getattr(one.used, unit.name) for value, one in zip(reported, known, strict=True))
     return len(limits) == 1 and (len(set(reported)) == 1 or (is_total and reported == sorted(reported)))
 
 
@@ -191,10 +192,8 @@ def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
     """The limits that the coordinator reported last; None where it reported none, or of several periods."""
     if known is None:
         return None
-    limits = {limit: getattr(known.budget, limit) for limit, _, _ in UNITS.values()}
-    periods: set[Any] = {
-        getattr(known.budget, period) or "total" for limit, _, period in UNITS.values() if limits[limit] is not None
-    }
+    limits = {unit.limit: getattr(known.budget, unit.limit) for unit in BUDGET_UNITS}
+    periods: set[Any] = {getattr(known.budget, unit.period) or "total" for unit in BUDGET_UNITS if limits[unit.limit] is not None}
     return BudgetLimits(**limits, period=periods.pop()) if len(periods) == 1 else None
 
 

@@ -11,6 +11,7 @@ from edge.budget.daily import DailyLimits
 from edge.cloud.client import KnownBudget
 from edge.core.clock import Clock, day_began
 from edge.core.periods import DAY_S, HOUR_S, period_end
+from edge.core.units import BY_WORD
 from edge.dagrpo.costs import CallCost, budget_rate, fitted_call_cost
 from edge.state.reader import StateReader
 
@@ -70,11 +71,8 @@ def period_budget(unit: Unit, known: KnownBudget | None, now: float) -> PeriodBu
     if known is None:
         return None
     budget = known.budget
-    used, limit, period = (
-        (budget.tokens, budget.tokens_limit, budget.tokens_period)
-        if unit == "tokens"
-        else (budget.spend_uusd, budget.spend_limit_uusd, budget.spend_period)
-    )
+    names = BY_WORD[unit]
+    used, limit, period = (getattr(budget, name) for name in (names.name, names.limit, names.period))
     if limit is None or period in ("", "total"):
         return None
     if now >= period_end(period, known.as_of):

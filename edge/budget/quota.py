@@ -15,6 +15,7 @@ from edge.budget.known import KnownBudgets, store_budget
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import CloudSwitch
 from edge.core.formatting import money
+from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import BudgetSnapshot
 
 QuotaState = Literal["ok", "low", "used_up", "paused", "switched_off", "offline", "unknown"]
@@ -71,34 +72,26 @@ class Circumstances:
 def quota_of(task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances) -> Quota:
     """The quota from its parts."""
     budget = known.budget if known else None
-    limits = {unit: getattr(budget, name) if budget else None for unit, name in _LIMITS.items()}
-    left = {unit: None if limit is None else max(0, limit - int(getattr(budget, unit))) for unit, limit in limits.items()}
-    shares = [(left[unit] or 0) / limit if limit else 0.0 for unit, limit in limits.items() if limit is not None]
+    amounts: dict[str, Any] = {}
+    shares = []
+    for unit in BUDGET_UNITS:
+        used, limit = (getattr(budget, unit.name), getattr(budget, unit.limit)) if budget else (None, None)
+        left = None if used is None or limit is None else max(0, limit - used)
+        if left is not None:
+            shares.append(left / limit if limit else 0.0)
+        period = getattr(budget, unit.period) if budget else ""
+        amounts |= {unit.name: used, unit.limit: limit, unit.left: left, unit.period: period}
     state = _state(min(shares, default=1.0) if budget else None, now)
     return Quota(
         task=task,
         state=state,
         line=_line(state, budget, dial, now),
-        calls=budget.calls if budget else None,
-        calls_limit=limits["calls"],
-        calls_left=left["calls"],
-        tokens=budget.tokens if budget else None,
-        tokens_limit=limits["tokens"],
-        tokens_left=left["tokens"],
-        spend_uusd=budget.spend_uusd if budget else None,
-        spend_limit_uusd=limits["spend_uusd"],
-        spend_left_uusd=left["spend_uusd"],
+        **amounts,
         target_rate=dial.target_rate if dial else None,
         realised_rate=dial.realised_rate if dial else None,
         dual=budget.dual if budget else None,
         as_of=known.as_of if known else None,
-        calls_period=budget.calls_period if budget else "",
-        tokens_period=budget.tokens_period if budget else "",
-        spend_period=budget.spend_period if budget else "",
     )
-
-
-_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 
 
 def _state(least_share: float | None, now: Circumstances) -> QuotaState:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.budget.limits import PERIOD_WORDS
 from edge.budget.pace import PeriodBudget
-from edge.core.formatting import counted, money
+from edge.core.periods import PERIOD_WORDS
+from edge.core.units import BY_WORD
 
 
 def rate_words(rate: float) -> str:
@@ -28,7 +28,7 @@ class Target:
     def words(self) -> str:
         """In one line."""
         if self.budget is not None:
-            amount = money(self.budget.limit) if self.budget.unit == "spend" else counted(self.budget.limit, "token")
+            amount = BY_WORD[self.budget.unit].amount(self.budget.limit)
             now = "" if self.rate is None else f": now {rate_words(self.rate)} of questions"
             dial = "" if self.dial is None else f"; the dial holds people's questions at {rate_words(self.dial)}"
             return f"{amount} {PERIOD_WORDS[self.budget.period]}{now}{dial}"

@@ -94,22 +94,21 @@ def demanded_answers(state: StateReader, task: str = "", last: int = 1000) -> li
 
 
 def _recorded(state: StateReader, task: str, last: int) -> list[tuple[PastAnswer, bool]]:
-    """The last answers, and whether the local model had a part; those of neither are left out. Older records know the whole time only."""
+    """The last answers, and whether the local model had a part; those of neither are left out."""
     ratings: dict[str, Rating] = dict(state.rows("SELECT request_id, verdict FROM feedback"))
     found = []
     for record in state.requests(last):
         is_local, from_cloud = bool(record.get("local_text")), record["source"] == "cloud"
         if (task and record.get("task") != task) or not (is_local or from_cloud):
             continue
-        total_s = float(record["latency_s"])
         past = PastAnswer(
             log_odds=record["help_log_odds"],
-            asked=bool(record.get("asked", record["source"] != "local")),
+            asked=record["asked"],
             from_cloud=from_cloud,
-            charged_uusd=int(record.get("charged_uusd") or 0),
-            local_s=float(record.get("local_latency_s") or 0.0) or (0.0 if from_cloud else total_s),
-            cloud_s=record.get("cloud_latency_s"),
-            total_s=total_s,
+            charged_uusd=record["charged_uusd"],
+            local_s=record["local_latency_s"],
+            cloud_s=record["cloud_latency_s"],
+            total_s=record["latency_s"],
             judged=ratings.get(record["id"]),
             billed=is_billed(record),
         )

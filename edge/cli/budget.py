@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from edge.budget.limits import PERIOD_WORDS
 from edge.budget.target import rate_words
 from edge.cli.options import Json, rate_or_off, task_label
 from edge.cli.output import local_time, print_line, print_result, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
-from edge.core.formatting import counted, money, percent, shown, uusd_of
-from edge.core.periods import PERIODS
+from edge.core.formatting import counted, percent, shown, uusd_of
+from edge.core.periods import PERIOD_WORDS, PERIODS
+from edge.core.units import BUDGET_UNITS, CALLS, SPEND, TOKENS, Unit
 
 app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -92,16 +92,12 @@ def budget_limit(
 def limit_changes(spend: str | None, calls: str | None, tokens: str | None, per: str | None) -> dict[str, int | str | None]:
     """The limits that options name, by their fields. Raises UsageError."""
     changes: dict[str, int | str | None] = {}
-    for option, field, text, read in (
-        ("--spend", "spend_limit_uusd", spend, uusd_of),
-        ("--calls", "calls_limit", calls, _count_of),
-        ("--tokens", "tokens_limit", tokens, _count_of),
-    ):
+    for unit, text, read in ((SPEND, spend, uusd_of), (CALLS, calls, _count_of), (TOKENS, tokens, _count_of)):
         if text is not None:
             try:
-                changes[field] = None if text.strip().lower() == "off" else read(text)
+                changes[unit.limit] = None if text.strip().lower() == "off" else read(text)
             except ValueError as error:
-                raise UsageError(f"{option} {error}") from error
+                raise UsageError(f"--{unit.word} {error}") from error
     if per is not None:
         if per not in PERIODS:
             raise UsageError(f"--per {shown(per)!r}: must be one of {', '.join(PERIODS)}")
@@ -149,9 +145,6 @@ def budget_resume(settings: Settings, json: Json = False) -> None:
     print_result(budgets, [f"resumed, but {off}" if off else "resumed: the cloud may be asked again"], as_json=json)
 
 
-_UNITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
-"""What is counted, and the field of its limit."""
-_PERIODS = {"calls": "calls_period", "tokens": "tokens_period", "spend_uusd": "spend_period"}
 _STATES = {"ok": "ok", "low": "low: little is left", "used_up": "used up: answers come from this device"}
 _ORIGINS = {
     "agent": "",
@@ -174,7 +167,7 @@ def unknown_task_line(task: str, known: Sequence[str]) -> str:
 def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
     """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
     tasks, device, limits = budgets["tasks"], budgets["device"] or {}, budgets["limits"]
-    shared = [unit for unit in _UNITS if unit in device]
+    shared = [unit for unit in BUDGET_UNITS if unit.name in device]
     states = [_STATES.get(task["state"]) or f"{task['state'].replace('_', ' ')}: {task['line']}" for task in tasks]
     one_state = states[0] if shared and len(set(states)) == 1 else ""
     lines = [f"target   {budgets['target']}"]
@@ -192,10 +185,10 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
         ]
     for task, state in zip(tasks, states, strict=True):
         used = task["used"]
-        spent = f"{counted(used['calls'], 'call')}, {counted(used['tokens'], 'token')}, {money(used['spend_uusd'])}"
+        spent = ", ".join(unit.amount(used[unit.name]) for unit in BUDGET_UNITS)
         lines += [
             f"task     {task['task']}",
-            *_unit_lines([unit for unit in _UNITS if unit not in shared], task),
+            *_unit_lines([unit for unit in BUDGET_UNITS if unit not in shared], task),
             f"used     {spent} by this task alone",
             f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
             f"λ        {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
@@ -225,22 +218,22 @@ def _practice(budgets: Mapping[str, Any]) -> str:
     return f" ({budgets['cloud_name']})" if budgets["cloud_name"] else ""
 
 
-def _unit_lines(units: Sequence[str], task: Mapping[str, Any]) -> list[str]:
-    return [f"{unit.removesuffix('_uusd'):<8} {_amount(task, unit)}" for unit in units]
+def _unit_lines(units: Sequence[Unit], task: Mapping[str, Any]) -> list[str]:
+    return [f"{unit.word:<8} {_amount(task, unit)}" for unit in units]
 
 
-def _amount(budget: Mapping[str, Any], unit: str) -> str:
-    used, limit, words = budget[unit], budget[_UNITS[unit]], money if unit == "spend_uusd" else str
+def _amount(budget: Mapping[str, Any], unit: Unit) -> str:
+    used, limit = budget[unit.name], budget[unit.limit]
     if used is None:
         return "not known yet"
-    period = PERIOD_WORDS.get(budget.get(_PERIODS[unit]) or "total", "")
+    period = PERIOD_WORDS.get(budget.get(unit.period) or "total", "")
     of_period = "" if period == PERIOD_WORDS["total"] else f" {period}"
-    return f"{words(used)} (unlimited)" if limit is None else f"{words(used)} of {words(limit)}{of_period}"
+    return f"{unit.number(used)} (unlimited)" if limit is None else f"{unit.number(used)} of {unit.number(limit)}{of_period}"
 
 
 def amounts(budget: Mapping[str, Any]) -> str:
     """What was used and what is allowed of each unit that the budget knows, on one line."""
-    return " · ".join(f"{unit.removesuffix('_uusd')} {_amount(budget, unit)}" for unit in _UNITS if unit in budget)
+    return " · ".join(f"{unit.word} {_amount(budget, unit)}" for unit in BUDGET_UNITS if unit.name in budget)
 
 
 def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:

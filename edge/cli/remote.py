@@ -98,7 +98,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     headers = {"authorization": f"Bearer {read_token(Path(token_file))}"} if isinstance(token_file, str) else {}
     async with aiohttp.ClientSession(headers=headers) as session:
         remote = RemoteAgent(session, found["url"], pid=found.get("pid"))
-        yield remote if await remote.is_ours(found.get("instance")) else None
+        yield remote if await remote.is_ours(str(found.get("instance"))) else None
 
 
 def announcement(state: Path) -> dict[str, Any] | None:
@@ -123,14 +123,14 @@ class RemoteAgent:
         self.url = url
         self._pid = pid
 
-    async def is_ours(self, instance: str | None) -> bool:
-        """Whether the endpoint of this process answers there (None: of any agent, for files of older versions)."""
+    async def is_ours(self, instance: str) -> bool:
+        """Whether the endpoint of this process answers there."""
         import aiohttp
 
         try:
             async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(_PROBE_S)) as reply:
                 health = await reply.json()
-                return reply.status == 200 and health.get("status") == "ok" and instance in (None, health.get("instance"))
+                return reply.status == 200 and health.get("status") == "ok" and health.get("instance") == instance
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
             return False
 

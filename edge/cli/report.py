@@ -15,6 +15,7 @@ from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.clock import SystemClock
 from edge.core.formatting import counted, duration, money, percent, points, source_name
+from edge.core.units import BUDGET_UNITS
 
 if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
@@ -65,7 +66,7 @@ def command(
 
 def headline_lines(headline: Mapping[str, Any]) -> Iterator[str]:
     """The four numbers, in two lines."""
-    practice = headline.get("practice")  # None of a running agent of an older version, too
+    practice = headline["practice"]
     beside = f" (practice: {percent(practice['right_in_the_end'])}, {points(practice['gained'])})" if practice else ""
     parts = [
         f"answered locally {percent(headline['answered_locally'])}"
@@ -84,8 +85,8 @@ LEARNED_FROM = "learned from, too"
 
 def _questions(headline: Mapping[str, Any]) -> str:
     """Whose validation questions they are, and that they are learned from where they are."""
-    number, learned_from = headline["validation_questions"], headline.get("learned_from", 0)
-    if not number or "own" not in headline:
+    number, learned_from = headline["validation_questions"], headline["learned_from"]
+    if not number:
         return ""
     whose = f" of {counted(number, 'question')} of your own" if headline["own"] else f" of {counted(number, 'practice question')}"
     if not learned_from:
@@ -98,7 +99,7 @@ def _source(one: Mapping[str, Any]) -> str:
 
 
 def _named(task: Mapping[str, Any]) -> str:
-    return f"{_source(task)} ({LEARNED_FROM})" if task.get("learned_from") else _source(task)
+    return f"{_source(task)} ({LEARNED_FROM})" if task["learned_from"] else _source(task)
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -114,7 +115,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for task in report["tasks"]:
         for example in task["examples"]:
             yield f"example   {_source(task)}, {example_line(example)}"
-    forgotten = report.get("forgotten") or {"by_source": [], "examples": []}  # None of a running agent of an older version
+    forgotten = report["forgotten"]
     if lost := [f"{one['questions']} of {one['of']} of {_source(one)}" for one in forgotten["by_source"]]:
         yield f"forgotten {', '.join(lost)}: an earlier adapter had them right"
     for example in forgotten["examples"]:
@@ -151,7 +152,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"asked     {percent(rate['rate'])} of {counted(rate['answers'], 'answer')} of {one_line(rate['task'])}, {target}"
     for name, label in (("serving", "cloud"), ("learning", "")):
         cloud = report["cloud"][name]
-        spent = f"{counted(cloud['calls'], 'call')}, {counted(cloud['tokens'], 'token')}, {money(cloud['spend_uusd'])}"
+        spent = ", ".join(unit.amount(cloud[unit.name]) for unit in BUDGET_UNITS)
         practice = f" ({report['cloud_name']})" if report["cloud_name"] and label else ""
         yield f"{label:<10}{name:<9}{spent}{practice}"
     for number, wait in enumerate(report["waits"]):

@@ -24,6 +24,7 @@ from edge.core.errors import (
     is_refused_alone,
 )
 from edge.core.events import EventSink
+from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import (
     BudgetSnapshot,
     CancelledCall,
@@ -195,10 +196,10 @@ _LIMIT_TRIES, _LIMIT_PAUSE_S = 100, 0.05
 
 def _reports(budget: BudgetSnapshot, limits: Mapping[str, Any]) -> bool:
     """Whether a budget has these limits and their period."""
-    names = {"calls_limit": budget.calls_period, "tokens_limit": budget.tokens_period, "spend_limit_uusd": budget.spend_period}
     return all(
-        getattr(budget, name) == limits[name] and (limits[name] is None or period == limits["window"])
-        for name, period in names.items()
+        getattr(budget, unit.limit) == limits[unit.limit]
+        and (limits[unit.limit] is None or getattr(budget, unit.period) == limits["window"])
+        for unit in BUDGET_UNITS
     )
 
 

@@ -28,6 +28,7 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.core.events import EventSink
 from edge.core.files import replacing
 from edge.core.formatting import exit_name, has_crashed
+from edge.core.units import BUDGET_UNITS
 from edge.state.events import Notice
 
 MAX_SOCKET_PATH = 100
@@ -73,7 +74,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
     upstream |= {"provider": embedded.upstream, "deadline_s": config.coordinator.call_deadline_s}
     task = {name: getattr(config.learning, name) for name in _DUAL_FIELDS}
     task |= {"step_credit_kappa": embedded.step_credit_kappa, "target_rate_from_device": True}
-    limits = {name: getattr(budget, name) for name in ("calls_limit", "tokens_limit", "spend_limit_uusd")}
+    limits = {unit.limit: getattr(budget, unit.limit) for unit in BUDGET_UNITS}
     limits["window"] = budget.period
     return {
         "upstreams": {config.coordinator.model_alias: {key: value for key, value in upstream.items() if value is not None}},

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.core.errors import BudgetExhausted, CallInProgress, CoordinatorError, OutcomeUnknown, RateLimited, Withheld
-from edge.core.formatting import money
+from edge.core.units import BY_LEDGER_NAME, CALLS, Unit
 from edge.rpc.client import CloudCall, CloudCompletion, CoordinatorClient
 
 _WHOSE = {
@@ -18,7 +18,6 @@ _WHOSE = {
     "fleet_task": " of this task on all devices",
     "step": " of this step",
 }
-_OPTIONS = {"calls": " --calls N", "tokens": " --tokens N", "uusd": " --spend USD"}
 _MOST_DIGITS = 19
 
 
@@ -30,19 +29,28 @@ def what_is_used_up(error: BudgetExhausted) -> str:
     if None in numbers[:2]:
         return metadata.get("told") or str(error)
     used, limit, needed, kept = (number or 0 for number in numbers)
-    unit, whose = metadata.get("unit", "calls").partition(",")[0], _WHOSE.get(metadata.get("scope", ""), "")
-    amount = money if unit == "uusd" else str
-    share = f"{amount(used)} of {amount(limit)}{'' if unit == 'uusd' else f' {unit}'}"
+    unit, whose = _unit_of(error) or CALLS, _WHOSE.get(metadata.get("scope", ""), "")
+    amount = unit.number
+    share = f"{amount(used)} of {unit.amount(limit)}"
     aside = f", {amount(kept)} kept for other devices" if kept else ""
     short = f"; this call may need {amount(needed)}" if used + kept < limit else ""
     return f"{share}{whose}{aside}{short}"
 
 
+def _unit_of(error: BudgetExhausted) -> Unit | None:
+    """The unit that was refused, the first of several."""
+    return BY_LEDGER_NAME.get(error.metadata.get("unit", "").partition(",")[0])
+
+
 def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool) -> BudgetExhausted:
     """The same error in one line that says what can be done; a coordinator of one's own is held to the agent's configuration."""
     what = what_is_used_up(error)
-    option = _OPTIONS.get(error.metadata.get("unit", "").partition(",")[0], "")
-    more = f"raise it with `edge-agent budget limit{option}`" if own_coordinator else "ask who runs the coordinator for more"
+    unit = _unit_of(error)
+    more = (
+        f"raise it with `edge-agent budget limit{f' {unit.option}' if unit else ''}`"
+        if own_coordinator
+        else "ask who runs the coordinator for more"
+    )
     metadata = {**error.metadata, "told": what}
     hint = f"{more}, or ask without demanding the cloud"
     return BudgetExhausted(f"the budget is used up ({what})", hint=hint, retry_after_s=error.retry_after_s, metadata=metadata)

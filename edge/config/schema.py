@@ -29,13 +29,6 @@ from edge.core.limits import (
 from edge.core.periods import Period
 from edge.core.types import Mode
 from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
-from edge.dagrpo.prompts import MOST_PRICE, price_line
-
-
-def _in_cents(value: float) -> float:
-    """A price that a prompt can state."""
-    price_line(value, "full")
-    return value
 
 
 def _switch_word(value: object) -> object:
@@ -45,7 +38,6 @@ def _switch_word(value: object) -> object:
 
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_word)]
 OffOrOn = Annotated[Literal["off", "on"], BeforeValidator(_switch_word)]
-Price = Annotated[float, Field(ge=0.0, le=MOST_PRICE), AfterValidator(_in_cents)]
 AdvantageScale = Literal["none", "group", "batch"]
 Method = Literal["da-grpo", "edge-only", "grpo", "gvpo", "gapg"]
 AnswerMatch = Literal["exact", "equivalent"]
@@ -232,16 +224,9 @@ class LearningConfig(Section):
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, an anti-windup bound where asking does not react to λ (null: none)."
     )
-    price_levels: list[Price] = Field(
-        [],
-        description="Prices of help in whole cents, as [0, 0.5, 1]: each prompt states one of them, which is its λ ([]: none does).",
-    )
     dual_unit: Literal["calls", "tokens", "spend"] = Field(
         "calls",
         description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
-    )
-    stated_price: Price | None = Field(
-        None, description="Price of help that prompts of evaluations state (null: the middle one of price_levels, if any)."
     )
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
@@ -267,10 +252,7 @@ class LearningConfig(Section):
     def _what_goes_together(self) -> LearningConfig:
         if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
             raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
-        if len(set(self.price_levels)) < len(self.price_levels):
-            raise ValueError("price_levels names a value twice")
         beyond_the_paper = {
-            "price_levels": bool(self.price_levels),
             "cloud_samples on": self.cloud_samples == "on",
             f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
             f"dual_unit {self.dual_unit}": self.dual_unit != "calls",
@@ -334,12 +316,6 @@ class GateConfig(Section):
         ge=1,
         description="Steps after which the adapter in use is tested again and, if an earlier one is better, left (null: by feedback only).",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rate_band_of_older_versions(cls, data: object) -> object:
-        """`rate_band` bounded the share that asks; the help bias and the dial hold it today, and old files may still have it."""
-        return {key: value for key, value in data.items() if key != "rate_band"} if isinstance(data, dict) else data
 
 
 class RoutingConfig(Section):

@@ -1,27 +1,41 @@
-"""Named places where a test may kill this process.
+"""Named places where a test may kill this process, as a power cut would.
 
-`EDGE_AGENT_FAILPOINT=collected:3` kills the process with SIGKILL when the place `collected` is reached for the third time. Places in
-the order of a step: collected, updated, checkpointed, closed, judged, committed.
+`EDGE_AGENT_FAILPOINT=collected=kill@3` kills the agent with SIGKILL when the place `collected` is reached for the third time,
+`updated=kill` at the first; several are separated by commas. The coordinator's places are in coordinator/failpoints.py.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+from edge.core.errors import ConfigError
 
 VARIABLE = "EDGE_AGENT_FAILPOINT"
+NAMES = ("collected", "updated", "checkpointed", "closed", "judged", "committed")
+"""In the order of a step."""
+Reached = Callable[[str], None]
 
 
-def failpoint_from(environment: Mapping[str, str]) -> Callable[[str], None]:
-    """The function to call at each place."""
-    wanted, _, times = environment.get(VARIABLE, "").partition(":")
-    seen: Counter[str] = Counter()
+def killer(environment: Mapping[str, str], variable: str, names: Sequence[str]) -> Reached | None:
+    """What to call at each place, as the variable asks for; None where it asks for nothing. Raises ConfigError on an unknown name or
+    action."""
+    text = environment.get(variable, "")
+    if not text:
+        return None
+    left: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, action = part.strip().partition("=")
+        word, _, count = action.partition("@")
+        if name not in names or word != "kill" or not (count or "1").isdigit() or int(count or "1") < 1:
+            raise ConfigError(f"{variable}: {part.strip()!r} is not NAME=kill or NAME=kill@N", hint=f"names: {', '.join(names)}")
+        left[name] = int(count or "1")
 
-    def reached(place: str) -> None:
-        seen[place] += 1
-        if place == wanted and seen[place] == int(times or "1"):
-            os.kill(os.getpid(), signal.SIGKILL)
+    def reached(name: str) -> None:
+        if name in left:
+            left[name] -= 1
+            if left[name] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     return reached

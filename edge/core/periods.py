@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 Period = Literal["total", "month", "week", "day", "hour"]
 PERIODS: tuple[Period, ...] = get_args(Period)
+PERIOD_WORDS = {"total": "in all", "month": "a month", "week": "a week", "day": "a day", "hour": "an hour"}
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from edge.core.types import FinishReason
 from edge.dagrpo.prompts import HELP_PHRASE
 
 _STEP_LINE = re.compile(r"^[ \t]*Step ([0-9]+):", re.MULTILINE)
@@ -60,6 +61,11 @@ def check_format(text: str, max_steps: int) -> FormatVerdict:
     return FormatVerdict(
         False, False, steps, "expected one <answer>...</answer> or the help phrase after </think>, and nothing else"
     )
+
+
+def asks_help(text: str, finish: FinishReason, max_steps: int) -> bool:
+    """Whether a response validly asks for help: it ended by itself, and is well formed (decisions 4, 17)."""
+    return finish is FinishReason.EOS and check_format(text, max_steps).asks_help
 
 
 def help_trigger_span(text: str) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """What the SLM is shown.
 
 The bundled models carry a compact system prompt in their own chat template and read the bare question; every other model gets
-SYSTEM_PROMPT and a templated user prompt. A prompt may state the price of help (`price_line`), so that one model serves all budgets.
+SYSTEM_PROMPT and a templated user prompt.
 """
 
 from __future__ import annotations
@@ -23,14 +23,6 @@ If you have reasoned through enough steps and still cannot solve the problem on 
 """The full system prompt, for models that do not carry one in their chat template."""
 
 
-MOST_PRICE = 9.99
-"""The highest price that a prompt states; a right answer is worth 1."""
-
-PRICE_RULE = """
-The user's turn begins with what help costs. Not asking costs nothing, and a right answer is worth 1: ask where help is worth its price."""
-"""What the full system prompt says besides where the user's turn states a price."""
-
-
 def user_prompt(item: TaskItem) -> str:
     """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
     options, instruction = "", item.kind.instruction
@@ -41,16 +33,11 @@ def user_prompt(item: TaskItem) -> str:
     return "\n".join(filter(None, [item.question, options, instruction]))
 
 
-def prompt_messages(item: TaskItem, prompt_form: str, price: float | None = None) -> tuple[Message, ...]:
-    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones.
-
-    A `price` of help has a line of its own before the question. Raises ValueError for one that `price_line` cannot state.
-    """
-    line = "" if price is None else f"{price_line(price, prompt_form)}\n"
+def prompt_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
+    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones."""
     if prompt_form == "compact":
-        return local_messages((Message("user", line + compact_question(item)),), prompt_form)
-    asked = (*item.context, Message("user", line + user_prompt(item)))
-    return local_messages(asked, prompt_form, SYSTEM_PROMPT + PRICE_RULE if line else SYSTEM_PROMPT)
+        return local_messages((Message("user", compact_question(item)),), prompt_form)
+    return local_messages((*item.context, Message("user", user_prompt(item))), prompt_form)
 
 
 def local_messages(
@@ -63,19 +50,6 @@ def local_messages(
     own = [message.content for message in messages if message.role == "system"]
     whole = "\n\n".join(filter(None, [system, *own, form_note]))
     return (Message("system", whole), *(message for message in messages if message.role != "system"))
-
-
-def price_line(price: float, prompt_form: str) -> str:
-    """`Help costs 0.50.`, and for "compact" models `50`: bare cents.
-
-    The bundled models know little but their own questions. Any words before one take most of their right answers away, a bare number
-    almost none; and as their digits are single tokens, cents tell the prices 0, 0.25, 0.5, 0.75 and 1 apart by their first token.
-    Raises ValueError for a price that is not whole cents from 0 to 9.99.
-    """
-    if not (0.0 <= price <= MOST_PRICE and abs(100 * price - round(100 * price)) < 1e-6):
-        raise ValueError(f"a price is stated in whole cents from 0 to {MOST_PRICE}, not {price!r}")
-    cents = round(100 * price)
-    return str(cents) if prompt_form == "compact" else f"Help costs {cents / 100:.2f}."
 
 
 def compact_question(item: TaskItem) -> str:

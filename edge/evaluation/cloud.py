@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from edge.core.errors import CoordinatorError
 from edge.core.events import EventSink
 from edge.core.formatting import PRACTICE_CLOUD, counted, money
 from edge.core.types import TokenUsage
+from edge.core.units import BUDGET_UNITS
 from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer, open_for_recording, read_cassette
 from edge.rpc.client import BudgetSnapshot, CloudCall, CloudCompletion, CoordinatorClient
@@ -132,15 +133,12 @@ def cost_line(items: int, config: CoordinatorConfig) -> str:
 
 def budget_line(task: str, items: int, budget: BudgetSnapshot) -> str:
     """What is used and allowed, and whether it can suffice."""
-    limits = [f"{name} {used} of {limit}" for name, used, limit in _limits(budget) if limit is not None]
+    limits = [
+        f"{unit.word} {unit.number(getattr(budget, unit.name))} of {unit.number(limit)}"
+        for unit in BUDGET_UNITS
+        if (limit := getattr(budget, unit.limit)) is not None
+    ]
     short = budget.calls_limit is not None and budget.calls_limit - budget.calls < items
     return f"budget of {task}: {', '.join(limits) or 'no limit'}" + (
         f"; not enough for {counted(items, 'call')}" if short else ""
     )
-
-
-def _limits(budget: BudgetSnapshot) -> Iterator[tuple[str, str, str | None]]:
-    yield "calls", str(budget.calls), None if budget.calls_limit is None else str(budget.calls_limit)
-    yield "tokens", str(budget.tokens), None if budget.tokens_limit is None else str(budget.tokens_limit)
-    limit = budget.spend_limit_uusd
-    yield "spend", money(budget.spend_uusd), None if limit is None else money(limit)

@@ -19,7 +19,7 @@ from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
-from edge.core.types import AnswerKind, FinishReason, LocalResponse, Sampling, TaskItem
+from edge.core.types import AnswerKind, LocalResponse, Sampling, TaskItem
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
@@ -39,7 +39,7 @@ from edge.evaluation.judging import (
 )
 from edge.inference.backend import InferenceBackend
 from edge.inference.channels import readable_answer
-from edge.routing.policy import OffloadPolicy
+from edge.routing.policy import OffloadPolicy, asks
 from edge.rpc.client import CloudCall
 from edge.verifiers.math_answer import MathVerdict
 from edge.verifiers.verifier import Verifier
@@ -84,7 +84,7 @@ class EvalRoles:
 class Evaluation:
     """Judges items one by one with whatever adapter the backend uses.
 
-    Temperature, seed, lengths, prompt forms and the price that prompts state are those of `settings`.
+    Temperature, seed, lengths and prompt forms are those of `settings`.
     """
 
     roles: EvalRoles
@@ -121,7 +121,7 @@ class Evaluation:
         except ContextOverflow:
             return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
         format_ok = is_well_formed(item, response)
-        asked = response.finish is FinishReason.EOS and self.roles.policy.wants_cloud(item, response)
+        asked = asks(self.roles.policy, item, response)
         own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
         forced_verdict = own
         if asked or forced is not response:
@@ -155,7 +155,7 @@ class Evaluation:
         settings, item = self.settings, candidate.item
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
-        messages = prompt_messages(item, settings.prompt_form, settings.price)
+        messages = prompt_messages(item, settings.prompt_form)
         group = await self.roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 

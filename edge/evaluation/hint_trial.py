@@ -21,11 +21,12 @@ from edge.cloud.hints import with_hint
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
 from edge.core.rng import derive_seed, stream
-from edge.core.types import FinishReason, LocalResponse, Sampling
+from edge.core.types import LocalResponse, Sampling
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.judging import CLOUD_TEMPERATURE, Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
+from edge.routing.policy import asks
 from edge.rpc.client import CloudCall
 
 Verdict = Literal["pays", "does not pay", "not known"]
@@ -174,13 +175,12 @@ class HintTrial:
         sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         try:
-            messages = prompt_messages(item, settings.prompt_form, settings.price)
+            messages = prompt_messages(item, settings.prompt_form)
             group = await self._roles.backend.sample_group(messages, sampling, [seed])
         except ContextOverflow:
             return None
         response = group.responses[0]
-        asks = response.finish is FinishReason.EOS and self._roles.policy.wants_cloud(item, response)
-        return response if asks else None
+        return response if asks(self._roles.policy, item, response) else None
 
 
 def hint_report(pairs: Sequence[Pair], items: int, asked: int, hint_chars: int, margin: float, rng: random.Random) -> HintReport:

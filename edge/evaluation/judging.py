@@ -138,9 +138,8 @@ class RolloutSettings:
 
     `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
     cost, so every Â is 0 whatever it is. `may_ask`: without it a request for help breaks the format. `hint_chars`: how much of the
-    first response that asks goes along in the call (0: nothing). `price_levels`: each prompt of a rollout states one of these prices of
-    help, drawn from the seed (none: no prompt does). `price`: the price that every prompt of an evaluation states (None: none).
-    `cloud_samples`: the cloud's completion joins its group where the SLM may learn from it.
+    first response that asks goes along in the call (0: nothing). `cloud_samples`: the cloud's completion joins its group where the SLM
+    may learn from it.
     """
 
     run_id: str
@@ -156,8 +155,6 @@ class RolloutSettings:
     may_ask: bool = True
     hint_chars: int = 0
     hint_cut: Cut = private_cut
-    price_levels: tuple[float, ...] = ()
-    price: float | None = None
     cloud_samples: bool = False
 
 

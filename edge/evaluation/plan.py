@@ -189,7 +189,6 @@ class EvalRun:
             cloud=plan.cloud,
             cloud_all=plan.cloud_all,
             policy=plan.policy,
-            price=self.settings.price,
         )
         missing = sum(one.judged.failure == NOT_RECORDED for one in judged)
         report = build_report(measured, judged, missing)
@@ -209,8 +208,7 @@ class EvalRun:
             "cloud_all": self.plan.cloud_all,
             "cloud_model": settings.model_alias,
             "cloud_prompt_form": settings.cloud_prompt_form,
-            **({"hint_chars": settings.hint_chars} if settings.hint_chars else {}),
-            **({} if settings.price is None else {"price": settings.price}),
+            "hint_chars": settings.hint_chars,
             "cloud_max_tokens": settings.max_output_tokens,
             "both_readings": self.roles.math is not None,
             "policy": self.plan.policy,

@@ -9,7 +9,7 @@ The JSON object (`edge-agent eval --json`; `schema` 1; fields are only ever adde
 
 - what was measured: `schema`, `sources`, `tasks`, `model`, `model_sha256`, `adapter` (folder or null), `adapter_version` (0: the bare
   model, null: not known), `temperature`, `seed`, `max_tokens`, `max_steps` (null: each item's own), `per_level` (null: the sources' own
-  mix of levels), `price` (of help, as every prompt stated it; null: none did), `seconds`;
+  mix of levels), `seconds`;
 - `repeated`: how many items were dropped because an earlier source had them;
 - `cloud`: "coordinator", "replay" or "none"; `cloud_all`: whether every item was asked; `with_cloud`: whether anything could be asked;
   `extra`: what asking the items that had not asked for it cost (`calls`, `tokens`, `spend_uusd`; `cached` of the calls cost
@@ -215,10 +215,7 @@ CloudSource = Literal["coordinator", "replay", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an evaluation measures, and how. `max_steps` None: each item's own; `per_level` None: the sources' own mix of levels.
-
-    `price` of help that every prompt stated; None: none did.
-    """
+    """What an evaluation measures, and how. `max_steps` None: each item's own; `per_level` None: the sources' own mix of levels."""
 
     sources: tuple[str, ...]
     model: str
@@ -233,7 +230,6 @@ class Measured:
     cloud: CloudSource
     cloud_all: bool
     policy: str = "self"
-    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

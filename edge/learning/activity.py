@@ -15,27 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.clock import day_began
-from edge.core.errors import StateError
 from edge.core.periods import period_began
 from edge.core.types import TaskItem
 from edge.evaluation.judging import Candidate
 from edge.learning.comparison import MOST_EXAMPLES, Asking, changed_example, changed_examples, compare
-from edge.learning.own_use import is_own
 from edge.learning.promotion import Memory
 from edge.state.folder import GATE_MEMORY
-from edge.state.reader import no_state_in
+from edge.state.reader import no_state_in, reading
 from edge.state.rows import ExamAnswer, Lineage, exam_answers
-from edge.state.schema import check_readable, open_in_memory
+from edge.state.schema import open_in_memory
 from edge.state.usage import used_since
-from edge.tasks.registry import is_task_file
+from edge.tasks.registry import is_own
 
 _STRETCHES_S = (60, 3600, 86_400)
 _MOST_STRETCHES = 200
-_TABLES = {"requests", "steps", "feedback", "exams", "learning_spend", "went_back", "waits"}
 
 
 def read_activity(folder: Path, since: float, now: float) -> dict[str, Any]:
-    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read or is too old."""
+    """The report of a state folder, also of one that an agent uses. Raises StateError for one that cannot be read."""
     return _read(folder, lambda database: activity_report(database, since, now))
 
 
@@ -48,19 +45,10 @@ def read_headline(folder: Path, now: float) -> dict[str, Any]:
 
 
 def _read(folder: Path, read: Callable[[sqlite3.Connection], dict[str, Any]]) -> dict[str, Any]:
-    path = folder / "agent.sqlite"
-    if not path.is_file():
-        raise no_state_in(folder)
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            check_readable(database, path)
-            found = {str(row[0]) for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if missing := _TABLES - found:
-                text = f"{path}: written by an older version, without {', '.join(sorted(missing))}"
-                raise StateError(text, hint="start edge-agent run once; it brings the folder up to date")
-            return read(database)
-    except (sqlite3.Error, ValueError) as error:
-        raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+    with reading(folder) as state:
+        if state is None:
+            raise no_state_in(folder)
+        return read(state.database)
 
 
 class MadeSteps:
@@ -109,10 +97,7 @@ def activity_report(
         "bands": _bands(made),
         "went_back": _went_back(database, since),
         "answers": _answers(database, since),
-        "cloud": {
-            "serving": {"calls": used.calls, "tokens": used.tokens, "spend_uusd": used.spend_uusd},
-            "learning": {"calls": used.learning_calls, "tokens": used.learning_tokens, "spend_uusd": used.learning_spend_uusd},
-        },
+        "cloud": {purpose: used.to_json()[purpose] for purpose in ("serving", "learning")},
         "spend": _spend_over_time(database, since),
         "rates": _rates(database, since),
         "waits": _waits(database, since, now),
@@ -192,7 +177,7 @@ class _Exams:
             about = {
                 "source": source,
                 "task": self.task[source],
-                "own": _is_ones_own(source),
+                "own": is_own(source),
                 "learned_from": any(item.split == "train" for item in anchors.get(source, ())),
                 **compare(before, after, own),
             }
@@ -203,7 +188,7 @@ class _Exams:
         """The validation questions that the active version has wrong and one of these adapters, which were active before, had right: how
         many of each source, one's own sources first, and a few with the newest such adapter."""
         by_source, examples = [], list[dict[str, Any]]()
-        for source, items in sorted(_anchors(self._database).items(), key=lambda one: (not _is_ones_own(one[0]), one[0])):
+        for source, items in sorted(_anchors(self._database).items(), key=lambda one: (not is_own(one[0]), one[0])):
             after = self.after.get(source, {})
             questions = {key: item.question for item in items if (key := Candidate(item).key) in after}
             lost = self._had_right(source, versions, [key for key in questions if not after[key].right])
@@ -226,11 +211,6 @@ class _Exams:
             if version in versions:
                 found |= {key: (version, one) for key, one in exam_answers(text, missing).items() if one.right}
         return found
-
-
-def _is_ones_own(source: str) -> bool:
-    """Whether a source's questions are the person's."""
-    return is_own(source) or is_task_file(source)
 
 
 def _anchors(database: sqlite3.Connection) -> dict[str, tuple[TaskItem, ...]]:

@@ -69,20 +69,20 @@ class StepManifest:
 
     @classmethod
     def from_json(cls, step: int, data: dict[str, Any]) -> StepManifest:
-        """Of what `to_json` made, in this version or an older one."""
+        """Of what `to_json` made."""
         return cls(
             opened=OpenStep(**data["opened"]),
-            units=StepUnits(data["total_units"], data["help_units"], data.get("uncalled_units", 0), data.get("own_rate")),
+            units=StepUnits(data["total_units"], data["help_units"], data["uncalled_units"], data["own_rate"]),
             position=Position(**data["position"]),
             source=data["source"],
             cursor_seed=data["cursor_seed"],
             cursor_after=data["cursor_after"],
-            used=tuple(data.get("used", ())),
-            demonstrated=tuple(data.get("demonstrated", ())),
-            kept=tuple(SimilarAnswer(*one) for one in data.get("kept", ())),
+            used=tuple(data["used"]),
+            demonstrated=tuple(data["demonstrated"]),
+            kept=tuple(SimilarAnswer(*one) for one in data["kept"]),
             draft=StepFinished.from_json(data["draft"]),
-            base=int(data.get("base", step - 1)),
-            gate_due=bool(data.get("gate_due")),
+            base=data["base"],
+            gate_due=data["gate_due"],
         )
 
 
@@ -123,7 +123,7 @@ class Checkpoints:
         self._keep = keep
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for left_over in [*folder.glob(".*.draft"), *folder.glob(".*.tmp")]:  # .tmp: of earlier versions
+            for left_over in folder.glob(".*.draft"):
                 shutil.rmtree(left_over)
         except OSError as error:
             raise StateError(

@@ -17,8 +17,6 @@ from edge.state.rows import Position
 from edge.tasks.source import ListedItems, TaskSource
 
 _PLAN = "plan"
-_LEARNED_AS_MATH = "sources_learned_as_math"
-_OLDER_LABEL = "math"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,21 +241,6 @@ class Curriculum:
             raise TaskFileError(f"{source}: the training stream ended after {counted(cursor + len(items), 'item')}")
         self._streams[source] = (cursor + self._prompts, stream)
         return items
-
-
-def labels_of_older_versions(state: StateFolder) -> dict[str, str]:
-    """The label that questions without one keep, by source: where an older version has learned a file's under `math`, its place in the
-    phases, λ and τ go on under this label. Found once in a folder; a folder of this version has none."""
-    kept = state.meta(_LEARNED_AS_MATH)
-    if kept is None:
-        planned = [source for source, task in json.loads(state.meta(_PLAN) or "[]") if task == _OLDER_LABEL]
-        ending = f"#{_OLDER_LABEL}"
-        begun = [
-            str(name).removesuffix(ending) for (name,) in state.rows("SELECT source FROM cursors") if str(name).endswith(ending)
-        ]
-        kept = json.dumps(sorted({*planned, *begun}))
-        state.set_meta(_LEARNED_AS_MATH, kept)
-    return dict.fromkeys(json.loads(kept), _OLDER_LABEL)
 
 
 def _parts(phase: PhaseConfig, source: TaskSource, seed: int) -> list[_Part]:

@@ -27,7 +27,7 @@ from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.judging import Candidate, RolloutSettings, judge
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
-from edge.learning.rollout import ScoredGroup, as_a_turn, drawn_dual
+from edge.learning.rollout import ScoredGroup, as_a_turn
 from edge.state.folder import StateFolder
 from edge.state.rows import SimilarAnswer
 from edge.tasks.source import TaskSource
@@ -123,24 +123,24 @@ class GivenAnswers:
         """The step's items whose answer is given, or else those that are rehearsed; without answers that do not fit."""
         if plan.demonstrates:
             to_show = [one for one in groups if not plan.generalises or (one.right_alone == 0 and not one.item.options)]
-            asked = [(group.item, group.prompt_dual, group.right_alone >= _KNOWN) for group in to_show]
+            asked = [(group.item, group.right_alone >= _KNOWN) for group in to_show]
         else:
-            asked = [(item, drawn_dual(self.settings, plan.step, index), True) for index, item in enumerate(plan.rehearsed)]
+            asked = [(item, True) for item in plan.rehearsed]
         given = []
-        for index, (item, dual, is_known) in enumerate(asked):
-            if (made := self._demonstration(item, dual, plan.step, index)) is not None:
+        for index, (item, is_known) in enumerate(asked):
+            if (made := self._demonstration(item, plan.step, index)) is not None:
                 given.append(_Given(item, Candidate(item).key, made, is_known))
         return given
 
-    def _demonstration(self, item: TaskItem, dual: float | None, step: int, index: int) -> Demonstration | None:
+    def _demonstration(self, item: TaskItem, step: int, index: int) -> Demonstration | None:
         """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
-        prompt_ids = self._prompt_ids(item, dual)
+        prompt_ids = self._prompt_ids(item)
         tokens = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
         if not (prompt_ids and tokens):
             return None
         rng = stream(self.settings.seed, "variants", step, index)
         questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
-        variants = [self._prompt_ids(replace(item, question=question), dual) for question in questions]
+        variants = [self._prompt_ids(replace(item, question=question)) for question in questions]
         return Demonstration(prompt_ids, tokens, tuple(filter(None, variants)))
 
     async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
@@ -177,10 +177,10 @@ class GivenAnswers:
 
         return await _all_that_succeed(answered(number, item) for number, item in enumerate(items))
 
-    def _prompt_ids(self, item: TaskItem, dual: float | None = None) -> tuple[int, ...]:
+    def _prompt_ids(self, item: TaskItem) -> tuple[int, ...]:
         """The ids of the question's prompt; () where they leave no room for a response."""
         try:
-            return self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form, dual))
+            return self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form))
         except ContextOverflow:
             return ()
 

@@ -78,8 +78,8 @@ class Method(Protocol):
 class DaGrpo:
     """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ is no longer in units of reward (decision 5).
 
-    Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. Where a prompt states a λ of its own,
-    that one holds for its group. A cloud answer that joined its group is one more sample, with the group as its baseline.
+    Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. A cloud answer that joined its
+    group is one more sample, with the group as its baseline.
     """
 
     scale: AdvantageScale = AdvantageScale.NONE
@@ -90,11 +90,10 @@ class DaGrpo:
         """Dual advantages of every usable group."""
         found = []
         for group in usable_groups(groups):
-            price = dual * group.cost_weight if group.prompt_dual is None else group.prompt_dual
             rewards_G, costs_G = [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
             # the cloud's answer is right and well formed, or it would not be there, and free
             cloud = [task_reward(Outcome(correct=True, format_ok=True))] if group.cloud_sample else []
-            advantages_G = dual_advantages(rewards_G, costs_G, price, free_rewards=cloud)
+            advantages_G = dual_advantages(rewards_G, costs_G, dual * group.cost_weight, free_rewards=cloud)
             cloud_advantage = advantages_G.pop() if cloud else None
             found.append(GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), cloud_advantage))
         scaled = scale_advantages([one.advantages_G for one in found], self.scale)

@@ -24,7 +24,7 @@ _HELD_OUT_OF = 10
 MOST_SHOWN, MOST_REHEARSED = 8, 8
 
 
-def is_own(source: str) -> bool:
+def is_own_use(source: str) -> bool:
     """Whether a step's source is one's own use and not a phase's."""
     return source.startswith((f"{MINE}:", f"{WATCHED}:"))
 

@@ -19,7 +19,7 @@ from edge.core.types import AdapterRef, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.evaluation.evaluate import Candidate, candidates_of
 from edge.learning.checkpoints import Checkpoint, Checkpoints
-from edge.learning.own_use import is_own
+from edge.learning.own_use import is_own_use
 from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
@@ -102,7 +102,9 @@ class PromotionGate:
     def is_due(self, step: int, ends_phase: bool) -> bool:
         """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
         before = step - 1
-        while before > 0 and (made := self.state.step_at(before)) is not None and is_own(made.source) and not made.adapter.gate:
+        while (
+            before > 0 and (made := self.state.step_at(before)) is not None and is_own_use(made.source) and not made.adapter.gate
+        ):
             before -= 1
         return ends_phase or step // self.rules.every > before // self.rules.every
 

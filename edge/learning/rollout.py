@@ -15,7 +15,7 @@ from edge.cloud.hints import with_hint
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
-from edge.core.rng import derive_seed, stream
+from edge.core.rng import derive_seed
 from edge.core.types import LocalResponse, Sampling, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.costs import CallCost, weighted_rate
@@ -25,7 +25,6 @@ from edge.dagrpo.prompts import prompt_messages
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.evaluation.judging import (
     CLOUD_TEMPERATURE,
-    UNFINISHED,
     RolloutSettings,
     call_key,
     cloud_messages,
@@ -37,7 +36,7 @@ from edge.evaluation.judging import (
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
-from edge.routing.policy import OffloadPolicy
+from edge.routing.policy import OffloadPolicy, asks
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
 from edge.verifiers.verifier import Verifier
 
@@ -128,7 +127,7 @@ class ScoredResponse:
 class ScoredGroup:
     """One prompt's scored responses, and the cloud's completion where one was asked for and came.
 
-    `lost_uusd`: what a call cost that brought no answer (None: no such call). `prompt_dual`: the λ that the prompt states (None: none).
+    `lost_uusd`: what a call cost that brought no answer (None: no such call).
     `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
     `cost_weight`: w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same.
     """
@@ -138,7 +137,6 @@ class ScoredGroup:
     responses: tuple[ScoredResponse, ...]
     completion: CloudCompletion | None
     cloud_reason: str = ""
-    prompt_dual: float | None = None
     cloud_sample: tuple[int, ...] = ()
     lost_uusd: int | None = None
     cost_weight: float = 1.0
@@ -199,12 +197,11 @@ class Rollout:
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         """Sample, ask, compose, verify: one prompt's group."""
         item, settings = batch.items[index], self.settings
-        dual = drawn_dual(settings, batch.step, index)
         sampling = Sampling(
             settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=batch.help_bias, exact=True
         )
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
-        sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form, dual), sampling, seeds)
+        sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
         weight = 1.0
         if batch.call_cost is not None:
             weight = batch.call_cost.weight(question_chars(cloud_messages(item, settings.cloud_prompt_form)))
@@ -223,15 +220,13 @@ class Rollout:
             responses=tuple(scored),
             completion=outcome.completion,
             cloud_reason=outcome.reason,
-            prompt_dual=dual,
             cloud_sample=await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
             lost_uusd=outcome.lost_uusd,
             cost_weight=weight,
         )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
-        """c: a valid request for help. An unfinished response is a format violation and asks for nothing."""
-        return self.settings.may_ask and response.finish not in UNFINISHED and self.policy.wants_cloud(item, response)
+        return self.settings.may_ask and asks(self.policy, item, response)
 
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudOutcome:
         if batch.offline:
@@ -286,11 +281,6 @@ def as_a_turn(
     tokens = backend.response_tokens(text)
     longest = min(settings.max_tokens, backend.tokenizer.context_tokens - prompt_tokens)
     return tokens if len(tokens) <= longest else ()
-
-
-def drawn_dual(settings: RolloutSettings, step: int, index: int) -> float | None:
-    """The λ that prompt `index` of a step states (`learning.price_levels`); the same one where the step is made again."""
-    return stream(settings.seed, "price", step, index).choice(settings.price_levels) if settings.price_levels else None
 
 
 def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:

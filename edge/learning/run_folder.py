@@ -273,8 +273,8 @@ def _read_held_out(path: Path) -> list[HeldOutScored]:
 
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
-    """One row a step. A family's columns are `FAMILY.kept_accuracy` and so on, a stated price's `price_0.5.assist_rate`, a band's
-    `band_known.right`; empty where it did not occur.
+    """One row a step. A family's columns are `FAMILY.kept_accuracy` and so on, a band's `band_known.right`; empty where it did not
+    occur.
     """
     rows = []
     for step in steps:
@@ -282,7 +282,6 @@ def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
         row |= {f"{name}_s": seconds for name, seconds in row.pop("seconds_by_part").items()}
         for column, key, prefix in (
             ("families", "family", "{}"),
-            ("prices", "price", "price_{:g}"),
             ("bands", "band", "band_{}"),
         ):
             for part in row.pop(column):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
@@ -17,7 +16,6 @@ from edge.learning.step_reporter import OpenStep
 from edge.state.events import (
     BandShares,
     FamilyScores,
-    PriceRate,
     StepAdapter,
     StepCloud,
     StepControl,
@@ -96,7 +94,6 @@ def step_event(
             refused=sum(scored.outcome is ResponseOutcome.REFUSED for scored in responses),
             uncalled=sum(scored.outcome is ResponseOutcome.UNCALLED for scored in responses),
             families=family_scores(groups),
-            prices=price_rates(groups),
             bands=band_shares(groups),
         ),
         cloud=StepCloud(
@@ -190,35 +187,18 @@ def floor_s(groups: Sequence[ScoredGroup], report: LearnerReport, measure: StepM
     return None if floor is None or floor.total_s <= 0.0 else floor.total_s
 
 
-def price_rates(groups: Sequence[ScoredGroup]) -> tuple[PriceRate, ...]:
-    """The share that asks at each price that a prompt stated, the lowest first."""
-    by_price = _grouped((group.prompt_dual, group) for group in groups if group.prompt_dual is not None)
-    return tuple(PriceRate(price, len(own), _assist_rate(own)) for price, own in by_price)
-
-
 def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:
     """The shares of each family among the groups, by name."""
+    by_family: dict[str, list[ScoredGroup]] = {}
+    for group in groups:
+        by_family.setdefault(group.item.family, []).append(group)
     scores = []
-    for family, own in _grouped((group.item.family, group) for group in groups):
-        counts = _tally([scored for group in own for scored in group.responses])
+    for family, own in sorted(by_family.items()):
+        responses = [scored for group in own for scored in group.responses]
+        counts, asked = _tally(responses), sum(scored.asked for scored in responses)
         kept, joint = counts.kept_accuracy if counts.kept else None, counts.joint_accuracy if counts.responses else None
-        scores.append(FamilyScores(family, len(own), _assist_rate(own), kept, joint))
+        scores.append(FamilyScores(family, len(own), asked / len(responses), kept, joint))
     return tuple(scores)
-
-
-Key = TypeVar("Key", str, float)
-
-
-def _grouped(pairs: Iterable[tuple[Key, ScoredGroup]]) -> list[tuple[Key, list[ScoredGroup]]]:
-    found: dict[Key, list[ScoredGroup]] = {}
-    for key, group in pairs:
-        found.setdefault(key, []).append(group)
-    return sorted(found.items(), key=lambda entry: entry[0])
-
-
-def _assist_rate(groups: Sequence[ScoredGroup]) -> float:
-    asked = [scored.asked for group in groups for scored in group.responses]
-    return sum(asked) / len(asked)
 
 
 def _tally(responses: Sequence[ScoredResponse]) -> Tally:

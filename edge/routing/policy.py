@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edge.core.types import LocalResponse, TaskItem
-from edge.dagrpo.format import check_format
+from edge.core.types import FinishReason, LocalResponse, TaskItem
+from edge.dagrpo.format import asks_help
 
 
 class OffloadPolicy(Protocol):
@@ -21,4 +21,9 @@ class SelfOffload:
 
     def wants_cloud(self, item: TaskItem, response: LocalResponse) -> bool:
         """True when the local response is well formed and asks."""
-        return check_format(response.text, item.max_steps).asks_help
+        return asks_help(response.text, response.finish, item.max_steps)
+
+
+def asks(policy: OffloadPolicy, item: TaskItem, response: LocalResponse) -> bool:
+    """c: whether a response hands its question over. One that did not end by itself asks for nothing, whatever decides."""
+    return response.finish is FinishReason.EOS and policy.wants_cloud(item, response)

@@ -14,13 +14,13 @@ from edge.answering.explain import explained
 from edge.budget.overview import overview
 from edge.cloud.sent import Choice, entry_json
 from edge.core.errors import CoordinatorError
+from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import BudgetSnapshot
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
 from edge.state.feedback import Feedback, Rating
 
 _MOST_STEPS = 2000
-_LIMITS = {"calls": "calls_limit", "tokens": "tokens_limit", "spend_uusd": "spend_limit_uusd"}
 _SHARED = frozenset(AnswerNote.__slots__) & frozenset(AnswerRecord.__slots__)
 """What a note and a record have under the same name."""
 
@@ -202,7 +202,7 @@ def _ledger(budget: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What the coordinator counts and holds this device to; None while it cannot be asked."""
     if budget is None:
         return None
-    used = {unit: budget[unit] for unit in _LIMITS}
-    limits = {unit: budget[field] for unit, field in _LIMITS.items()}
+    used = {unit.name: budget[unit.name] for unit in BUDGET_UNITS}
+    limits = {unit.name: budget[unit.limit] for unit in BUDGET_UNITS}
     left = {unit: None if limit is None else max(0, limit - used[unit]) for unit, limit in limits.items()}
     return {"used": used, "limits": limits, "left": left, "dual": budget["dual"], "target_rate": budget["target_rate"]}

@@ -88,15 +88,6 @@ class FamilyScores:
 
 
 @dataclass(frozen=True, slots=True)
-class PriceRate:
-    """What the prompts of a step that stated one price of help made of it: how many, and the share of their responses that asked."""
-
-    price: float
-    prompts: int
-    assist_rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class BandShares:
     """What became of the responses to practice questions of one band (known, learnable, beyond): shares of `responses` that were answered
     right on this device, that asked for help, and that were wrong. They add up to 1."""
@@ -141,8 +132,7 @@ class StepScores:
     kept_accuracy: share right among responses that did not ask; coverage: share that did not ask; joint_accuracy: share right after
     composition, over all that were judged. `masked`: left their group because the cloud failed; `refused`: asked, but the budget refused;
     `uncalled`: all of their group asked, so that no call was made and nobody judged them. `families`: the same shares for each family of
-    questions, by name (steps of older state folders have none). `prices`: the share that asks by the price that prompts state. `bands`: of
-    practice questions alone.
+    questions, by name. `bands`: of practice questions alone.
     """
 
     prompts: int
@@ -158,7 +148,6 @@ class StepScores:
     refused: int
     uncalled: int = 0
     families: tuple[FamilyScores, ...] = ()
-    prices: tuple[PriceRate, ...] = ()
     bands: tuple[BandShares, ...] = ()
 
 
@@ -266,11 +255,10 @@ class StepFinished(Event):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepFinished:
-        """From a flat object, also one of an older version with fewer fields. Raises KeyError, TypeError for what is none."""
+        """From a flat object; a field that was added later has its default. Raises KeyError, TypeError for what is none."""
         left = {name: value for name, value in data.items() if name != "kind"}
         left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
         left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
-        left["prices"] = tuple(PriceRate(**one) for one in left.get("prices", ()))
         left["bands"] = tuple(BandShares(**one) for one in left.get("bands", ()))
         parts: dict[str, Any] = {}
         for name, part in _PARTS.items():

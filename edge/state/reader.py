@@ -13,7 +13,7 @@ from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
 from edge.state.rows import Lineage, Position, Report, Terms
-from edge.state.schema import check_readable, is_older
+from edge.state.schema import open_to_read
 
 POSITION = "position"
 LINE = "line"
@@ -117,14 +117,8 @@ class StateReader:
         return [json.loads(row[0]) for row in rows]
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """What a query finds, for the modules that keep a table of their own; nothing in a folder of an older version without that table
-        or column, which is read as it is."""
-        try:
-            return self._db.execute(query, tuple(values)).fetchall()
-        except sqlite3.OperationalError as error:
-            if is_older(self._db) and str(error).startswith(("no such table", "no such column")):
-                return []
-            raise
+        """What a query finds, for the modules that keep a table of their own."""
+        return self._db.execute(query, tuple(values)).fetchall()
 
 
 def serving_versions(folder: Path) -> tuple[int, ...]:
@@ -149,8 +143,7 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
     reader = StateReader()
     reader.folder = folder
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader._db:
-            check_readable(reader._db, path)
+        with closing(open_to_read(path)) as reader._db:
             yield reader
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error

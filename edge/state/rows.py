@@ -130,11 +130,11 @@ class Exam:
 
 
 def exam_answers(text: str, keys: Collection[str] | None = None) -> dict[str, ExamAnswer]:
-    """From what `answers_json` made, those of `keys` (None: all); older folders have only whether each item was right."""
+    """From what `answers_json` made, those of `keys` (None: all)."""
     found: dict[str, Any] = json.loads(text)
     if keys is not None:
         found = {key: found[key] for key in keys if key in found}
-    return {key: ExamAnswer(**one) if isinstance(one, dict) else ExamAnswer(one) for key, one in found.items()}
+    return {key: ExamAnswer(**one) for key, one in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from typing import Any
 
 from edge.core.clock import day_began, local_day
 from edge.core.periods import HOUR_S
+from edge.core.units import BUDGET_UNITS
 from edge.state.reader import StateReader
-from edge.state.schema import USE_OF_ROWS, USE_UNITS, is_older
+from edge.state.schema import USE_OF_ROWS, USE_UNITS
 
-_UNITS = ("calls", "tokens", "spend_uusd")
+_UNITS = tuple(unit.name for unit in BUDGET_UNITS)
 _SUMS = ", ".join(f"sum({unit}) AS {unit}" for unit in USE_UNITS)
 _OF_HOURS = f"SELECT {_SUMS} FROM used WHERE hour >= ?"  # noqa: S608 - of constants
 _OF_ROWS = f"""
 SELECT {_SUMS} FROM ({USE_OF_ROWS}) WHERE at BETWEEN ?1 AND ?2 * 3600 AND CAST(at / 3600 AS INTEGER) < ?2
 """  # noqa: S608 - of constants
-_NO_HOUR = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,7 @@ def used_today(database: sqlite3.Connection, now: float) -> UsedToday:
 def used_since(database: sqlite3.Connection, since: float) -> Used:
     """What was used since then, in Unix seconds (0: ever): the sums of whole hours, and the rows of the rest of the first one."""
     hour = math.ceil(since / HOUR_S)
-    if is_older(database):  # no sums are kept there
-        parts = [database.execute(_OF_ROWS, (since, _NO_HOUR)).fetchone()]
-    else:
-        parts = [database.execute(_OF_ROWS, (since, hour)).fetchone(), database.execute(_OF_HOURS, (hour,)).fetchone()]
+    parts = [database.execute(_OF_ROWS, (since, hour)).fetchone(), database.execute(_OF_HOURS, (hour,)).fetchone()]
     return Used(*(sum(int(part or 0) for part in unit) for unit in zip(*parts, strict=True)))
 
 
@@ -94,7 +91,6 @@ class OfTask:
 
 def used_by_task(state: StateReader) -> dict[str, OfTask]:
     """What each task has used, by its label; tasks that used nothing may be missing."""
-    kept = f"({USE_OF_ROWS})" if is_older(state.database) else "used"
     units = ", ".join(f"sum({unit} + learning_{unit})" for unit in _UNITS)
-    rows = state.rows(f"SELECT task, {units} FROM {kept} GROUP BY task")  # noqa: S608 - of constants
+    rows = state.rows(f"SELECT task, {units} FROM used GROUP BY task")  # noqa: S608 - of constants
     return {str(task): OfTask(*map(int, sums)) for task, *sums in rows}

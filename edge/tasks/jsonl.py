@@ -72,9 +72,9 @@ thirty facts wants all of them learned."""
 class JsonLinesSource(ListedItems):
     """A TaskSource over one file, held-out items in file order. `notes` and `states_split` as of a TaskFile."""
 
-    def __init__(self, path: Path, older_label: str = OWN_LABEL) -> None:
+    def __init__(self, path: Path) -> None:
         """Reads and checks the whole file, as `read_file` does."""
-        file = read_file(path, older_label)
+        file = read_file(path)
         self.notes = file.notes
         self.states_split = file.states_split
         hint = 'leave "split" out or add lines with "split": "train"'
@@ -107,9 +107,8 @@ def read_items(path: Path) -> list[TaskItem]:
     return list(read_file(path).items)
 
 
-def read_file(path: Path, older_label: str = OWN_LABEL) -> TaskFile:
-    """Reads and checks the whole file. `older_label`: of JSON lines with question and answer that state none, for a state folder that has
-    learned them under it. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
+def read_file(path: Path) -> TaskFile:
+    """Reads and checks the whole file. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     is_table = path.suffix.lower() in TABLES
     try:
         text = path.read_bytes().decode("utf-8").replace("\ufeff", "")
@@ -117,7 +116,7 @@ def read_file(path: Path, older_label: str = OWN_LABEL) -> TaskFile:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
     family, records = ("csv", table_records(path, text, _KEYS)) if is_table else ("jsonl", _json_records(path, text))
-    read = [(record, _item(record, family, older_label)) for record in records]
+    read = [(record, _item(record, family)) for record in records]
     if not read:
         example = "a header and one question a row" if is_table else f"one JSON object a line, e.g. {_EXAMPLE}"
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
@@ -203,14 +202,14 @@ def _json_records(path: Path, text: str) -> Iterator[Record]:
                 raise TaskFileError(str(error), hint=error.hint or f"{other}write {_EXAMPLE} on each line") from error
 
 
-def _item(record: Record, family: str, older_label: str) -> TaskItem:
+def _item(record: Record, family: str) -> TaskItem:
     refuse_tools(record)
     if unknown := sorted(set(record.fields) - _KEYS):
         raise TaskFileError(f"{record.where}: unknown key {shown(unknown[0])!r}", hint=f"known keys: {', '.join(sorted(_KEYS))}")
     asked = exchange_of(record)
     declared = record.fields.get("kind")
     kind = None if declared is None else AnswerKind(record.one_of("kind", [kind.value for kind in AnswerKind], ""))
-    task = _label(record, older_label if asked.form == "question" and family == "jsonl" else OWN_LABEL)
+    task = _label(record)
     context = [text for message in asked.context for text in (message.role, message.content)]
     digest = hashlib.sha256("\x1f".join((*context, asked.question)).encode("utf-8", "surrogatepass")).hexdigest()
     preamble = record.optional_text("preamble")
@@ -243,11 +242,11 @@ def _item(record: Record, family: str, older_label: str) -> TaskItem:
     return replace(item, split="train")
 
 
-def _label(record: Record, default: str) -> str:
+def _label(record: Record) -> str:
     if "label" in record.fields and "task" in record.fields:
         raise record.bad("label", 'is another word for "task": give one of them')
     key = "label" if "label" in record.fields else "task"
-    label = record.text(key, default=default)
+    label = record.text(key, default=OWN_LABEL)
     if key == "label" and not is_task_label(label):
         raise record.bad(key, f"must be {TASK_LABEL_FORM}")
     return label

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.formatting import shown
-from edge.core.limits import OWN_LABEL
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
@@ -18,9 +17,8 @@ from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
 from edge.tasks.source import TaskSource
 
 
-def open_source(name: str, older_label: str = OWN_LABEL) -> TaskSource:
-    """The source called `name`; `older_label`: see JsonLinesSource. Raises UsageError for a name that cannot be meant, TaskFileError for
-    what cannot be read."""
+def open_source(name: str) -> TaskSource:
+    """The source called `name`. Raises UsageError for a name that cannot be meant, TaskFileError for what cannot be read."""
     kind, colon, rest = name.partition(":")
     if colon and kind == "practice":
         if rest not in FAMILIES and rest not in GROUPS:
@@ -28,7 +26,7 @@ def open_source(name: str, older_label: str = OWN_LABEL) -> TaskSource:
         return PracticeSource(rest)
     data_set = data_set_of(name)
     if data_set is None:
-        return _task_file(name, older_label)
+        return _task_file(name)
     if not colon or kind == "hf":
         return DataSetSource.from_hub(data_set, name)
     if not rest:
@@ -36,8 +34,8 @@ def open_source(name: str, older_label: str = OWN_LABEL) -> TaskSource:
     return DataSetSource(data_set, _expanded(rest), name)
 
 
-def is_task_file(name: str) -> bool:
-    """Whether a source is a file of one's own, not the practice world or a data set."""
+def is_own(name: str) -> bool:
+    """Whether a source is a person's own: a task file, or use of the agent; not the practice world or a data set."""
     return not name.startswith("practice:") and data_set_of(name) is None
 
 
@@ -58,10 +56,10 @@ def data_set_of(name: str) -> DataSet | None:
 
 def own_file(name: str) -> JsonLinesSource | None:
     """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
-    return _task_file(name) if is_task_file(name) else None
+    return _task_file(name) if is_own(name) else None
 
 
-def _task_file(name: str, older_label: str = OWN_LABEL) -> JsonLinesSource:
+def _task_file(name: str) -> JsonLinesSource:
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -76,7 +74,7 @@ def _task_file(name: str, older_label: str = OWN_LABEL) -> JsonLinesSource:
     if not is_file:
         known = ", ".join([*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS])
         raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl or .csv file, or one of {known}")
-    return JsonLinesSource(path, older_label)
+    return JsonLinesSource(path)
 
 
 def _expanded(path: str) -> Path:

@@ -97,7 +97,7 @@ def ledger(state: Path) -> dict[str, int]:
 async def test_agent_killed_anywhere_in_a_step_resumes_without_lost_or_double_paid_calls(tmp_path: Path) -> None:
     """One process per kill point; the last one finishes with the result of an agent without accidents."""
     calm, state = tmp_path / "calm" / "state", tmp_path / "killed" / "state"
-    for place in ("collected:1", "checkpointed:1", "updated:1", "closed:1"):
+    for place in ("collected=kill", "checkpointed=kill", "updated=kill", "closed=kill"):
         async with agent_process(state, place) as process:
             async with asyncio.timeout(LIMIT_S):
                 _, errors = await process.communicate()

@@ -134,8 +134,6 @@ class World:
     conditions: LearningConditions | None = None
     daily_limits: DailyLimits = NO_LIMITS
     recheck_every: int | None = None
-    price_levels: tuple[float, ...] = ()
-    price: float | None = None
     cloud_samples: bool = False
     skills: tuple[str, ...] = ()
     context_tokens: int = 1 << 20
@@ -160,8 +158,6 @@ class World:
             skip_unanimous_calls=self.skip_unanimous_calls,
             may_ask=self.method.may_ask,
             hint_chars=self.hint_chars,
-            price_levels=self.price_levels,
-            price=self.price,
             cloud_samples=self.cloud_samples,
         )
 

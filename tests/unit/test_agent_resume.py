@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,8 +33,7 @@ from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
-from edge.state.reader import reading
-from edge.state.rows import Position, Report, Terms
+from edge.state.rows import Position, Terms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.agent_world import HELP, World, item, local_answer, numbers
@@ -521,62 +519,6 @@ def test_a_damaged_or_foreign_state_file_and_an_impossible_folder_are_refused_in
     with pytest.raises(StateError, match="cannot be used") as caught:
         StateFolder(folder)
     assert "\n" not in str(caught.value)
-    (folder / "agent.sqlite").unlink()
-    with StateFolder(folder) as state:
-        state.database.execute("PRAGMA user_version = 99")
-    with pytest.raises(StateError, match="another version"):
-        StateFolder(folder)
-
-
-def _take_sums_away(state: StateFolder) -> None:
-    """As before format 7."""
-    state.database.execute("ALTER TABLE outbox DROP COLUMN refused")
-    for (name,) in state.rows("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
-        state.database.execute(f"DROP TRIGGER {name}")
-    for what in ("TABLE used", "INDEX learning_spend_by_time", "INDEX requests_charged"):
-        state.database.execute(f"DROP {what}")
-
-
-def test_a_state_folder_of_the_format_before_keeps_its_reports(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with StateFolder(folder) as state:
-        _take_sums_away(state)
-        tables = "sent dials feedback learning_spend exams item_uses went_back waits calls_in_doubt demonstrated kept_answers"
-        for table in tables.split():
-            state.database.execute(f"DROP TABLE {table}")
-        for column in ("uncalled_units", "own_rate"):
-            state.database.execute(f"ALTER TABLE outbox DROP COLUMN {column}")
-        state.database.execute("DROP INDEX requests_by_time")
-        state.database.execute("INSERT INTO outbox VALUES (1, 'math', 4, 3, 8, 0.3, 24, 6)")
-        state.database.execute("PRAGMA user_version = 1")
-        state.database.commit()
-    with StateFolder(folder) as state:
-        assert state.unreported() == [(1, Report("math", 4, 3, 8, 0.3, StepUnits(24, 6, 0)))]
-
-
-def test_state_folder_of_format_4_keeps_the_spending_of_learning(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with StateFolder(folder) as state:
-        _take_sums_away(state)
-        state.database.execute("DROP INDEX requests_by_time")
-        state.database.execute("DROP TABLE demonstrated")
-        state.database.execute("DROP TABLE kept_answers")
-        state.database.execute("ALTER TABLE learning_spend DROP COLUMN chars")
-        state.database.execute("INSERT INTO learning_spend VALUES ('k', '2026-11-01', 5.0, 'math', 40, 60, 1)")
-        state.database.execute("PRAGMA user_version = 4")
-        state.database.commit()
-    with StateFolder(folder) as state:
-        assert state.rows("SELECT call_key, spend_uusd, chars FROM learning_spend") == [("k", 60, 0)]
-
-
-@pytest.mark.parametrize("query", ["SELECT chars, x FROM learning_spend", "SELECT chars FROM learning"])
-def test_query_for_a_missing_table_is_empty_in_an_older_folder_only(tmp_path: Path, query: str) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        with pytest.raises(sqlite3.OperationalError, match="no such"):
-            state.rows(query)
-        state.database.execute("PRAGMA user_version = 4")
-        with reading(tmp_path / "state") as older:
-            assert older is not None and older.rows(query) == []
 
 
 async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from edge.serve.running_agent import RunningAgent
 from edge.state.folder import StateFolder
-from edge.state.reader import reading
 from edge.state.usage import OfTask, Used, used_by_task, used_since, used_today
 from tests.unit.agent_world import World
 
@@ -85,22 +83,6 @@ def test_sums_follow_a_rewritten_answer_and_a_deleted_call(tmp_path: Path) -> No
         assert used_since(state.database, NOW) == Used(2, 1, 1, 6, 20, 1, 3, 40)
         assert used_since(state.database, NOW + 1.0) == Used()
         assert used_by_task(state) == {"math": OfTask(2, 9, 60), "qa": OfTask()}
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_format_6_folder_has_the_same_usage_before_and_after_its_migration(tmp_path: Path, opened: bool) -> None:
-    dump = Path(__file__).parents[1] / "golden" / "state_version_6.sql"
-    with sqlite3.connect(tmp_path / "agent.sqlite") as database:
-        database.executescript(dump.read_text())
-    database.close()
-    if opened:
-        with StateFolder(tmp_path) as state:
-            assert (state.run_id, len(state.steps()), len(state.requests(9))) == ("cc764da94fc58a05", 2, 6)
-    with reading(tmp_path) as read:
-        assert read is not None
-        assert used_since(read.database, 0.0) == Used(6, 4, 2, 22, 200, 4, 44, 400)
-        assert used_since(read.database, 1_700_004_000.0) == Used(5, 3, 2, 22, 200)
-        assert used_by_task(read) == {"chat": OfTask(1, 11, 100), "math": OfTask(5, 55, 500)}
 
 
 async def test_cost_of_a_scrape_does_not_grow_with_the_answers(tmp_path: Path) -> None:

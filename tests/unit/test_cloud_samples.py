@@ -99,10 +99,10 @@ async def test_disabled_nothing_joins_and_the_groups_are_otherwise_equal(tmp_pat
     assert joined[0].samples[:2] == trained[0].samples and joined[0].group_weight == trained[0].group_weight
 
 
-def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), price: float | None = None) -> ScoredGroup:
+def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), weight: float = 1.0) -> ScoredGroup:
     local = LocalResponse("x", (1, 2), (-0.5, -0.25), FinishReason.EOS)
     responses = tuple(scored(local, asked=bool(cost), correct=reward > 0, reward=reward, cost=cost) for reward, cost in table)
-    return ScoredGroup(item(1), (1, 2), responses, None, prompt_dual=price, cloud_sample=sample)
+    return ScoredGroup(item(1), (1, 2), responses, None, cloud_sample=sample, cost_weight=weight)
 
 
 def test_advantage_of_the_answer_is_its_reward_minus_the_mean_of_the_others() -> None:
@@ -117,10 +117,8 @@ def test_advantage_of_the_answer_is_its_reward_minus_the_mean_of_the_others() ->
     assert [row.off_policy for row in rows[:5]] == [False] * 4 + [True]
     [all_asked] = training_groups(DaGrpo(), [group_of([(1.0, 1), (1.0, 1)])])
     assert [sample.advantage for sample in all_asked.samples] == pytest.approx([0.0, 0.0, 0.5]), "as loudly as help is dear"
-    [priced] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], price=0.2)])
-    assert priced.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), (
-        "with prices in prompts the price of the group counts"
-    )
+    [weighted] = training_groups(DaGrpo(), [group_of([(1.0, 1), (0.0, 0)], weight=0.4)])
+    assert weighted.samples[-1].advantage == pytest.approx(1 - 0.5 + 0.2 * 0.5), "λ is that of the group's call"
 
 
 responses = st.lists(st.tuples(st.sampled_from([1.0, 0.0, -0.1]), st.integers(0, 1)), min_size=2, max_size=8)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, OptionError, resolve
-from edge.config.reference import keys_of
 from edge.config.schema import AgentConfig
 from edge.config.yaml_lines import MOST_BYTES
 from edge.core.errors import ConfigError
@@ -157,10 +156,3 @@ def test_any_valid_choice_survives_the_round_trip_through_sets(group_size: int, 
     sets = [f"learning.group_size={group_size}", f"phases.0.target_rate={rate!r}", f"mode={mode}"]
     config = resolve(AgentConfig, sets=sets).config
     assert (config.learning.group_size, config.phases[0].target_rate, config.mode) == (group_size, rate, mode)
-
-
-def test_a_retired_key_is_understood_in_old_files_and_options_and_shown_nowhere(tmp_path: Path) -> None:
-    old = config_file(tmp_path, "gate:\n  rate_band: 0.15\n  every: 3\n")
-    resolved = resolve_agent_config(old, sets=["gate.rate_band=1"])
-    assert resolved.config.gate.every == 3
-    assert "gate.rate_band" not in {row[0] for row in resolved.rows()} | {key.path for key in keys_of(AgentConfig)}

@@ -28,7 +28,7 @@ from edge.learning.rollout import ResponseOutcome
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_items
-from edge.tasks.registry import is_task_file
+from edge.tasks.registry import is_own
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
@@ -104,7 +104,7 @@ def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text
 
 
 def test_own_files_are_demonstrated_and_practice_and_data_sets_are_not() -> None:
-    assert [is_task_file(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
+    assert [is_own(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
         True, False, False, False, False,
     ]  # fmt: skip
 

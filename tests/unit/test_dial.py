@@ -280,14 +280,6 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
         assert after.known_log_odds == before.known_log_odds + 30
 
 
-def test_rate_of_an_older_state_folder_is_kept(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        state.set_meta("dial_rate", "0.25")
-        assert Dials(state, None, ManualClock()).of("math").target_rate == 0.25
-        state.set_meta("dial_rate", "")
-        assert Dials(state, 0.9, ManualClock()).of("math").target_rate is None
-
-
 def test_rate_rises_among_answers_with_a_decision_where_others_have_none() -> None:
     dial = HelpDial(0.3)
     dial.warm([(0, log_odds) for number in range(50) for log_odds in (float(number), None)])

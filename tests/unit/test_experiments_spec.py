@@ -62,7 +62,6 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"methods": {"a": {"model.path": "nano-edge"}}}, "model.path is set by models"),
         ({"seeds": [True]}, "seeds.0"),
         ({"name": "another"}, "name: is another, and the file is called"),
-        ({"evaluate": {"prices": [0.005]}}, "evaluate.prices.0"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -114,6 +113,8 @@ def test_every_published_result_matches_the_cell_of_its_key() -> None:
     assert files
     for file in files:
         stored = json.loads(file.read_text(encoding="utf-8"))["cell"]
+        if "prices" in stored["evaluate"]:  # prompts that state a price, an experiment of the first edition alone
+            continue
         cell = Cell.from_json(stored)
         assert (cell.key, cell.to_json()) == (file.stem, stored)
 

@@ -237,13 +237,9 @@ def test_ranking_is_the_probability_that_a_failure_ranks_higher(forced: str, ask
     assert ranking({"forced": forced, "cloud": "1111", "asked": asked, "help": odds}) == found
 
 
-# -- a price in the prompt -------------------------------------------------------------------------------------------------------------
-
-ARITH = "practice:arith"
-
-
 # -- retraining for a rate beside the dial on one adapter ------------------------------------------------------------------------------
 
+ARITH = "practice:arith"
 RATES = Spec(
     name="rates",
     about="What is a rate worth?",

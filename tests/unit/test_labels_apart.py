@@ -12,10 +12,9 @@ import pytest
 from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError
 from edge.learning.activity import read_activity
-from edge.learning.curriculum import Curriculum, labels_of_older_versions
+from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
 from edge.state.folder import StateFolder
-from edge.state.rows import Position
 from edge.tasks.registry import open_source
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World
@@ -72,33 +71,6 @@ def test_labels_have_their_own_data_validation_and_held_out_questions(tmp_path: 
         assert plan is not None and {item.task for item in plan.items} == {plan.task}
         one = Curriculum([PhaseConfig(source=source, task="all")], open_source, state, 0, 3)
         assert one.tasks == ["all"] and len(one.held_out(9)[0].items) == 3
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_folder_that_learned_a_file_under_math_resumes_where_it_was(tmp_path: Path, several: bool) -> None:
-    path = tmp_path / "own.jsonl"
-    records = [{"question": f"What is {number} + 1?", "answer": number + 1} for number in range(9)]
-    records += [{**records[0], "question": "What is 1 + 2?", "label": "code"}] if several else []
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    source, phases = str(path), [PhaseConfig(source=str(path), steps=9)]
-    name = f"{source}#math" if several else source
-    with StateFolder(tmp_path / "state") as state:
-        state.set_meta("plan", json.dumps([[source, "code" if several else "math"]]))  # as an older version has left it
-        state.set_position(Position(phase_step=2, steps_done=2))
-        with state.database as database:
-            database.execute("INSERT INTO cursors VALUES (?, 0, 6)", (name,))
-    for _ in range(2):
-        with StateFolder(tmp_path / "state") as state:
-            labels = labels_of_older_versions(state)
-            opened = Curriculum(phases, lambda name, kept=labels: open_source(name, kept.get(name, "chat")), state, 0, 3)
-            assert not opened.adopt(state) and "math" in opened.tasks and "chat" not in opened.tasks
-            assert several or (opened.next_step().source, opened.next_step().cursor_after) == (source, 9)
-    with StateFolder(tmp_path / "new") as state:
-        assert labels_of_older_versions(state) == {}
-        opened = Curriculum(phases, open_source, state, 0, 3)
-        assert "chat" in opened.tasks and not opened.adopt(state)
-        state.set_meta("plan", json.dumps([[source, "math"]]))  # now by a label that the file states
-        assert labels_of_older_versions(state) == {}
 
 
 async def test_label_with_only_held_out_questions_is_evaluated_and_never_learned(tmp_path: Path) -> None:

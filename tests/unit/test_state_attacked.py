@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.learner import ScriptedLearner
 from tests.unit.agent_world import World
+from tests.unit.conftest import EdgeAgent
 
 
 async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
@@ -56,6 +58,23 @@ def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_p
     with pytest.raises(StateError, match="format 99") as caught:
         StateFolder(tmp_path)
     assert "newer version" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_folder_of_an_earlier_development_version_is_refused_in_one_line_and_left_as_it_is(
+    tmp_path: Path, edge_agent: EdgeAgent, number: int
+) -> None:
+    (tmp_path / "lock").touch()
+    with closing(sqlite3.connect(tmp_path / "agent.sqlite")) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.executescript(f"CREATE TABLE meta (key TEXT, value TEXT); PRAGMA user_version = {number};")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for command in (["budget", "show"], ["budget", "set", "20%"], ["report"]):
+        edge_agent(*command, "--state", str(tmp_path)).refused(1, "earlier development version", "commit 037616aa", "--state DIR")
+    learn = edge_agent("learn", "--steps", "1", "--state", str(tmp_path), "--out", str(tmp_path / "run"))
+    assert learn.code == 1 and "commit 037616aa" in learn.err.splitlines()[-1]
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "coordinator").exists()
 
 
 def test_database_found_damaged_during_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ class Evaluator:
             await self.evaluate(steps_done, phases_done if boundary else None)
 
     async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
-        """Keep the adapter, train the router where one is wanted, and write `NAME.json` for each place that has none yet."""
+        """Keep the adapter, train the router where one is wanted, and write `SOURCE.json` for each source that has none yet."""
         evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
         if not evaluate.items:
             return
@@ -104,12 +104,12 @@ class Evaluator:
         if self.cell.router and phases_done and adapter is not None:
             router = await self._router(phases_done, adapter, looks)
         put(json.dumps({"step": steps_done, "phase": phases_done}), looks / "look.json")
-        for name, source, price in evaluate.places:
-            file = looks / f"{name.replace(':', '_').replace('/', '_')}.json"
+        for source in evaluate.sources:
+            file = looks / f"{source.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
-            found = await self._answers(name, open_source(source).test(evaluate.items), price, router, steps_done)
+            found = await self._answers(source, open_source(source).test(evaluate.items), router, steps_done)
             put(json.dumps({**found, "seconds": round(self.clock.monotonic() - began, 1)}), file)
         self.note()
 
@@ -143,28 +143,26 @@ class Evaluator:
             put(json.dumps(fitted), looks / "router.json")
         return ThresholdRouter(file)
 
-    async def _answers(
-        self, name: str, items: Sequence[TaskItem], price: float | None, router: Router | None, steps_done: int
-    ) -> dict[str, Any]:
+    async def _answers(self, source: str, items: Sequence[TaskItem], router: Router | None, steps_done: int) -> dict[str, Any]:
         parts, backend = self.agent.components, self.agent.adapter.backend
         settings = with_prompt_form(agent_settings(self.config, parts.state.run_id), backend.model).rollout
-        settings = replace(settings, temperature=0.0, price=settings.price if price is None else price)
+        settings = replace(settings, temperature=0.0)
         policy = parts.policy if router is None else Observer(parts.policy, router)
         candidates, done = candidates_of((item, 1.0) for item in items), 0
 
         def count(*_: object) -> None:
             nonlocal done
             done += 1
-            self._report(steps_done, f"{name}, {done} of {len(candidates)} held-out items")
+            self._report(steps_done, f"{source}, {done} of {len(candidates)} held-out items")
 
         roles = EvalRoles(backend, build_verifier(self.config), policy, await self._cloud(settings, items))
         evaluation = Evaluation(roles, settings, cloud_all=True)
-        judged = await evaluation.judge_all(candidates, f"{parts.state.run_id} {name}", on_judged=count)
+        judged = await evaluation.judge_all(candidates, f"{parts.state.run_id} {source}", on_judged=count)
         by_key = {one.candidate.key: one.judged for one in judged}
         keys = [Candidate(item).key for item in items]
-        _require_answered(name, list(by_key.values()))
+        _require_answered(source, list(by_key.values()))
         known = [policy.probabilities.get(key) for key in keys] if isinstance(policy, Observer) else None
-        return {"source": name, **packed([by_key[key] for key in keys], known)}
+        return {"source": source, **packed([by_key[key] for key in keys], known)}
 
     async def _cloud(self, settings: RolloutSettings, items: Sequence[TaskItem]) -> CloudAnswers:
         """The recorded answers; missing ones are asked first. With hints every question is a separate one."""

@@ -27,7 +27,6 @@ from tools.experiments.measures import (
     tally_at_the_rate_of,
 )
 from tools.experiments.result import Result
-from tools.experiments.spec import priced
 from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed, table_of
 
@@ -322,30 +321,6 @@ def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, st
     )
 
 
-def price_tables(findings: Findings) -> list[Table]:
-    """One adapter at each price stated in its prompts: a row for each SLM, method, phases and price, all sources together."""
-    spec = findings.spec
-    columns = (("asks", own_decision, rate), ("joint", own_decision, accuracy), ("kept", own_decision, kept_accuracy),
-               ("forced local", never, accuracy))  # fmt: skip
-    rows = []
-    for model in spec.models:
-        for way in spec.ways:
-            for name, phases in spec.phases.items():
-                runs = findings.runs(model, way, name)
-                for price in spec.evaluate.prices:
-                    found = (
-                        or_missing(
-                            pooled(
-                                statistic, [Part(runs, priced(one, price), len(phases), rule) for one in spec.evaluate.sources]
-                            )
-                        )
-                        for _, rule, statistic in columns
-                    )
-                    rows.append((model, way, name, f"{price:g}", runs.seeds, *found))
-    header = ("SLM", "method", "phases", "price told", "seeds", *(f"{name}, %" for name, _, _ in columns))
-    return [Table("One adapter at several prices, held out, T = 0", header, tuple(rows))]
-
-
 def over_steps_tables(findings: Findings) -> list[Table]:
     """Forced local accuracy on each source before learning and at each evaluation, mean over seeds."""
     spec = findings.spec
@@ -382,6 +357,5 @@ LAYOUTS: Mapping[str, Callable[[Findings], list[Table]]] = {
     "sensitivity": sensitivity_tables,
     "rates": rates_tables,
     "over-steps": over_steps_tables,
-    "prices": price_tables,
 }
 """By the name that a specification has for its table; the main experiment's and the grid search's need more than findings."""

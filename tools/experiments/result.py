@@ -214,7 +214,7 @@ def first_of(error: ValidationError) -> str:
 def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) -> None:
     """After each phase (before learning: once) every source, and nothing else."""
     ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
-    names = [name for name, _, _ in cell.evaluate.places] if cell.evaluate.items else []
+    names = cell.evaluate.sources if cell.evaluate.items else ()
     wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
     if missing := sorted(wanted - {(evaluation.source, evaluation.step, evaluation.phase) for evaluation in evaluations}):
         raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from edge.app.settings import model_file
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved, ValueAt, dotted, resolve
-from edge.config.schema import Price
 from edge.config.yaml_lines import KeyPath
 from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
@@ -48,7 +47,6 @@ _LAYOUTS: Mapping[str, tuple[int | None, int | None, int | None]] = {
     "sensitivity": (1, 1, 1),
     "schedules": (None, None, 0),
     "rates": (1, None, 0),
-    "prices": (None, None, 0),
 }
 """How many methods and lists of phases a table or figure can show at most, and how many varied settings exactly (None: any number)."""
 _BOTH_ORDERS = ("paper", "curves", "forgetting")
@@ -110,9 +108,6 @@ class Evaluate(Section):
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
     every: int | None = Field(None, ge=1, description="Also after each multiple of so many steps.")
-    prices: tuple[Price, ...] = Field(
-        (), description="Prices of help that the prompts state, an evaluation at each (none: one, as learning.stated_price says)."
-    )
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."
     )
@@ -121,18 +116,6 @@ class Evaluate(Section):
     @classmethod
     def _in_full(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(full_source, sources))
-
-    @property
-    def places(self) -> tuple[tuple[str, str, float | None], ...]:
-        """The evaluated places: name in the results, source, and the price stated in the prompts (None: as configured)."""
-        if not self.prices:
-            return tuple((source, source, None) for source in self.sources)
-        return tuple((priced(source, price), source, price) for source in self.sources for price in self.prices)
-
-
-def priced(source: str, price: float) -> str:
-    """How results name a source whose prompts state a price."""
-    return f"{source}@{price:g}"
 
 
 class Spec(Section):
@@ -151,9 +134,9 @@ class Spec(Section):
     evaluate: Evaluate = Field(Evaluate(), description="What is evaluated after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
     bare: bool = Field(True, description="The models before any learning are evaluated, too.")
-    table: Literal[
-        "", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps", "prices"
-    ] = Field("", description="The table that is made of the results.")
+    table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps"] = Field(
+        "", description="The table that is made of the results."
+    )
     figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves", "over-steps"], ...] = Field(
         (), description="The figures that are drawn of the results."
     )
@@ -182,7 +165,7 @@ class Spec(Section):
             if (unmet := self._unmet(layout)) is not None:
                 yield path, f"{dotted(path)}: {layout} {unmet}; table: methods shows any grid"
         lists: list[tuple[KeyPath, Sequence[Any]]] = [(("models",), self.models), (("seeds",), self.seeds)]
-        lists += [(("evaluate", key), getattr(self.evaluate, key)) for key in ("sources", "prices")]
+        lists.append((("evaluate", "sources"), self.evaluate.sources))
         lists += [(("vary", key), values) for key, values in self.vary.items()]
         for path, values in lists:
             for index, value in enumerate(values):

@@ -21,7 +21,6 @@ _OF_RUN = "it is for edge-agent run; learning waits for nobody here"
 _COORDINATORS = "it is the coordinator's; set it in tasks of the coordinator's configuration"
 _COORDINATORS_LIMITS = "the ledger is the coordinator's; set limits under budgets in the coordinator's configuration"
 _PER_DAY = "days are not counted here; set budget.calls_limit or budget.spend_limit_uusd"
-_NO_STATED_PRICE = "prompts state no price of asking here; edge-agent learn can do it"
 
 REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.method": "edge-agent learn runs the other methods",
@@ -31,9 +30,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.gvpo_beta": _OTHER_METHODS,
     "learning.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
-    "learning.price_levels": _NO_STATED_PRICE,
     "learning.dual_unit": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
-    "learning.stated_price": _NO_STATED_PRICE,
     "learning.demonstrations": "responses are learned from that the engine sampled itself; edge-agent learn imitates given answers too",
     "learning.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up beside given answers",
     "learning.cloud_samples": "responses are learned from that the engine sampled itself; edge-agent learn takes cloud answers too",

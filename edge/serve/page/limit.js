@@ -3,8 +3,8 @@
 import { post } from "./api.js";
 import { announce, button, element, freshId } from "./elements.js";
 import { minute } from "./numbers.js";
+import { PERIODS, UNITS } from "./units.js";
 
-const PERIODS = [["month", "a month"], ["week", "a week"], ["day", "a day"], ["hour", "an hour"], ["total", "in all"]];
 const OPERATOR = "The limits of this device are set by who runs its coordinator.";
 
 export class Limit {
@@ -15,10 +15,11 @@ export class Limit {
     this.target = element("p", { class: "target", dir: "auto" });
     this.now = element("p", { class: "note", dir: "auto" });
     const edited = () => { this.dirty = true; this.paint(); };
-    const field = (name, unit, id = freshId("limit")) => [id, element("input", { type: "text", id, inputMode: "decimal", autocomplete: "off", "data-unit": name, "on:input": edited }), unit];
-    this.fields = [field("spend_limit_uusd", "USD"), field("calls_limit", "calls"), field("tokens_limit", "tokens")];
+    const field = ({ limit, label }, id = freshId("limit")) => [id, element("input", { type: "text", id, inputMode: "decimal", autocomplete: "off", "data-unit": limit, "on:input": edited }), label];
+    const [calls, tokens, spend] = UNITS;
+    this.fields = [spend, calls, tokens].map((unit) => field(unit));
     const period = freshId("period");
-    this.period = element("select", { id: period, "on:change": edited }, ...PERIODS.map(([value, words]) => element("option", { value }, words)));
+    this.period = element("select", { id: period, "on:change": edited }, ...PERIODS.map(({ name, words }) => element("option", { value: name }, words)));
     this.set = button("Set limit", () => this.apply());
     this.off = button("Take off", () => this.send({ off: true }), { class: "quiet", title: "Take off what was set here; limits of the configuration hold again." });
     this.problem = element("p", { class: "problem", role: "alert" });

@@ -1,11 +1,10 @@
 // What may still be asked, per task: words, bars and figures. Knows the agent's quota; knows nothing of dials.
 
 import { element, facts, refill } from "./elements.js";
-import { counted, decimal, moment, money, usedOf, whole } from "./numbers.js";
+import { counted, decimal, moment, money, usedOf } from "./numbers.js";
+import { PERIODS, UNITS } from "./units.js";
 import { reasonWords } from "./words.js";
 
-const TOTALS = [["Calls", "calls", "calls_limit", whole, "calls_period"], ["Tokens", "tokens", "tokens_limit", whole, "tokens_period"], ["Spend", "spend_uusd", "spend_limit_uusd", money, "spend_period"]];
-const PERIODS = { __proto__: null, month: " this month", week: " this week", day: " today", hour: " this hour" };
 // Without a prototype: what is looked up comes from elsewhere.
 const STATES = {
   __proto__: null,
@@ -42,8 +41,10 @@ function quotaBlock(quota, named, shared) {
 const ownUse = ({ calls, tokens, spend_uusd: spend }) => `${counted(calls, "call")}, ${counted(tokens, "token")}, ${money(spend)}`;
 
 function meters(totals, wanted) {
-  return element("div", { class: "meters" }, ...TOTALS.filter(([, used]) => wanted(used)).map(([name, used, limit, show, period]) => meter(name, totals[used], totals[limit], show, PERIODS[totals[period]] ?? "")));
+  return element("div", { class: "meters" }, ...UNITS.filter(({ name }) => wanted(name)).map(({ title, name, limit, period, show }) => meter(title, totals[name], totals[limit], show, periodNow(totals[period]))));
 }
+
+const periodNow = (period) => PERIODS.find(({ name }) => name === period)?.now ?? "";
 
 // How much of a limit is used, in words and as a bar.
 function meter(name, used, limit, show, period) {
