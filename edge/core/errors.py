@@ -4,10 +4,12 @@ EdgeError                       one line for a person, `hint` says what to do ne
 ├── UsageError                  wrong command line or argument; exit code 2
 │   └── Unsupported             a demand that cannot be met as things are set up; names the parameter
 │       └── CloudOff            the cloud was demanded and may not be asked; exit code 1
+├── UnfitAnswer                 a cloud LLM's answer without the form that was demanded of it
 ├── ContextOverflow             a prompt that leaves no room in the context for a response
 ├── ConfigError                 bad configuration; carries file and line
 ├── ModelFileError              missing, corrupt or unsupported model file
 ├── AdapterError                an adapter that cannot be loaded or does not fit
+├── NotFinite                   scores or weights that are no finite numbers: an adapter diverged, or a file is damaged
 ├── TaskFileError               a task file with a bad line
 ├── StateError                  state folder locked, damaged or from another version
 ├── TooFewAnswers               a question about the past that too few answers exist for

@@ -55,7 +55,7 @@ def dual_advantages(
 
 
 def estimator_weight(group_size: int) -> float:
-    """1/(G-1): makes the group estimator unbiased for the policy gradient (decision 6). Raises ValueError when G < 2."""
+    """1/(G-1): makes the group estimator unbiased for the policy gradient. Raises ValueError when G < 2."""
     if group_size < 2:
         raise ValueError(f"a group needs at least two responses for a baseline, not {group_size}")
     return 1.0 / (group_size - 1)
@@ -81,7 +81,7 @@ def scale_advantages(
 
 
 def has_signal(advantages: Sequence[float]) -> bool:
-    """Whether any advantage is more than the rounding of a zero; what has none has no gradient and is dropped (decision 16)."""
+    """Whether any advantage is more than the rounding of a zero; what has none has no gradient and is dropped."""
     return any(abs(advantage) > _ROUNDING for advantage in advantages)
 
 

@@ -44,7 +44,7 @@ def assist_rate(costs: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalIntegral:
-    """The rule of λ with what slow or noisy devices may add to it (decision 14); by default it is `dual_step`'s.
+    """The rule of λ with what slow or noisy devices may add to it; by default it is `dual_step`'s.
 
     `lr` is η. `proportional` k_p answers at once to how far the rate misses τ, as the mean of the last `window` reports says (small
     batches are noisy); `ceiling` is the highest λ: an anti-windup bound where asking does not react to λ.

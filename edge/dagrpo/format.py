@@ -41,7 +41,7 @@ class _Parts:
 
 
 def check_format(text: str, max_steps: int) -> FormatVerdict:
-    """Judge the structure of a local response. `max_steps` >= 1 is the task's step limit; more steps are a violation (decision 4).
+    """Judge the structure of a local response. `max_steps` >= 1 is the task's step limit; more steps are a violation.
 
     Raises ValueError when max_steps is not a positive whole number.
     """

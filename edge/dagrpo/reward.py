@@ -12,7 +12,7 @@ BAD_FORMAT_REWARD = -0.1
 
 
 class FormatPenalty(StrEnum):
-    """When a format violation is penalised: always, or only when the answer is otherwise correct (decision 1).
+    """When a format violation is penalised: always, or only when the answer is otherwise correct.
 
     No setting: rollouts take the default of `task_reward`, so that is the place to change it. `hierarchical_reward` always penalises.
     """
@@ -50,5 +50,5 @@ def hierarchical_reward(outcome: Outcome, assist_reward: float) -> float:
 
 
 def response_cost(asked: bool) -> int:
-    """c: 1 when the response validly asked for help, else 0. A malformed request is not a request (decision 2)."""
+    """c: 1 when the response validly asked for help, else 0. A malformed request is not a request."""
     return 1 if asked else 0

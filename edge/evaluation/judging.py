@@ -129,7 +129,7 @@ class JudgedItem:
 
 _JUDGED_ON_A_THREAD = (AnswerKind.PROGRAM, AnswerKind.MATH, AnswerKind.FEEDBACK)
 UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELLED)
-"""How a response ends that is cut short: a format violation (decisions 4, 17)."""
+"""How a response ends that is cut short: a format violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class RolloutSettings:
 
 
 def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:
-    """The local part's structure holds; truncated responses do not (decisions 3, 4, 17)."""
+    """The local part's structure holds; truncated responses do not."""
     return response.finish not in UNFINISHED and check_format(response.text, item.max_steps).ok
 
 

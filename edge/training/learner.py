@@ -65,7 +65,7 @@ class LearnerSettings:
     number of torch threads (0: leave it alone). `rule` is what is optimised.
     """
 
-    learning_rate: float = 3e-4
+    learning_rate: float
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

@@ -80,13 +80,13 @@ class LoraLearner(ABC):
         convert: AdapterConverter,
         *,
         seed: int,
+        settings: LearnerSettings,
         lora_spec: LoraSpec | None,
-        settings: LearnerSettings | None,
         clock: Clock | None,
     ) -> None:
         self._worker, self._convert, self._clock = worker, convert, clock or SystemClock()
         self._spec = lora_spec or LoraSpec()
-        self._settings = settings or LearnerSettings()
+        self._settings = settings
         self._seed = seed
         self.step = 0
 

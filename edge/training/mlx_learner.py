@@ -46,11 +46,11 @@ class MlxLearner(LoraLearner):
         convert: AdapterConverter,
         *,
         seed: int,
+        settings: LearnerSettings,
         lora_spec: LoraSpec | None = None,
-        settings: LearnerSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(worker, convert, seed=seed, lora_spec=lora_spec, settings=settings, clock=clock)
+        super().__init__(worker, convert, seed=seed, settings=settings, lora_spec=lora_spec, clock=clock)
         if self._settings.rule != UpdateRule():
             raise UsageError(
                 "on MLX one update is made of a batch, of the policy's objective",

@@ -56,11 +56,11 @@ class TorchLearner(LoraLearner):
         convert: AdapterConverter,
         *,
         seed: int,
+        settings: LearnerSettings,
         lora_spec: LoraSpec | None = None,
-        settings: LearnerSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(worker, convert, seed=seed, lora_spec=lora_spec, settings=settings, clock=clock)
+        super().__init__(worker, convert, seed=seed, settings=settings, lora_spec=lora_spec, clock=clock)
         self._module = decoder
         self._decoder: CausalDecoder = decoder  # type: ignore[assignment]
         self._projection = projection_of(self._decoder.lm_head)

@@ -72,7 +72,9 @@ async def test_sampler_and_trainer_agree_and_equal_seeds_give_equal_tokens(worke
     scores = {}
     for opened in (load_decoder, open_streamed):
         decoder = opened(NANO, device=torch.device("cuda"))
-        learner = TorchLearner(decoder, worker, stub_converter, seed=1, settings=LearnerSettings(precision="fp32"))
+        learner = TorchLearner(
+            decoder, worker, stub_converter, seed=1, settings=LearnerSettings(learning_rate=3e-4, precision="fp32")
+        )
         scores[opened] = [await learner.logprobs(row.prompt_ids, row.token_ids) for row in rows]
     torch.testing.assert_close(scores[load_decoder], scores[open_streamed], rtol=1e-4, atol=1e-5)
     differences = [

@@ -70,5 +70,5 @@ def test_mlx_refuses_an_unsupported_update_rule() -> None:
             None,  # type: ignore[arg-type]
             lambda source, target: None,
             seed=0,
-            settings=LearnerSettings(rule=UpdateRule("clipped")),
+            settings=LearnerSettings(learning_rate=1e-2, rule=UpdateRule("clipped")),
         )

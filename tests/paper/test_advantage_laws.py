@@ -104,7 +104,7 @@ def test_the_constant_is_exactly_unbiased_over_every_possible_group(group_size: 
 
 
 def test_monte_carlo_agrees_with_the_unbiased_constant_and_not_with_the_papers() -> None:
-    """The proposition's G/(G-1) gives G times the gradient (decision 6): a sampled check with 6-sigma bounds."""
+    """The proposition's G/(G-1) gives G times the gradient: a sampled check with 6-sigma bounds."""
     rng, group_size, ask, dual = random.Random(5), 8, 0.3, 0.4
     score, reward, draws = _bernoulli_gradient(ask), {1: 1.0, 0: 0.25}, 20_000
     estimates = []

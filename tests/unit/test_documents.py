@@ -70,7 +70,7 @@ def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
             assert fragment in anchors(path), f"{name(page)} links to {target}#{fragment}"
 
 
-@pytest.mark.parametrize("page", [page for page in PRESENT if page.name != "DECISIONS.md"], ids=name)
+@pytest.mark.parametrize("page", PRESENT, ids=name)
 def test_files_named_on_a_page_exist(page: Path) -> None:
     paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
