@@ -246,7 +246,7 @@ class Dials:
     ) -> None:
         self._state = state
         self._clock = clock
-        self._configured = check_rate(configured)
+        check_rate(configured)
         self._paced = paced
         self._default = _default_of(state, configured)
         _adopt_older_dial(state)

@@ -102,11 +102,6 @@ class TaskFile:
     states_split: bool
 
 
-def read_items(path: Path) -> list[TaskItem]:
-    """All items of the file in order, as `read_file` reads them."""
-    return list(read_file(path).items)
-
-
 def read_file(path: Path, older_label: str = OWN_LABEL) -> TaskFile:
     """Reads and checks the whole file. `older_label`: of JSON lines with question and answer that state none, for a state folder that has
     learned them under it. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
