@@ -54,11 +54,6 @@ class RateLimiter:
         self._buckets: dict[str, Bucket] = {}
         self._scan_at = FEWEST_BUCKETS_TO_SCAN
 
-    @property
-    def bucket_count(self) -> int:
-        """Buckets that are remembered."""
-        return len(self._buckets)
-
     def replace_rates(self, rates: RatesConfig) -> None:
         """Hold later calls to these rates; what is left in the buckets stays, up to the new bursts."""
         self._rates = rates

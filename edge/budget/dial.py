@@ -244,7 +244,7 @@ class Dials:
     ) -> None:
         self._state = state
         self._clock = clock
-        self._configured = check_rate(configured)
+        check_rate(configured)
         self._paced = paced
         self._default = _default_of(state, configured)
         self._dials = {dial.task: dial for dial in stored_dials(state, configured)}

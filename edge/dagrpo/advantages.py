@@ -15,7 +15,7 @@ _ROUNDING = 1e-8
 
 
 class AdvantageScale(StrEnum):
-    """What advantages are divided by. With anything but NONE, λ is no longer in units of reward (decision 5)."""
+    """What advantages are divided by. With anything but NONE, λ is no longer in units of reward."""
 
     NONE = "none"
     GROUP = "group"

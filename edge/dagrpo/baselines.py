@@ -21,13 +21,6 @@ def grpo_advantages(rewards: Sequence[float], epsilon: float = 1e-4) -> list[flo
     return [value / divisor for value in centred(rewards_G)]
 
 
-def grpo_token_objective(log_ratio: float, advantage: float, clip: float = 0.2) -> float:
-    """min(ρA, clip(ρ, 1-ε, 1+ε) A) for one token, ρ = exp(log ratio new/old)."""
-    ratio = math.exp(require_finite("log_ratio", log_ratio))
-    clipped = min(max(ratio, 1.0 - clip), 1.0 + clip)
-    return min(ratio * advantage, clipped * advantage)
-
-
 def gvpo_weights(rewards: Sequence[float], log_ratios: Sequence[float], beta: float = 0.1) -> list[float]:
     """w_i = (r_i - mean r) - β(ℓ_i - mean ℓ), ℓ_i = log π_θ(y_i) - log π_θ'(y_i) summed over tokens (Zhang et al. 2025). Shape [G].
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from edge.dagrpo.advantages import mean
-from edge.dagrpo.hyperparameters import PAPER
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share
 
 MOST_WINDOW = 100
@@ -35,13 +34,6 @@ def shared_lr(lr: float, units: int, round_units: int) -> float:
     return require_non_negative("lr", lr) * (units / round_units)
 
 
-def assist_rate(costs: Sequence[Sequence[float]]) -> float:
-    """Ĵ_c: mean over prompts of mean_i c_i, for costs [B][G]. Raises ValueError when there is no prompt or an empty group."""
-    if not costs or any(len(group) == 0 for group in costs):
-        raise ValueError("assist_rate needs at least one prompt and no empty group")
-    return mean([mean([require_share("cost", cost) for cost in group]) for group in costs])
-
-
 @dataclass(frozen=True, slots=True)
 class ProportionalIntegral:
     """The rule of λ with what slow or noisy devices may add to it; by default it is `dual_step`'s.
@@ -61,7 +53,7 @@ Controller = Literal["dial", "paper"]
 proportional part; `paper`: λ alone, by Algorithm 1."""
 DUAL_RULES: Mapping[Controller, ProportionalIntegral] = {
     "dial": ProportionalIntegral(0.05, proportional=1.5, window=4),
-    "paper": ProportionalIntegral(PAPER.dual_lr),
+    "paper": ProportionalIntegral(0.01),
 }
 
 
@@ -138,12 +130,3 @@ def help_bias_step(bias: float, assist_rate: float, target_rate: float, *, helps
 def help_rate(log_odds_N: Sequence[float | None]) -> float:
     """The expected share of responses that ask, from the log-odds of asking at each one's decision (None: it reached none)."""
     return mean([0.0 if one is None else 1.0 / (1.0 + math.exp(-one)) for one in log_odds_N])
-
-
-def replay(dual: float, steps: Iterable[tuple[float, float, float]]) -> list[float]:
-    """λ after each (assist_rate, target_rate, lr) in order, starting from `dual`; what a ledger's verifier recomputes."""
-    trace: list[float] = []
-    for realised, target, lr in steps:
-        dual = dual_step(dual, realised, target, lr)
-        trace.append(dual)
-    return trace

@@ -64,7 +64,7 @@ def check_format(text: str, max_steps: int) -> FormatVerdict:
 
 
 def asks_help(text: str, finish: FinishReason, max_steps: int) -> bool:
-    """Whether a response validly asks for help: it ended by itself, and is well formed (decisions 4, 17)."""
+    """Whether a response validly asks for help: it ended by itself, and is well formed."""
     return finish is FinishReason.EOS and check_format(text, max_steps).asks_help
 
 

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from edge.dagrpo.numbers import require_finite
 
 BAD_FORMAT_REWARD = -0.1
-"""Reward of a response that violates the format (paper, reward section)."""
-
-
-class FormatPenalty(StrEnum):
-    """When a format violation is penalised: always, or only when the answer is otherwise correct.
-
-    No setting: rollouts take the default of `task_reward`, so that is the place to change it. `hierarchical_reward` always penalises.
-    """
-
-    ALWAYS = "always"
-    WHEN_CORRECT = "when_correct"
+"""Reward of a response that violates the format, whether or not its answer is correct (paper, reward section)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +19,11 @@ class Outcome:
     asked: bool = False
 
 
-def task_reward(outcome: Outcome, penalty: FormatPenalty = FormatPenalty.ALWAYS) -> float:
+def task_reward(outcome: Outcome) -> float:
     """r: 1 when correct and well formatted; -0.1 when the format is violated; 0 otherwise."""
-    if outcome.format_ok:
-        return 1.0 if outcome.correct else 0.0
-    if penalty is FormatPenalty.ALWAYS or outcome.correct:
+    if not outcome.format_ok:
         return BAD_FORMAT_REWARD
-    return 0.0
+    return 1.0 if outcome.correct else 0.0
 
 
 def hierarchical_reward(outcome: Outcome, assist_reward: float) -> float:

@@ -72,7 +72,6 @@ class RecordingAnswers:
         self._source = source
         self._answers = open_for_recording(path)
         self._asking: dict[str, asyncio.Lock] = {}
-        self.found = len(self._answers)
 
     async def ask(self, call: CloudCall) -> CloudOutcome:
         """The recorded answer, else the source's, recorded. Calls of the same content wait for one another."""

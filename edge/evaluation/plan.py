@@ -31,7 +31,8 @@ _FIRST_LINE, _NEXT_LINE = b'{"evaluation": ', b'{"item": '
 
 
 class Journal:
-    """An open journal. `known` is what it held; `tag` the tag under which its evaluation began. Close it, and remove it at the end."""
+    """An open journal. `known` is what it held; `tag` the tag under which its evaluation began. Close it; who has kept the report deletes
+    the file."""
 
     def __init__(self, path: Path, evaluation: Mapping[str, Any], tag: str) -> None:
         """Open, or create with this tag. Raises StateError: another evaluation's, damaged (FILE:LINE), or not writable."""
@@ -55,11 +56,6 @@ class Journal:
     def close(self) -> None:
         """Close the file. Safe to call twice."""
         self._stream.close()
-
-    def remove(self) -> None:
-        """Close and delete: the evaluation is complete."""
-        self.close()
-        self.path.unlink(missing_ok=True)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._stream.write(json.dumps(line) + "\n")

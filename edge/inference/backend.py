@@ -23,7 +23,6 @@ from typing import Protocol, runtime_checkable
 
 from edge.core.types import (
     AdapterRef,
-    LocalResponse,
     Message,
     PromptGroup,
     Sampling,
@@ -155,9 +154,3 @@ class InferenceBackend(RawText, Protocol):
     async def aclose(self) -> None:
         """Release the engine. Safe to call twice."""
         ...
-
-
-async def generate(backend: InferenceBackend, messages: Sequence[Message], sampling: Sampling, seed: int = 0) -> LocalResponse:
-    """One response at serving priority."""
-    group = await backend.sample_group(messages, sampling, [seed], Priority.SERVING)
-    return group.responses[0]

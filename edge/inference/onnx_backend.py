@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.core.engines import ProviderChoice, choose_providers
+from edge.core.engines import choose_providers
 from edge.core.errors import AdapterError, EdgeError, ModelFileError
 from edge.core.gguf_header import read_header
 from edge.core.machine import physical_cores
@@ -56,9 +56,9 @@ class OnnxGraph:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are shared with training
         options.log_severity_level = 3
         hint = "remove it: a graph is made where there is none"
-        self.providers = choose_providers(providers, onnxruntime.get_available_providers())
+        used = choose_providers(providers, onnxruntime.get_available_providers()).used
         try:
-            self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=list(self.providers.used))
+            self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=list(used))
         except Exception as error:  # the runtime's own exceptions share no base class
             reason = " ".join(str(error).split())[:200]
             raise ModelFileError(f"{path}: ONNX Runtime cannot use it ({reason})", hint=hint) from error
@@ -211,7 +211,6 @@ class OnnxBackend(BatchedBackend):
         row_tokens = min(n_ctx, model.info.context_tokens or n_ctx)
         token_bytes = 2 * 4 * graph.layers * graph.kv_heads * graph.head_dim  # float32
         rollout_rows = max_rows or rows_that_fit(token_bytes * row_tokens)
-        self.providers: ProviderChoice = graph.providers
         self._model, self._model_path, self._graph_path = model, model_path, graph_path
         super().__init__(
             OnnxEngine(graph, rows=rollout_rows + serving_rows, n_ctx=row_tokens),

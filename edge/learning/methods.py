@@ -76,7 +76,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DaGrpo:
-    """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ is no longer in units of reward (decision 5).
+    """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ is no longer in units of reward.
 
     Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. A cloud answer that joined its
     group is one more sample, with the group as its baseline.

@@ -36,7 +36,6 @@ class Pulled:
     `checked` counts the files whose checksum was compared, of `files`.
     """
 
-    repo: str
     path: Path
     convertible: bool
     files: int
@@ -66,7 +65,7 @@ def pull(
     checked = check_blob(path, repo)
     if chosen.lower().endswith(".gguf"):
         read_header(path)
-    return Pulled(repo, path, convertible=False, files=1, checked=int(checked))
+    return Pulled(path, convertible=False, files=1, checked=int(checked))
 
 
 def choose_gguf(repo: str, names: Sequence[str]) -> str | None:
@@ -111,7 +110,7 @@ def _folder(repo: str, names: Sequence[str], revision: str | None, report: Calla
         path = _download(repo, name, revision)
         folder = path.parent
         checked += check_blob(path, repo)
-    return Pulled(repo, folder, convertible=True, files=len(wanted), checked=checked)
+    return Pulled(folder, convertible=True, files=len(wanted), checked=checked)
 
 
 def _listed(repo: str, revision: str | None) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.core.engines import ProviderChoice, choose_providers
+from edge.core.engines import choose_providers
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import write_atomically
 from edge.core.types import LocalResponse, TaskItem
@@ -187,12 +187,12 @@ def export(model: Logistic, threshold: float, out: Path) -> None:
 class ThresholdRouter:
     """Implements `OffloadPolicy`: wants the cloud where the classifier's p(fail) exceeds the threshold, whatever the response says.
 
-    `providers` are wished for in this order and fall back to the CPU; `provider_choice.summary` is for people. `threshold` None
-    takes the file's. Raises ModelFileError for a file that is no router of these features.
+    `providers` are wished for in this order and fall back to the CPU. `threshold` None takes the file's. Raises ModelFileError for a file
+    that is no router of these features.
     """
 
     def __init__(self, path: Path, *, providers: Sequence[str] = (), threshold: float | None = None) -> None:
-        self.provider_choice, self._session = _open(path, providers)
+        self._session = _open(path, providers)
         stored = self._session.get_modelmeta().custom_metadata_map
         if stored.get("features") != VERSION or self._session.get_inputs()[0].shape[1] != FEATURES:
             raise ModelFileError(f"{path}: not a router for these features", hint="train it again")
@@ -208,7 +208,7 @@ class ThresholdRouter:
         return self.probability(item, response) > self.threshold
 
 
-def _open(path: Path, preferred: Sequence[str]) -> tuple[ProviderChoice, Any]:
+def _open(path: Path, preferred: Sequence[str]) -> Any:
     import onnxruntime
 
     if not path.is_file():
@@ -220,7 +220,7 @@ def _open(path: Path, preferred: Sequence[str]) -> tuple[ProviderChoice, Any]:
     )
     options.log_severity_level = 3
     try:
-        return choice, onnxruntime.InferenceSession(str(path), options, providers=list(choice.used))
+        return onnxruntime.InferenceSession(str(path), options, providers=list(choice.used))
     except Exception as error:  # the runtime's own exceptions share no base class
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(f"{path}: ONNX Runtime cannot use it ({reason})", hint="train it again") from error

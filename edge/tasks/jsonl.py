@@ -102,11 +102,6 @@ class TaskFile:
     states_split: bool
 
 
-def read_items(path: Path) -> list[TaskItem]:
-    """All items of the file in order, as `read_file` reads them."""
-    return list(read_file(path).items)
-
-
 def read_file(path: Path) -> TaskFile:
     """Reads and checks the whole file. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
     is_table = path.suffix.lower() in TABLES

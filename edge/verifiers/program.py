@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.core.clock import Clock, SystemClock
-from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_python_block
@@ -63,31 +62,12 @@ class ProgramTests:
     preamble: str = ""
 
 
-def run_program_tests(
-    code: str, tests: str, timeout_s: float, *, preamble: str = "", sandbox: Sandbox | None = None
-) -> ProgramVerdict:
-    """Run `tests` on a program in a sandbox (default: the best this machine has). Never raises on any text of the two.
-
-    Raises UsageError when nothing here can isolate a program, `timeout_s` is no time (`Limits`) or what is given is no text, SandboxError
-    when the sandbox itself fails.
-    """
-    for name, text in (("code", code), ("tests", tests), ("preamble", preamble)):
-        if not isinstance(text, str):
-            raise UsageError(f"{name} must be text, not {type(text).__name__}", hint="write inputs and outputs as JSON text")
-    limits = Limits(wall_s=timeout_s)
-    if sandbox is None:
-        from edge.verifiers.sandbox.choice import best_sandbox
-
-        sandbox = best_sandbox()
-    return judge_program(ProgramTests(code, tests, preamble), sandbox, limits, SystemClock())
-
-
 class _BadTests(ValueError):
     """Tests in JSON that cannot be run; the message is the verdict's reason."""
 
 
 def judge_program(given: ProgramTests, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
-    """One verdict, without memory of others. Raises SandboxError."""
+    """One verdict, without memory of others; no text of the three raises. Raises SandboxError when the sandbox itself fails."""
     from edge.verifiers.sandbox.inside.wire import Unencodable
     from edge.verifiers.sandbox.session import run_functions
 

@@ -13,7 +13,7 @@ import pytest
 from edge.core.errors import AdapterError, EdgeError, UsageError
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
-from edge.inference.backend import InferenceBackend, ModelInfo, generate
+from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.testing.backend import ScriptedBackend
 from tests.engine.made_up_lora import write_adapter
@@ -70,6 +70,12 @@ async def read(stream: AsyncIterator[TextDelta]) -> tuple[str, LocalResponse]:
     assert deltas[-1].response is not None
     assert deltas[-1].prompt_tokens > 0
     return "".join(delta.text for delta in deltas), deltas[-1].response
+
+
+async def generate(backend: InferenceBackend, messages: list[Message], sampling: Sampling, seed: int = 0) -> LocalResponse:
+    """One response at serving priority."""
+    group = await backend.sample_group(messages, sampling, [seed], Priority.SERVING)
+    return group.responses[0]
 
 
 async def test_a_group_has_one_response_per_seed_in_order(backend: InferenceBackend) -> None:

@@ -93,5 +93,4 @@ def test_model_is_described_like_its_file(tiny: TinyModel) -> None:
     worker = EngineWorker()
     served, reference = onnx_backend(tiny.path, worker), LlamaCppBackend(tiny.path, worker, n_threads=1, n_ctx=64, max_rows=1)
     assert served.model == reference.model
-    assert (served.providers.used, served.providers.missing) == (("CPUExecutionProvider",), ())
     worker.close()

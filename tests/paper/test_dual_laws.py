@@ -1,4 +1,4 @@
-"""Laws of the dual update: projection, fixed point, direction, replay, and convergence to the λ that meets τ."""
+"""Laws of the dual update: projection, fixed point, direction, and convergence to the λ that meets τ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from edge.dagrpo.dual import (
     MOST_BIAS_CHANGE,
     DualState,
     ProportionalIntegral,
-    assist_rate,
     dual_step,
     help_bias_step,
     proportional_integral_step,
-    replay,
 )
 
 SHARE = st.floats(0.0, 1.0, allow_nan=False)
@@ -76,16 +74,6 @@ def test_invalid_dual_input_is_refused(arguments: tuple[float, float, float, flo
         dual_step(*arguments)
 
 
-def test_assist_rate_averages_over_prompts_of_different_size() -> None:
-    assert assist_rate([[1, 1], [0, 0, 0, 1]]) == pytest.approx((1.0 + 0.25) / 2)
-
-
-@pytest.mark.parametrize("costs", [[], [[]], [[1], []]])
-def test_assist_rate_refuses_empty_batches(costs: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="prompt"):
-        assist_rate(costs)
-
-
 @pytest.mark.parametrize("start", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("target", [0.1, 0.3, 0.5, 0.7])
 def test_every_start_converges_to_the_dual_that_meets_the_target(start: float, target: float) -> None:
@@ -99,15 +87,6 @@ def test_every_start_converges_to_the_dual_that_meets_the_target(start: float, t
         dual = dual_step(dual, demand(dual), target, 0.02)
     assert demand(dual) == pytest.approx(target, abs=1e-3)
     assert dual == pytest.approx(max(0.0, 0.5 - math.log(target / (1 - target)) / 6.0), abs=1e-2)
-
-
-@given(st.lists(st.tuples(SHARE, SHARE, st.floats(0.0, 0.1)), max_size=30), DUAL)
-def test_replay_is_bit_equal(steps: list[tuple[float, float, float]], start: float) -> None:
-    expected, dual = [], start
-    for step in steps:
-        dual = dual_step(dual, *step)
-        expected.append(dual.hex())
-    assert [value.hex() for value in replay(start, steps)] == expected
 
 
 RULES = st.builds(
@@ -146,9 +125,10 @@ def positional(start: float, reports: list[tuple[float, float]], rules: list[Pro
 def test_the_proportional_rule_without_its_extras_is_the_integral_rule(
     reports: list[tuple[float, float]], start: float, lr: float
 ) -> None:
-    plain = replay(start, [(rate, target, lr) for rate, target in reports])
-    trace = traced(start, reports, [ProportionalIntegral(lr)] * len(reports))
-    assert [state.dual.hex() for state in trace] == [value.hex() for value in plain]
+    trace, price = traced(start, reports, [ProportionalIntegral(lr)] * len(reports)), start
+    for state, (rate, target) in zip(trace, reports, strict=True):
+        price = dual_step(price, rate, target, lr)
+        assert state.dual.hex() == price.hex()
     assert all(state.recent == () for state in trace)
 
 

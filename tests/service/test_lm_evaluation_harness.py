@@ -22,8 +22,7 @@ import yaml
 
 from coordinator.providers.bundled import bundled_model_path
 from edge.core.types import Message, Sampling, TaskItem
-from edge.core.worker import EngineWorker
-from edge.inference.backend import generate
+from edge.core.worker import EngineWorker, Priority
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import FAMILIES
 from tests.service.environments import environment
@@ -159,7 +158,8 @@ async def test_generated_answers_and_accuracy_equal_the_engines_own(url: str, en
 
 async def _boxed(engine: LlamaCppBackend, item: TaskItem) -> str:
     sampling = Sampling(temperature=0.0, max_tokens=MAX_TOKENS, suppress_help=True)
-    text = (await generate(engine, [Message("user", item.question)], sampling)).text
+    group = await engine.sample_group([Message("user", item.question)], sampling, [0], Priority.SERVING)
+    text = group.responses[0].text
     answer = BOXED.search(text.partition("</think>")[2])
     return answer.group(1) if answer else "[invalid]"
 

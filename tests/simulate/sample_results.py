@@ -138,7 +138,6 @@ def sample_result(seed: int = 1, groups: list[GroupResult] | None = None, **chan
         format=FORMAT,
         scenario="mixed-200",
         about="A made-up day of 200 devices with a cloud outage at noon.",
-        engine="exact",
         seed=seed,
         virtual_s=86_400.0,
         warm_up_s=14_400.0,

@@ -67,7 +67,7 @@ def test_at_temperature_one_the_seed_decides_and_the_rate_is_the_minds() -> None
     again = bench.run(bench.backend.sample_group([Message("user", question.text)], Sampling(), range(200, 300)))
     assert again.responses == group.responses[200:300]
     asked = sum(response.text == ASKING for response in group.responses) / 400
-    assert asked == pytest.approx(float(sigmoid(help_log_odds(Mind(ask=0.5), Nature(), 0.5, question.ask_noise))), abs=0.08)
+    assert asked == pytest.approx(sigmoid(help_log_odds(Mind(ask=0.5), Nature(), 0.5, question.ask_noise)), abs=0.08)
 
 
 def test_learning_moves_the_mind_along_the_advantages_that_the_groups_carry(tmp_path: Path) -> None:

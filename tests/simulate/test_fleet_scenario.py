@@ -136,17 +136,6 @@ def test_what_cannot_be_played_ends_with_2_and_one_line_that_names_it(
     assert says in told and told.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "day.yaml"), (GOOD.replace("phone", "toaster"), "toaster")])
-def test_the_vectorised_engine_refuses_it_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, says: str
-) -> None:
-    if text is not None:
-        (tmp_path / "day.yaml").write_text(text)
-    assert main(["run", str(tmp_path / "day.yaml"), "--vectorised"]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
-
-
 # the command -------------------------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +146,7 @@ def test_a_run_whose_assertions_hold_ends_with_0_and_writes_what_it_found(
     path, out, page = written(tmp_path, assertions=claims), tmp_path / "new" / "out.json", tmp_path / "report.html"
     assert main(["run", str(path), "--json", str(out), "--html", str(page), "--seed", "5", "--set", "groups.0.devices=2"]) == 0
     read = SimulationResult.from_json(out.read_bytes())
-    assert (read.scenario, read.seed, read.engine, read.devices) == ("day", 5, "exact", 2)
+    assert (read.scenario, read.seed, read.devices) == ("day", 5, 2)
     assert [each.holds for each in read.assertions] == [True, True]
     assert "holds  p95 < 60 min" in capsys.readouterr().out
     assert "A test." in page.read_text(encoding="utf-8")

@@ -68,7 +68,6 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
         ["compare", a, a, "--html", folder],
         ["compare", a, a, "--html", a],
         ["sweep", day, "--vary", "groups.laptops.dial=0.1", "--out", day],
-        ["validate-fleet", day, "--exact", folder],
     ):
         assert main([str(each) for each in arguments]) == 2, arguments
         told = capsys.readouterr()

@@ -101,7 +101,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    assert {"run", "compare", "sweep", "explore", "validate-fleet", "validate"} <= set(capsys.readouterr().out.split())
+    assert {"run", "compare", "sweep", "explore", "validate"} <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

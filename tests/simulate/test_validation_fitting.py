@@ -48,4 +48,4 @@ def test_a_fitted_mind_is_right_and_asks_at_each_prompt_as_often_as_the_model_di
     assert fitted.mind.ask_slope > 0.0
     for (difficulty, ask_noise), each in zip(fitted.prompts, samples, strict=True):
         log_odds = fitted.mind.ask + fitted.mind.ask_slope * (difficulty - 0.5) + fitted.nature.noise_share * ask_noise
-        assert float(sigmoid(log_odds)) == pytest.approx(each.asks, abs=1e-3)
+        assert sigmoid(log_odds) == pytest.approx(each.asks, abs=1e-3)

@@ -143,8 +143,7 @@ def test_journal_returns_the_scored_items_and_its_initial_tag(tmp_path: Path) ->
     filled(tmp_path)
     again = journal(tmp_path, "second")
     assert (again.known, again.tag) == ({"a": DONE, "b": replace(DONE, tokens=5)}, "first")
-    again.remove()
-    assert not again.path.exists()
+    again.close()
 
 
 def test_items_with_a_failed_call_are_not_stored(tmp_path: Path) -> None:

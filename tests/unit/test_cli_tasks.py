@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.tasks.datasets.catalogue import DATA_SETS
-from edge.tasks.jsonl import read_items
+from edge.tasks.jsonl import read_file
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import open_source
 from tests.unit.conftest import EdgeAgent
@@ -62,7 +62,7 @@ def test_control_characters_are_escaped_for_the_terminal(tmp_path: Path, edge_ag
         assert r"f\x1b[0m" in out
     again = tmp_path / "again.jsonl"
     again.write_text(edge_agent("tasks", "sample", str(path), "--split", "test", "--json").out, encoding="utf-8")
-    assert read_items(again) == read_items(path)
+    assert read_file(again).items == read_file(path).items
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -71,7 +71,7 @@ def test_sample_can_be_used_as_a_task_file(name: str, split: str, tmp_path: Path
     code, out, err = edge_agent("tasks", "sample", name, "--n", "4", "--level", "2", "--split", split, "--seed", "1", "--json")
     path = tmp_path / "sample.jsonl"
     path.write_text(out, encoding="utf-8")
-    items = read_items(path)
+    items = read_file(path).items
     assert (code, err, len(items)) == (0, "", 4)
     assert {(item.level, item.split) for item in items} == {(2, split)}
     assert (open_source(str(path)).test(9) != ()) is (split == "test")

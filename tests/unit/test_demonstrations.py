@@ -27,7 +27,7 @@ from edge.learning.own_use import MOST_SHOWN, OwnUseRules
 from edge.learning.rollout import ResponseOutcome
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.tasks.jsonl import read_items
+from edge.tasks.jsonl import read_file
 from edge.tasks.registry import is_own
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
@@ -75,7 +75,7 @@ def test_every_form_of_a_task_file_demonstrates_an_answer_that_its_verifier_call
 ) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(line)
-    (item,) = read_items(path)
+    (item,) = read_file(path).items
     text = demonstration(item)
     assert check_format(text, item.max_steps).ok and final_answer(text) == final
     assert VerifierByKind().is_correct(item, text)

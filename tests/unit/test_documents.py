@@ -20,7 +20,7 @@ from coordinator.config import CoordinatorConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
-from edge.tasks.jsonl import read_items
+from edge.tasks.jsonl import read_file
 
 ROOT = Path(__file__).parents[2]
 COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text(encoding="utf-8")
@@ -179,7 +179,9 @@ def test_documented_forms_of_a_task_file_are_read(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text("".join(blocks(page, "json")), encoding="utf-8")
     (tmp_path / "own.csv").write_text("".join(blocks(page, "csv")), encoding="utf-8")
     found = [
-        (item.kind.value, item.answer, item.task) for name in ("own.jsonl", "own.csv") for item in read_items(tmp_path / name)
+        (item.kind.value, item.answer, item.task)
+        for name in ("own.jsonl", "own.csv")
+        for item in read_file(tmp_path / name).items
     ]
     assert found == [
         ("math", "12", "chat"),

@@ -14,8 +14,7 @@ from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers import program
 from edge.verifiers.by_kind import VerifierByKind
-from edge.verifiers.program import ProgramJudge, ProgramTests, ProgramVerdict, ProgramVerifier, run_program_tests, same_output
-from edge.verifiers.sandbox import choice
+from edge.verifiers.program import ProgramJudge, ProgramTests, ProgramVerdict, ProgramVerifier, same_output
 from edge.verifiers.sandbox.role import Limits, Sandbox, SandboxError
 from tests.sandboxes import judged
 
@@ -104,15 +103,15 @@ def test_future_imports_stay_in_front_of_a_preamble(sandbox: Sandbox, head: str)
 def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: str) -> None:
     nested = "[" * depth + "]" * depth
     tests = f'{{"inputs": [{nested}], "outputs": [{nested}]{function}}}'
-    verdict = run_program_tests("def f(*x): return list(x)", tests, 5.0, sandbox=sandbox)
+    verdict = judged(sandbox, "def f(*x): return list(x)", tests)
     if depth > 80:
         assert verdict.reason.startswith("the tests cannot be read")
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), 1e30, 0.0])
-def test_invalid_time_limit_is_refused_in_one_line(sandbox: Sandbox, timeout_s: float) -> None:
+def test_invalid_time_limit_is_refused_in_one_line(timeout_s: float) -> None:
     with pytest.raises(UsageError, match="time limit"):
-        run_program_tests(SQUARE, "assert square(1) == 1", timeout_s, sandbox=sandbox)
+        Limits(wall_s=timeout_s)
 
 
 def test_random_tests_are_reproducible(sandbox: Sandbox) -> None:
@@ -174,15 +173,6 @@ def test_input_output_pairs_pass_or_fail_with_a_reason(sandbox: Sandbox, code: s
 )
 def test_outputs_are_compared_by_lines_and_then_by_words(found: str, expected: str, same: bool) -> None:
     assert same_output(found, expected) is same
-
-
-def test_the_public_function_uses_the_best_sandbox() -> None:
-    try:
-        choice.best_sandbox()
-    except UsageError as error:
-        pytest.skip(str(error))
-    assert run_program_tests(SQUARE, "assert square(3) == 9", 10.0) == ProgramVerdict(True, "", 1)
-    assert run_program_tests("while True: pass", "assert square(3) == 9", 0.5).reason == "time limit"
 
 
 # ---- the verifier ----

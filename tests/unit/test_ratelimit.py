@@ -93,10 +93,13 @@ def test_clock_set_back_grants_no_calls() -> None:
 
 
 def test_full_buckets_of_absent_devices_are_dropped() -> None:
+    """A bucket that is remembered would begin with what it held under the old burst, a new one begins full."""
     clock = ManualClock()
     limiter = RateLimiter(rates((60, 1)), clock)
     for number in range(FEWEST_BUCKETS_TO_SCAN):
         limiter.take(f"d{number}")
     clock.advance(10.0)
     limiter.take("new")
-    assert limiter.bucket_count == 1
+    limiter.replace_rates(rates((60, 10)))
+    assert started(limiter, "new") == 0
+    assert [started(limiter, f"d{number}") for number in (0, FEWEST_BUCKETS_TO_SCAN - 1)] == [10, 10]

@@ -12,7 +12,7 @@ from edge.core.errors import EdgeError, TaskFileError
 from edge.core.types import AnswerKind
 from edge.dagrpo.demonstrations import demonstration
 from edge.tasks.descriptions import examples
-from edge.tasks.jsonl import JsonLinesSource, as_record, read_items
+from edge.tasks.jsonl import JsonLinesSource, as_record, read_file
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
@@ -88,7 +88,7 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, line: object, comp
 def test_byte_order_marks_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('\ufeff{"question": "1+1?", "answer": 2}\n\ufeff{"question": "1+2?", "answer": 3}', encoding="utf-8-sig")
-    assert [item.question for item in read_items(path)] == ["1+1?", "1+2?"]
+    assert [item.question for item in read_file(path).items] == ["1+1?", "1+2?"]
     path.write_text('{"question": "1+1?", "answer": "#### 2"}\n', encoding="utf-8-sig")
     source = open_source(f"gsm8k:{path}")
     assert [item.answer for item in examples(source)] == ["2"]
@@ -116,15 +116,15 @@ def test_a_number_as_answer_is_the_text_in_the_file(tmp_path: Path, number: str)
         f'{{"question": "a", "answer": {number}, "level": 7}}',
         f'{{"prompt": "a", "completion": {number}, "level": 7}}',
     ):
-        (item,) = read_items(write(tmp_path / "tasks.jsonl", line))
+        (item,) = read_file(write(tmp_path / "tasks.jsonl", line)).items
         assert (item.answer, item.kind, item.level, type(item.level)) == (number, AnswerKind.MATH, 7, int)
-        assert read_items(write(tmp_path / "again.jsonl", as_record(item))) == [item]
+        assert read_file(write(tmp_path / "again.jsonl", as_record(item))).items == (item,)
         assert VerifierByKind().is_correct(item, demonstration(item))
 
 
 def test_numbers_in_the_tests_of_a_program_stay_numbers(tmp_path: Path) -> None:
     line = '{"question": "a", "kind": "program", "tests": {"inputs": [[1, 2.50]], "outputs": [1e2]}}'
-    (item,) = read_items(write(tmp_path / "tasks.jsonl", line))
+    (item,) = read_file(write(tmp_path / "tasks.jsonl", line)).items
     assert json.loads(item.answer) == {"inputs": [[1, 2.5]], "outputs": [100.0]}
 
 
@@ -143,7 +143,7 @@ def test_lines_that_say_the_same_count_once(tmp_path: Path) -> None:
     assert source.notes == ("3 lines say the same as an earlier one, which counts once",)
     for other in ('{"question": "b", "answer": "1.0"}', '{"question": "b", "answer": 1, "level": 2}'):
         with pytest.raises(TaskFileError, match=r":7: the question 'b' occurs twice, first in line 4"):
-            read_items(write(path, *lines, other))
+            read_file(write(path, *lines, other))
 
 
 def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
         {"answer": "def check(f):\n    assert f(1) == 2\ncheck(f)", "preamble": "import math"},
     ]
     lines = [{"question": f"q{n}", "kind": "program", "task": "code", **form} for n, form in enumerate(forms)]
-    items = read_items(write(tmp_path / "tasks.jsonl", *lines))
+    items = read_file(write(tmp_path / "tasks.jsonl", *lines)).items
     assert [item.answer.splitlines()[0] for item in items[:2]] == ["assert f(1) == 2"] * 2
     assert items[1].answer.endswith("\nassert f(2) == 3")
     assert json.loads(items[2].answer) == json.loads(items[3].answer) == pairs
@@ -165,21 +165,21 @@ def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
 
 
 def test_items_judged_by_a_person_need_no_answer(tmp_path: Path) -> None:
-    (item,) = read_items(write(tmp_path / "tasks.jsonl", {"question": "Write a haiku.", "kind": "feedback", "task": "chat"}))
+    (item,) = read_file(write(tmp_path / "tasks.jsonl", {"question": "Write a haiku.", "kind": "feedback", "task": "chat"})).items
     assert (item.kind, item.answer) == (AnswerKind.FEEDBACK, "")
 
 
 def test_items_of_every_practice_family_survive_a_task_file(tmp_path: Path) -> None:
     items = [family.generate(1, "train", level) for family in FAMILIES.values() for level in family.levels]
     path = write(tmp_path / "tasks.jsonl", *map(as_record, items))
-    assert read_items(path) == items
+    assert list(read_file(path).items) == items
 
 
 def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> None:
     question = "one\u2028two\x85three\x0cfour"
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps({"question": question, "answer": 1}, ensure_ascii=False) + "\r\n", encoding="utf-8")
-    assert [item.question for item in read_items(path)] == [question]
+    assert [item.question for item in read_file(path).items] == [question]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edge.evaluation.judging import Candidate, cloud_messages
 from edge.serve.answer_forms import turns_of
 from edge.serve.chat_schemas import ChatMessage
 from edge.serve.response_schemas import ResponsesRequest
-from edge.tasks.jsonl import JsonLinesSource, as_record, is_open, read_file, read_items, shown_answer
+from edge.tasks.jsonl import JsonLinesSource, as_record, is_open, read_file, shown_answer
 from edge.tasks.registry import open_source
 
 LONG = "Dear customer, we are very sorry to hear that your parcel has been lost on its way."
@@ -57,7 +57,7 @@ def test_every_form_of_one_question_is_judged_alike(
     table = tmp_path / "own.csv"
     quoted = [text.replace('"', '""') for text in (question, answer)]
     table.write_text(f'question,answer\n"{quoted[0]}","{quoted[1]}"\n', encoding="utf-8")
-    items = [*read_items(path), *read_items(table)]
+    items = [*read_file(path).items, *read_file(table).items]
     assert {(item.question, item.kind, item.options) for item in items} == {(question, kind, options)}
     given = OwnKey("text", (answer,), closed=False).to_json() if kind is AnswerKind.FEEDBACK else answer
     assert {item.answer for item in items} == {given}
@@ -67,9 +67,9 @@ def test_every_form_of_one_question_is_judged_alike(
 def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_worked_solution(tmp_path: Path) -> None:
     worked = "<think>\nStep 1: 2+3 is 5.\n</think>\n<answer>\\boxed{5}</answer>"
     plain = "First add: so it is \\boxed{5}, of course."
-    items = read_items(
+    items = read_file(
         lines(tmp_path / "own.jsonl", {"prompt": "2+3?", "completion": worked}, {"prompt": "3+2?", "completion": plain})
-    )
+    ).items
     assert [(item.answer, item.kind, item.solution) for item in items] == [
         ("5", AnswerKind.MATH, worked),
         ("5", AnswerKind.MATH, ""),
@@ -79,7 +79,7 @@ def test_the_boxed_part_of_a_completion_is_the_answer_and_a_well_formed_one_a_wo
 def test_text_in_parts_is_learned_as_it_is_served(tmp_path: Path) -> None:
     for texts in (("What is ", "2+3?"), ("Read this:\n", "", "2+3?"), ("2", "+", "3?")):
         content = [{"type": "text", "text": text} for text in texts]
-        (item,) = read_items(lines(tmp_path / "own.jsonl", conversation(("user", content), ("assistant", "5"))))
+        (item,) = read_file(lines(tmp_path / "own.jsonl", conversation(("user", content), ("assistant", "5")))).items
         chat = ChatMessage.model_validate({"role": "user", "content": content})
         response = {"role": "user", "content": [{**part, "type": "input_text"} for part in content]}
         served = ResponsesRequest.model_validate({"input": [response]}).messages()
@@ -90,7 +90,7 @@ def test_text_in_parts_is_learned_as_it_is_served(tmp_path: Path) -> None:
 
 def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_path: Path) -> None:
     talk = [("developer", "Be brief."), ("user", "Hi, I am Jo."), ("assistant", "Hello Jo."), ("user", "Who am I?")]
-    (item,) = read_items(lines(tmp_path / "own.jsonl", conversation(*talk, ("assistant", [{"type": "text", "text": "Jo"}]))))
+    (item,) = read_file(lines(tmp_path / "own.jsonl", conversation(*talk, ("assistant", [{"type": "text", "text": "Jo"}])))).items
     before = (Message("system", "Be brief."), Message("user", "Hi, I am Jo."), Message("assistant", "Hello Jo."))
     assert (item.question, item.answer, item.context) == ("Who am I?", "Jo", before)
     system, *turns = prompt_messages(item, "full")
@@ -98,7 +98,7 @@ def test_a_conversation_is_asked_with_its_system_message_and_earlier_turns(tmp_p
     assert turns[:2] == list(before[1:]) and turns[2].content.startswith("Who am I?")
     assert prompt_messages(item, "compact") == (Message("user", "Who am I?"),), "as a compact model is asked when it serves"
     assert cloud_messages(item, "full")[:3] == before
-    assert read_items(lines(tmp_path / "again.jsonl", as_record(item))) == [item]
+    assert read_file(lines(tmp_path / "again.jsonl", as_record(item))).items == (item,)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_numbers_and_formulas_are_mathematics_and_names_with_digits_are_not(answ
 
 def test_one_question_in_two_contexts_is_two_items(tmp_path: Path) -> None:
     talks = [conversation(("system", name), ("user", "Who am I?"), ("assistant", name)) for name in ("Jo", "Mia")]
-    one, other = read_items(lines(tmp_path / "own.jsonl", *talks))
+    one, other = read_file(lines(tmp_path / "own.jsonl", *talks)).items
     assert one.id != other.id and Candidate(one).key != Candidate(other).key
 
 
@@ -163,7 +163,7 @@ CSV = 'Question;Answer;Label;Split;Options\nWhich?;whale;zoo;test;trout | whale\
 def test_a_csv_file_has_a_header_and_any_usual_delimiter(tmp_path: Path, encoding: str, suffix: str, delimiter: str) -> None:
     path = tmp_path / f"own{suffix}"
     path.write_text(CSV.replace(";", delimiter), encoding=encoding, newline="")
-    first, second = read_items(path)
+    first, second = read_file(path).items
     assert (first.question, first.answer, first.task, first.split, first.options) == (
         "Which?",
         "whale",
@@ -224,7 +224,7 @@ def test_a_bad_csv_file_gives_one_error_with_file_and_line(tmp_path: Path, text:
 )
 def test_tables_as_programs_write_them_are_read_alike(tmp_path: Path, text: str) -> None:
     (tmp_path / "own.csv").write_text(text, encoding="utf-8", newline="")
-    assert [(item.question, item.answer) for item in read_items(tmp_path / "own.csv")] == [
+    assert [(item.question, item.answer) for item in read_file(tmp_path / "own.csv").items] == [
         ("Who, me?", 'Ilka, "Mia"'),
         ("2+3?", "5"),
     ]
@@ -233,14 +233,14 @@ def test_tables_as_programs_write_them_are_read_alike(tmp_path: Path, text: str)
 def test_quotes_and_blanks_inside_a_cell_are_text(tmp_path: Path) -> None:
     rows = 'question,answer\n5" pipe,a "b" c\n"say ""a, "", ""b""","x, ""\n  ""y"", z"\n'
     (tmp_path / "own.csv").write_text(rows, encoding="utf-8")
-    read = [(item.question, shown_answer(item)) for item in read_items(tmp_path / "own.csv")]
+    read = [(item.question, shown_answer(item)) for item in read_file(tmp_path / "own.csv").items]
     assert read == [('5" pipe', 'a "b" c'), ('say "a, ", "b"', 'x, "\n  "y", z')]
 
 
 def test_a_cell_may_be_as_long_as_a_text_in_json(tmp_path: Path) -> None:
     question = "word " * 40_000 + "?"
     (tmp_path / "own.csv").write_text(f"question,answer\n{question},1\n", encoding="utf-8")
-    assert read_items(tmp_path / "own.csv")[0].question == question
+    assert read_file(tmp_path / "own.csv").items[0].question == question
 
 
 def test_csv_file_that_is_not_utf_8_is_refused_with_advice(tmp_path: Path) -> None:
@@ -308,6 +308,6 @@ def test_impossible_tests_are_named_when_the_file_is_read(tmp_path: Path, tests:
 
 
 def test_an_open_question_is_shown_and_written_with_its_text(tmp_path: Path) -> None:
-    (item,) = read_items(lines(tmp_path / "own.jsonl", {"prompt": "Write to them.", "completion": LONG}))
+    (item,) = read_file(lines(tmp_path / "own.jsonl", {"prompt": "Write to them.", "completion": LONG})).items
     assert is_open(item) and shown_answer(item) == as_record(item)["answer"] == LONG
-    assert read_items(lines(tmp_path / "again.jsonl", as_record(item))) == [item]
+    assert read_file(lines(tmp_path / "again.jsonl", as_record(item))).items == (item,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ pytest.importorskip("trl", reason="trl is not installed: pip install -c constrai
 from edge.app import model_file
 from edge.config.schema import LearningConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
-from edge.dagrpo.baselines import grpo_advantages, grpo_token_objective
+from edge.dagrpo.baselines import grpo_advantages
 from edge.training.loss import policy_loss
 from tests.unit.trl_world import trl_config
 from tools.integrations.trl.bundled import write_hf_folder
@@ -207,6 +208,12 @@ def test_advantages_of_the_grpo_baseline_are_trls_with_group_scaling(folder, tok
     assert advantages.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def token_objective(log_ratio: float, advantage: float) -> float:
+    """min(ρA, clip(ρ, 1-ε, 1+ε) A) with ε = 0.2."""
+    ratio = math.exp(log_ratio)
+    return min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+
+
 def test_objective_of_the_grpo_baseline_is_trls_loss_inside_and_outside_the_clip(folder, tokenizer, tmp_path):
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps([], 0.0))
     trainer.loss_type, trainer.importance_sampling_level = "grpo", "token"
@@ -223,7 +230,7 @@ def test_objective_of_the_grpo_baseline_is_trls_loss_inside_and_outside_the_clip
         inputs["old_per_token_logps"] = now - noise
         loss = float(trainer._compute_loss(trainer.model, inputs))
     rows = [
-        sum(grpo_token_objective(float(noise[row, token]), advantages[row]) for token in range(length)) / length
+        sum(token_objective(float(noise[row, token]), advantages[row]) for token in range(length)) / length
         for row, length in enumerate(LENGTHS)
     ]
     assert loss == pytest.approx(-sum(rows) / len(rows), rel=1e-5)

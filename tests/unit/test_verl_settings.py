@@ -14,7 +14,6 @@ import yaml
 from coordinator.config import CoordinatorConfig
 from edge.config.loader import resolve
 from edge.core.errors import ConfigError
-from edge.dagrpo.hyperparameters import PAPER
 from tools.integrations.verl.method import NEEDS, SAMES, at, require_method
 from tools.integrations.verl.settings import DagrpoSettings
 
@@ -43,11 +42,11 @@ def launch() -> dict[str, Any]:
 
 def test_the_launch_file_has_the_papers_settings(launch):
     actor, rollout, data = launch["actor_rollout_ref"]["actor"], launch["actor_rollout_ref"]["rollout"], launch["data"]
-    assert (data["train_batch_size"], rollout["n"]) == (PAPER.prompts_per_step, PAPER.group_size)
-    assert (data["max_prompt_length"], data["max_response_length"]) == (PAPER.prompt_tokens, PAPER.response_tokens)
-    assert actor["optim"]["lr"] == PAPER.learning_rate
-    assert rollout["temperature"] == PAPER.rollout_temperature
-    assert launch["algorithm"]["rollout_correction"]["rollout_is_threshold"] == PAPER.importance_weight_cap
+    assert (data["train_batch_size"], rollout["n"]) == (128, 8)
+    assert (data["max_prompt_length"], data["max_response_length"]) == (1024, 1024)
+    assert actor["optim"]["lr"] == 2e-6
+    assert rollout["temperature"] == 1.0
+    assert launch["algorithm"]["rollout_correction"]["rollout_is_threshold"] == 2.0
     assert (launch["dagrpo"]["target_rate"], launch["trainer"]["total_training_steps"]) == (0.3, 840)
 
 
@@ -55,7 +54,7 @@ def test_the_coordinators_file_has_the_papers_rates_and_price_and_no_limit_of_ca
     tasks = resolve(CoordinatorConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks
     for name, rate in (("*", 0.3), ("group2", 0.5)):
         terms = tasks[name]
-        assert (terms.target_rate, terms.dual_init, terms.dual_lr) == (rate, PAPER.dual_init, PAPER.dual_lr)
+        assert (terms.target_rate, terms.dual_init, terms.dual_lr) == (rate, 0.5, 0.01)
         assert (terms.dual_scope, terms.step_credit_kappa) == ("global", None)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep | validate | validate-fleet`."""
+"""`python -m tools.simulate run | explore | compare | sweep | validate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _COMMANDS = {
     "compare": "tools.simulate.reports.compare",
     "sweep": "tools.simulate.sweeps.command",
     "explore": "tools.simulate.faults.explore",
-    "validate-fleet": "tools.simulate.vectorised.validate",
     "validate": "tools.simulate.validation.command",
 }
 """The module of each command; the chosen one's alone is imported."""

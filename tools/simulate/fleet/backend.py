@@ -156,8 +156,8 @@ def decide(mind: Mind, nature: Nature, question: Question, sampling: Sampling, d
     broken, asking, right = draws.random() < nature.broken, draws.random(), draws.random()
     if broken:
         return Decision("broken", None)
-    log_odds = float(help_log_odds(mind, nature, question.difficulty, question.ask_noise))
-    biased, rightly = log_odds + sampling.help_bias, float(right_log_odds(mind, nature, question.difficulty))
+    log_odds = help_log_odds(mind, nature, question.difficulty, question.ask_noise)
+    biased, rightly = log_odds + sampling.help_bias, right_log_odds(mind, nature, question.difficulty)
     if sampling.temperature == 0.0:
         wishes, asks, is_right = log_odds > 0.0, biased > 0.0, rightly + question.right_noise > 0.0
     else:

@@ -8,8 +8,7 @@ logistic). With θ = (skill, ask, ask_slope) and the constants of `Nature`:
 
 At temperature 0 the model asks where z + bias > 0, and a local answer is right where s + right_noise > 0, so that over questions of one
 difficulty it is right with probability σ(s). At temperature 1 it asks with σ(z + bias) and is right with σ(s). A learner that follows
-advantages moves θ along Σ Â ∇ log π, whose parts are here. The log-odds are of floats and numpy arrays alike, so that the exact simulation
-and the vectorised fleet share them.
+advantages moves θ along Σ Â ∇ log π, whose parts are here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,8 +24,6 @@ from pydantic import Field
 from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.rng import stream
 
-Number = Any
-"""A float, or an array of them."""
 Outcome = Literal["asked", "right", "wrong", "broken"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -96,22 +93,22 @@ class Question:
         return cls(int(words[1]), float(words[4]), float(words[5]), float(words[6]), further)
 
 
-def sigmoid(x: Number) -> Number:
+def sigmoid(x: float) -> float:
     """1 / (1 + exp(-x)), without overflow."""
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+    return float(0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
-def help_log_odds(mind: Mind, nature: Nature, difficulty: Number, ask_noise: Number) -> Number:
+def help_log_odds(mind: Mind, nature: Nature, difficulty: float, ask_noise: float) -> float:
     """z, in nats."""
     return mind.ask + mind.ask_slope * (difficulty - 0.5) + nature.noise_share * ask_noise
 
 
-def right_log_odds(mind: Mind, nature: Nature, difficulty: Number) -> Number:
+def right_log_odds(mind: Mind, nature: Nature, difficulty: float) -> float:
     """s of a local answer, in nats."""
     return mind.skill - nature.hardness * (difficulty - 0.5)
 
 
-def cloud_right(nature: Nature, difficulty: Number) -> Number:
+def cloud_right(nature: Nature, difficulty: float) -> float:
     """Probability that the cloud LLM is right."""
     return sigmoid(nature.cloud_skill - nature.cloud_hardness * (difficulty - 0.5))
 
@@ -120,10 +117,10 @@ def log_likelihood(mind: Mind, nature: Nature, question: Question, outcome: Outc
     """log π of a response at temperature 1, in nats; its gradient is `gradient`. Of a broken one 0: nothing here changes its chance."""
     if outcome == "broken":
         return 0.0
-    asks = float(sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise)))
+    asks = sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise))
     if outcome == "asked":
         return math.log(asks)
-    right = float(sigmoid(right_log_odds(mind, nature, question.difficulty)))
+    right = sigmoid(right_log_odds(mind, nature, question.difficulty))
     return math.log1p(-asks) + math.log(right if outcome == "right" else 1.0 - right)
 
 
@@ -131,8 +128,8 @@ def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -
     """∇ log π of a response at temperature 1 by (skill, ask, ask_slope); zero for a broken one, whose chance nothing here changes."""
     if outcome == "broken":
         return (0.0, 0.0, 0.0)
-    asks = float(sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise)))
-    right = float(sigmoid(right_log_odds(mind, nature, question.difficulty)))
+    asks = sigmoid(help_log_odds(mind, nature, question.difficulty, question.ask_noise))
+    right = sigmoid(right_log_odds(mind, nature, question.difficulty))
     by_ask = 1.0 - asks if outcome == "asked" else -asks
     by_skill = {"asked": 0.0, "right": 1.0 - right, "wrong": -right}[outcome]
     return (by_skill, by_ask, by_ask * (question.difficulty - 0.5))

@@ -26,7 +26,6 @@ from tools.simulate.reports.page import write_report
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
-from tools.simulate.vectorised.fleet import run_vectorised
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
 
@@ -47,9 +46,6 @@ def add_command(commands: Any) -> None:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the result; the same seed gives the same bytes")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report with its plots")
-    command.add_argument(
-        "--vectorised", action="store_true", help="arrays in place of agents: for fleets of many thousand devices"
-    )
     command.set_defaults(play=run)
 
 
@@ -61,16 +57,11 @@ def run(chosen: argparse.Namespace) -> int:
         require_matplotlib()
     check_files(chosen.json, chosen.html, read=[chosen.scenario])
     began = time.perf_counter()  # noqa: TID251 - how long a person waits
-    violations, events = list[str](), 0
-    if chosen.vectorised:
-        result = run_vectorised(scenario, name=chosen.scenario.stem)
-    else:
-        result, violations, events = play(scenario, chosen.scenario.stem, sys.stderr.isatty())
+    result, violations, events = play(scenario, chosen.scenario.stem, sys.stderr.isatty())
     result = judged(result, scenario)
     _report(result, violations)
     waited = time.perf_counter() - began  # noqa: TID251
-    counted = f", {events} events" if events else ""
-    print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s{counted}", file=sys.stderr)
+    print(f"{scenario.lasts_h:g} h of {several(scenario.devices, 'device')} in {waited:.1f} s, {events} events", file=sys.stderr)
     if chosen.json is not None:
         put(result.to_json(), chosen.json)
     if chosen.html is not None:

@@ -97,7 +97,7 @@ class GroupPart(Section):
     """Like devices, each with one person who asks it."""
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="Name of the group.")
-    devices: int = Field(1, ge=1, le=10_000_000, description="How many devices.")
+    devices: int = Field(1, ge=1, le=100_000, description="How many devices.")
     device: str = Field(description="What they are: a file of devices/ without its ending, or a path from the scenario's folder.")
     model: str = Field("", description="Which of the device file's models runs on them, as 1.5B-Q4_K_M (empty: the first one).")
     link: str = Field(
@@ -295,10 +295,6 @@ class Scenario(Section):
                 data = merged(data, event.coordinator)
                 found.append((event.at_h * HOUR_S, CoordinatorPart.model_validate(data)))
         return found
-
-    def hour_at(self, virtual_s: float) -> float:
-        """What the local clock shows, in hours of the day."""
-        return (self.starts_at_h + virtual_s / HOUR_S) % 24.0
 
     def calendar_at(self, virtual_s: float) -> float:
         """What the calendar shows, in seconds since the epoch."""

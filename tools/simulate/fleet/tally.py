@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,94 +55,14 @@ class Sample:
     energy_wh: float
 
 
-class GroupCounts(ABC):
-    """What one group did, whichever engine counts it."""
-
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-        self.refused: Counter[str] = Counter()
-        self.settled = Interval()
-        """What came after the warm-up."""
-
-    @abstractmethod
-    def intervals(self) -> list[Interval]:
-        """One for each sample."""
-
-    @abstractmethod
-    def latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
-        """Of the sources that answered, in the order of SOURCES; `first`: to the first visible letter."""
-
-    def result(
-        self,
-        group: GroupPart,
-        speed: DeviceSpeed,
-        link: LinkModel,
-        calls_by_device: Sequence[int],
-        spend_by_device_uusd: Sequence[int],
-        *,
-        target_rate: float,
-        energy_wh: float,
-        training_target_rate: float | None = None,
-        dual: float | None = None,
-        steps: int = 0,
-        battery_empty_s: float = 0.0,
-        lost: int = 0,
-    ) -> GroupResult:
-        """Everything together, with τ and λ as they are at the end."""
-        intervals, samples, total, settled = self.intervals(), self.samples, Interval(), self.settled
-        for interval in intervals:
-            total = total.plus(interval)
-        latencies = self.latencies(first=False)
-        series = Series(
-            at_s=[rounded(sample.at_s) for sample in samples],
-            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
-            training_assist_rate=[share(each.asking, each.units) for each in intervals],
-            dual=[rounded(sample.dual) for sample in samples],
-            joint_accuracy=[share(each.right, each.answers) for each in intervals],
-            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
-            answers=[each.answers for each in intervals],
-            cloud_calls=[each.calls for each in intervals],
-            spend_uusd=[each.spend_uusd for each in intervals],
-            online_share=[rounded(sample.online_share) for sample in samples],
-            energy_wh=[rounded(sample.energy_wh) for sample in samples],
-            target_rate=changing_rates([sample.target_rate for sample in samples], target_rate),
-            training_target_rate=changing_rates([sample.training_target_rate for sample in samples], training_target_rate),
-        )
-        return GroupResult(
-            name=group.name,
-            devices=group.devices,
-            profile=speed.name,
-            link=link.name,
-            target_rate=rounded(target_rate),
-            answers={source: histogram.count for source, histogram in latencies.items()},
-            latency_first=self.latencies(first=True),
-            latency_total=latencies,
-            assist_rate=share(total.from_cloud, total.answers),
-            settled_assist_rate=share(settled.from_cloud, settled.answers),
-            training_assist_rate=share(total.asking, total.units),
-            settled_training_assist_rate=share(settled.asking, settled.units),
-            accuracy=share(total.right, total.answers),
-            local_accuracy=share(total.stayed_right, total.stayed),
-            dual=dual,
-            steps=steps,
-            calls=sum(calls_by_device),
-            spend_uusd=sum(spend_by_device_uusd),
-            refused=dict(sorted((reason, count) for reason, count in self.refused.items() if count)),
-            energy_wh=rounded(energy_wh),
-            battery_empty_s=rounded(battery_empty_s),
-            calls_by_device=quantiles(calls_by_device),
-            spend_by_device_uusd=quantiles(spend_by_device_uusd),
-            series=series,
-            lost=lost,
-            training_target_rate=rounded(training_target_rate),
-        )
-
-
-class GroupTally(GroupCounts):
+class GroupTally:
     """What the agents of one group did, answer by answer."""
 
     def __init__(self, report_every_s: float, lasts_s: float, warm_up_s: float) -> None:
-        super().__init__()
+        self.samples: list[Sample] = []
+        self.refused: Counter[str] = Counter()
+        self._settled = Interval()
+        """What came after the warm-up."""
         self._every_s = report_every_s
         self._lasts_s = lasts_s
         self._warm_up_s = warm_up_s
@@ -179,18 +98,83 @@ class GroupTally(GroupCounts):
         figures.steps += 1
         figures.dual = event.control.dual_after
 
+    def result(
+        self,
+        group: GroupPart,
+        speed: DeviceSpeed,
+        link: LinkModel,
+        calls_by_device: Sequence[int],
+        spend_by_device_uusd: Sequence[int],
+        *,
+        target_rate: float,
+        energy_wh: float,
+        training_target_rate: float | None,
+        dual: float | None,
+        steps: int,
+        battery_empty_s: float,
+        lost: int,
+    ) -> GroupResult:
+        """Everything together, with τ and λ as they are at the end."""
+        intervals, samples, total, settled = self._each_interval(), self.samples, Interval(), self._settled
+        for interval in intervals:
+            total = total.plus(interval)
+        latencies = self._latencies(first=False)
+        series = Series(
+            at_s=[rounded(sample.at_s) for sample in samples],
+            assist_rate=[share(each.from_cloud, each.answers) for each in intervals],
+            training_assist_rate=[share(each.asking, each.units) for each in intervals],
+            dual=[rounded(sample.dual) for sample in samples],
+            joint_accuracy=[share(each.right, each.answers) for each in intervals],
+            local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
+            answers=[each.answers for each in intervals],
+            cloud_calls=[each.calls for each in intervals],
+            spend_uusd=[each.spend_uusd for each in intervals],
+            online_share=[rounded(sample.online_share) for sample in samples],
+            energy_wh=[rounded(sample.energy_wh) for sample in samples],
+            target_rate=changing_rates([sample.target_rate for sample in samples], target_rate),
+            training_target_rate=changing_rates([sample.training_target_rate for sample in samples], training_target_rate),
+        )
+        return GroupResult(
+            name=group.name,
+            devices=group.devices,
+            profile=speed.name,
+            link=link.name,
+            target_rate=rounded(target_rate),
+            answers={source: histogram.count for source, histogram in latencies.items()},
+            latency_first=self._latencies(first=True),
+            latency_total=latencies,
+            assist_rate=share(total.from_cloud, total.answers),
+            settled_assist_rate=share(settled.from_cloud, settled.answers),
+            training_assist_rate=share(total.asking, total.units),
+            settled_training_assist_rate=share(settled.asking, settled.units),
+            accuracy=share(total.right, total.answers),
+            local_accuracy=share(total.stayed_right, total.stayed),
+            dual=dual,
+            steps=steps,
+            calls=sum(calls_by_device),
+            spend_uusd=sum(spend_by_device_uusd),
+            refused=dict(sorted((reason, count) for reason, count in self.refused.items() if count)),
+            energy_wh=rounded(energy_wh),
+            battery_empty_s=rounded(battery_empty_s),
+            calls_by_device=quantiles(calls_by_device),
+            spend_by_device_uusd=quantiles(spend_by_device_uusd),
+            series=series,
+            lost=lost,
+            training_target_rate=rounded(training_target_rate),
+        )
+
     def _add(self, at_s: float, counts: Interval) -> None:
         place = int(min(at_s, self._lasts_s - 1e-6) // self._every_s)
         self._intervals[place] = self._intervals[place].plus(counts)
         if at_s >= self._warm_up_s:
-            self.settled = self.settled.plus(counts)
+            self._settled = self._settled.plus(counts)
 
-    def intervals(self) -> list[Interval]:
+    def _each_interval(self) -> list[Interval]:
         """One for each sample."""
         return [self._intervals[place] for place in range(len(self.samples))]
 
-    def latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
-        """Of the sources that answered."""
+    def _latencies(self, *, first: bool) -> dict[str, LatencyHistogram]:
+        """Of the sources that answered, in the order of SOURCES; `first`: to the first visible letter."""
         counts, sums = (self._first, self._first_s) if first else (self._total, self._total_s)
         return {
             source: LatencyHistogram(dict(sorted(counts[source].items())), rounded(float(sums[source]), 6))

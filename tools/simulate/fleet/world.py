@@ -277,7 +277,6 @@ class FleetWorld(Surroundings):
             format=FORMAT,
             scenario=self.name,
             about=scenario.about,
-            engine="exact",
             seed=scenario.seed,
             virtual_s=scenario.lasts_s,
             warm_up_s=scenario.warm_up_s,

@@ -49,7 +49,7 @@ def read_result(path: Path) -> SimulationResult:
 
 
 def _table(first: SimulationResult, second: SimulationResult, name_a: str, name_b: str) -> Table:
-    title = f"{first.scenario} (seed {first.seed}, {first.engine}) and {second.scenario} (seed {second.seed}, {second.engine})"
+    title = f"{first.scenario} (seed {first.seed}) and {second.scenario} (seed {second.seed})"
     table = Table(title=escape(title), box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     for name in (name_a, name_b, "B less A"):

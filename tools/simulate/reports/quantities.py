@@ -176,11 +176,6 @@ def _share(asked: Asked) -> float | None:
     return sum(answers_of(each, asked.sources) for each in asked.groups) / whole if whole else None
 
 
-def _lost(asked: Asked) -> float | None:
-    counted = [each.lost for each in asked.groups if each.lost is not None]
-    return float(sum(counted)) if len(counted) == len(asked.groups) else None
-
-
 def _online(asked: Asked) -> float | None:
     return weighted([(share, each.devices) for each in asked.groups for share in each.series.online_share])
 
@@ -230,7 +225,7 @@ QUANTITIES: dict[str, Quantity] = {
             of_sources=True,
         ),
         Quantity("share", Unit.SHARE, _share, of_sources=True),
-        Quantity("lost answers", Unit.COUNT, _lost),
+        Quantity("lost answers", Unit.COUNT, _sum(lambda group: group.lost)),
         Quantity("refusals", Unit.COUNT, _sum(lambda group: sum(group.refused.values()))),
         Quantity("learning steps", Unit.COUNT, _sum(lambda group: group.steps)),
         Quantity("λ", Unit.NUMBER, _dual, settles=True),

@@ -1,7 +1,7 @@
 """What a simulation found, as values and as JSON.
 
-The exact simulation and the vectorised fleet give the same; equal results are equal bytes. Latencies are kept as histograms whose bins are
-1 % wide, so that a result is as large for a million devices as for ten, and a quantile is right within half a percent.
+Equal results are equal bytes. Latencies are kept as histograms whose bins are 1 % wide, so that a result is as large for a thousand devices
+as for ten, and a quantile is right within half a percent.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class GroupResult(msgspec.Struct, frozen=True):
     `latency_first` (to the first visible letter) and `latency_total` by source, one histogram each. `assist_rate`: share of people's
     questions that asked and went to the cloud; `settled_...`: after the scenario's warm-up. `accuracy`: of the final answers;
     `local_accuracy`: of those that stayed. `calls_by_device` and `spend_by_device_uusd`: quantiles 0, 1, 5, 25, 50, 75, 95, 99, 100 %.
-    `lost`: questions that came and were never answered; neither those still waiting at the end nor those that came to an empty battery
-    (None: not counted). `training_target_rate`: τ of learning steps, where a dial sets another one for people's questions (None: the
+    `lost`: questions that came and were never answered; neither those still waiting at the end nor those that came to an empty battery.
+    `training_target_rate`: τ of learning steps, where a dial sets another one for people's questions (None: the
     same).
     """
 
@@ -113,7 +113,7 @@ class GroupResult(msgspec.Struct, frozen=True):
     calls_by_device: list[float]
     spend_by_device_uusd: list[float]
     series: Series
-    lost: int | None = None
+    lost: int
     training_target_rate: float | None = None
 
     def target_rates(self, *, training: bool) -> list[float]:
@@ -156,12 +156,11 @@ class AssertionResult(msgspec.Struct, frozen=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
-    """A whole run. `engine` is "exact" or "vectorised"; nothing here depends on the machine that ran it."""
+    """A whole run; nothing here depends on the machine that ran it."""
 
     format: int
     scenario: str
     about: str
-    engine: str
     seed: int
     virtual_s: float
     warm_up_s: float

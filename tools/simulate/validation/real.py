@@ -164,7 +164,7 @@ async def _sampled(backend: InferenceBackend, verifier: Verifier, item: TaskItem
         right=outcomes.count("right"),
         wrong=outcomes.count("wrong"),
         broken=outcomes.count("broken"),
-        asks=sum(float(sigmoid(each)) for each in odds) / len(odds) if odds else 0.0,
+        asks=sum(sigmoid(each) for each in odds) / len(odds) if odds else 0.0,
         prompt_tokens=len(group.prompt_ids),
         response_tokens=sum(len(response.token_ids) for response in group.responses) / len(group.responses),
     )
