@@ -276,7 +276,7 @@ def _refuses_all(error: EdgeError) -> bool:
 _close = StepReporter.close
 
 
-@bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=318)
+@bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
 async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
     closed = await _close(self, step, units)
     if closed.unreported is not None and closed.unreported.refused:
