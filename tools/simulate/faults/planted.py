@@ -164,7 +164,7 @@ def _close_again(self: Ledger, request: Any) -> Any:
     return self._close_open_step(row, request)
 
 
-@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=191)
+@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=82)
 def _any_step(self: Ledger, request: Any) -> None:
     return None
 
