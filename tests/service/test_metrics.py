@@ -143,6 +143,7 @@ async def test_refused_calls_are_counted_by_reason_and_streams_that_last_have_no
             await anext(budgets)
         with pytest.raises(InvalidRequest):
             await client.complete(call("", "q"), 10.0)
+        await scraped_after(it.serving.metrics_url, "Complete", 1)
         seen = await scraped_after(it.serving.metrics_url, "WatchBudget", 1)
     assert value(seen, "rpcs_total", method="Complete", code="INVALID_ARGUMENT", reason="INVALID_REQUEST") == 1
     assert value(seen, "rpc_seconds_count", method="WatchBudget") == 0

@@ -164,7 +164,7 @@ def _close_again(self: Ledger, request: Any) -> Any:
     return self._close_open_step(row, request)
 
 
-@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=191)
+@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=82)
 def _any_step(self: Ledger, request: Any) -> None:
     return None
 
@@ -276,7 +276,7 @@ def _refuses_all(error: EdgeError) -> bool:
 _close = StepReporter.close
 
 
-@bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=318)
+@bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
 async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
     closed = await _close(self, step, units)
     if closed.unreported is not None and closed.unreported.refused:
