@@ -174,7 +174,7 @@ class Broker:
         """
         row = await self._store.get_call(device, call_key)
         if tasks is not None and row.task not in tasks:
-            raise PermissionDenied(f"device {device} may not work on task {row.task!r}, of which call {call_key!r} is")
+            raise PermissionDenied(f"this credential may not see call {call_key!r}: its tasks are others")
         return row
 
     async def budget(self, device: str, task: str) -> BudgetSnapshot:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from edge.core.clock import SystemClock
-from edge.core.errors import CoordinatorError, NotFound, Unauthenticated
+from edge.core.errors import CoordinatorError, NotFound, PermissionDenied, Unauthenticated
 from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error
@@ -178,13 +178,17 @@ async def message_of(attempt: Any) -> str:
     return str(caught.value)
 
 
-async def test_call_of_another_task_looks_nonexistent_to_a_limited_token(fleet) -> None:
+async def test_call_of_another_task_is_refused_to_a_limited_token_without_its_task(fleet) -> None:
     async with of_two_tasks(fleet) as (math, secrets):
         await secrets.complete(call("k1", task="secrets"), 10.0)
         assert (await secrets.get_call("k1")).text == "WHAT IS 2+2?"
         assert (await secrets.cancel_call("k1")).progress is CallProgress.COMPLETED
         for ask in (math.get_call, math.cancel_call):
-            assert (await message_of(ask("k1"))).replace("k1", "k2") == await message_of(ask("k2"))
+            with pytest.raises(PermissionDenied) as refused:  # NOT_FOUND would say that it was never made, and cost nothing
+                await ask("k1")
+            assert "secrets" not in str(refused.value)
+            with pytest.raises(NotFound):
+                await ask("k2")
 
 
 async def test_stored_answer_of_a_device_is_not_reused_in_another_task(fleet) -> None:

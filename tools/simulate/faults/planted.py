@@ -284,12 +284,10 @@ async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -
     return closed
 
 
-@also(Agent, "_finish_cut_step")
-async def _finish_or_fail(self: Agent) -> bool:
-    cut = self._cut_step()
-    if cut is not None:
-        await (await self.learning.session.step()).finish(cut)
-    return False
+@also(Agent, "_resume")
+async def _resume_or_fail(self: Agent) -> None:
+    if not await self._finish_cut_step():
+        await self.adapter.serve_newest()
 
 
 @bug("A6", "learning's daily budget forgets what it paid", DailyBudget, "_write_paid")
