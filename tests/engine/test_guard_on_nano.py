@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from edge.app import build_agent, model_file
+from edge.app.agents import build_agent
+from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
 from edge.core.events import MemorySink
 from edge.core.types import GGUF_ADAPTER, Message

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from edge.app import model_file
+from edge.app.settings import model_file
 from edge.cli.measure import EngineRates, engine_rates, measure
 from edge.cli.measure import Measured as MeasuredDevice
 from edge.config.agent import resolve_agent_config

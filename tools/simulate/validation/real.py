@@ -13,8 +13,10 @@ from itertools import islice
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
-from edge.app import build_agent, build_verifier, model_file, open_backend
-from edge.app.settings import agent_settings
+from edge.app.agents import build_agent
+from edge.app.engines import open_backend
+from edge.app.judging import build_verifier
+from edge.app.settings import agent_settings, model_file
 from edge.config.schema import AgentConfig, Mode
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import EdgeError
