@@ -115,7 +115,7 @@ async def _learn(
                 console.say("stopping; the same command goes on from here")
                 agent.request_stop()
 
-            run_id = agent.records.run_id
+            run_id = agent.components.state.run_id
             between_steps = None
             if eval_limit:
                 items = agent.learning.held_out(eval_limit)

@@ -194,7 +194,8 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         limits=replace(DEFAULT_LIMITS, posts=serve.max_requests),
         loaded_model=model.name,
         context_tokens=model.context_tokens,
-        texts=agent.texts,
+        texts=agent.adapter.backend,
+        serving=agent.precedence.serving,
     )
     socket = None if serve.socket is None else Path(serve.socket).expanduser()  # noqa: ASYNC240
     async with serving(app, serve.host, serve.port, socket_path=socket) as url:

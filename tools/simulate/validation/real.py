@@ -246,7 +246,7 @@ class RealRun:
 
     def _count(self, text: str) -> int:
         """Tokens of the cloud's text, as the SLM's tokenizer has them."""
-        return len(self._agent.texts.text_tokens(text))
+        return len(self._agent.adapter.backend.text_tokens(text))
 
     def _now(self, began: float) -> float:
         """Seconds of the stream; the calibration stops its clock."""
