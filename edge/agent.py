@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
-from edge.answering.answerer import Answerer, ServedTexts
+from edge.answering.answerer import Answerer
 from edge.answering.ask_cloud import CloudQuestions
 from edge.answering.draft import AnswerRecorder
 from edge.budget.access import CloudAccess, TaskBudgets
@@ -21,19 +21,15 @@ from edge.budget.overview import Held, held_to
 from edge.budget.pace import Pace
 from edge.budget.quota import Quota, Quotas
 from edge.budget.target import Target
-from edge.budget.whatif import WhatIf, what_if_recorded
 from edge.cloud.client import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
-from edge.cloud.sent import SentReader
 from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls, end_of_call
-from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, Stop
 from edge.core.errors import AdapterError, EdgeError, StateError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
-from edge.learning.activity import MadeSteps, activity_report, headline
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoint, Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
@@ -42,58 +38,8 @@ from edge.learning.loop import BetweenSteps, Learning
 from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
-from edge.state.answer_record import AnswerRecord
 from edge.state.events import Notice, RunFinished, StepFinished
-from edge.state.feedback import Feedback, FeedbackBook
-from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.usage import UsedToday, used_today
-
-
-class Records:
-    """The records of a running agent; only feedback is written here."""
-
-    def __init__(self, state: StateFolder, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
-        self._made_steps = MadeSteps()
-        self.feedback = FeedbackBook(state)
-
-    @property
-    def run_id(self) -> str:
-        """The name of this state folder's run."""
-        return self._state.run_id
-
-    def why(self, answer_id: str) -> AnswerRecord:
-        """The stored record of an answer, or of the last one. Raises NotFound."""
-        return AnswerRecord(**self._state.request(answer_id))
-
-    def rate(self, feedback: Feedback) -> Feedback:
-        """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
-        return self.feedback.give(feedback, self._clock.now())
-
-    def steps(self, last: int | None = None) -> list[StepFinished]:
-        """Finished steps, oldest first (for learning curves)."""
-        return self._state.steps(last)
-
-    def report(self, since: float) -> dict[str, Any]:
-        """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
-        return activity_report(self._state.database, since, self._clock.now(), self._made_steps)
-
-    def headline(self) -> dict[str, Any]:
-        """The four numbers that every page begins with."""
-        return headline(self._state.database, self._clock.now(), self._made_steps)
-
-    def used_today(self) -> UsedToday:
-        """What this device has used, today and ever."""
-        return used_today(self._state.database, self._clock.now())
-
-    def sent(self) -> SentReader:
-        """What left the device, and what waits."""
-        return SentReader(self._state.database)
-
-    def what_if(self, rates: Sequence[float], task: str, last: int) -> WhatIf:
-        """The last answers to a task ("": to any) at other rates. Raises TooFewAnswers."""
-        return what_if_recorded(self._state, rates, task, last)
+from edge.state.folder import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +92,11 @@ _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
 
-    Inside the block: `answerer` and `texts` serve people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be
-    asked. At any time: `records` of what happened, `link` to the coordinator, people's `access` to the cloud and their `precedence`.
+    Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be asked. At
+    any time: `link` to the coordinator, people's `access` to the cloud and their `precedence`.
     """
 
     answerer: Answerer
-    texts: ServedTexts
     learning: Learning
     adapter: ServingAdapter
     budgets: TaskBudgets
@@ -165,7 +110,6 @@ class Agent:
         self._began = components.clock.monotonic()
         self._closing = AsyncExitStack()
         self._stop = Stop()
-        self.records = Records(components.state, components.clock)
         self.precedence = ServingPrecedence(components.clock)
         state, sink, clock = components.state, components.sink, components.clock
         jitter = stream(settings.rollout.seed, "budget-watch", settings.rollout.run_id)
@@ -274,7 +218,7 @@ class Agent:
 
     def steps(self, last: int | None = None) -> list[StepFinished]:
         """Finished steps, oldest first (for learning curves)."""
-        return self.records.steps(last)
+        return self.components.state.steps(last)
 
     async def _open(self) -> None:
         components, closing = self.components, self._closing
@@ -318,7 +262,6 @@ class Agent:
         recorder = AnswerRecorder(backend, state, access, components.sink, clock)
         asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, answers)
         self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers)
-        self.texts = ServedTexts(backend, self.precedence)
         unconfirmed = access.unconfirmed  # calls that an earlier process left, and those that this one will lose
         if unconfirmed.waiting():
             unconfirmed.wake.set()

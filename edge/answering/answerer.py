@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
@@ -14,10 +14,10 @@ from edge.budget.access import CloudAccess
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
-from edge.core.types import Mode, Sampling, ScoredToken, TextDelta
+from edge.core.types import Mode, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import help_trigger_span
-from edge.inference.backend import InferenceBackend, RawPrompt, RawText, TokenizerInfo
+from edge.inference.backend import InferenceBackend
 from edge.rpc.client import question_chars
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
 
@@ -217,39 +217,3 @@ def agreed_mode(asked: Mode | None, own: Mode) -> Mode:
     if asked is None or asked == "cloud-only":
         return asked or own
     return min(asked, own, key=_MOST_RESTRICTIVE_FIRST.index)
-
-
-class ServedTexts:
-    """`RawText` of the agent's model, at the precedence of people: learning waits for it.
-
-    A raw text is no question to the agent: nothing is decided, nothing leaves the machine, nothing is learned from it or recorded.
-    """
-
-    def __init__(self, texts: RawText, gate: ServingPrecedence) -> None:
-        self._texts = texts
-        self._gate = gate
-
-    async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncGenerator[TextDelta, None]:
-        """Stream the continuation of a raw prompt; see `RawText`."""
-        with self._gate.serving():
-            async with closing(self._texts.continue_text(prompt, sampling, seed)) as deltas:
-                async for delta in deltas:
-                    yield delta
-
-    async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
-        """How likely the tokens of a text are; see `RawText`."""
-        with self._gate.serving():
-            return await self._texts.read(prompt, top_logprobs)
-
-    def text_tokens(self, text: str) -> tuple[int, ...]:
-        """The ids of a text."""
-        return self._texts.text_tokens(text)
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text that ids stand for. Raises UsageError."""
-        return self._texts.text_of(token_ids)
-
-    @property
-    def tokenizer(self) -> TokenizerInfo:
-        """What a client that prepares prompts itself has to know."""
-        return self._texts.tokenizer

@@ -125,7 +125,7 @@ def adapters_export(
 
 def _state_of(config: AgentConfig) -> Path:
     """The state folder. Raises StateError where there is none."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     folder = state_folder(config)
     if not folder.is_dir():
@@ -151,7 +151,7 @@ def _contents(folder: Path) -> dict[str, Any]:
 def _write(folder: Path, draft: Path, form: str, config: AgentConfig) -> None:
     """The adapter in one of the formats. As GGUF it is the file that was served; one trained on MLX has none, so it is made for the
     configured model."""
-    from edge.app import model_file
+    from edge.app.settings import model_file
     from edge.inference.adapters import check_adapter, read_peft_adapter, write_gguf_adapter, write_mlx_adapter
 
     if form == "mlx":

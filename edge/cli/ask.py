@@ -168,7 +168,8 @@ class Reader:
 @asynccontextmanager
 async def answering(settings: Settings, mode: str | None = None) -> AsyncIterator[Reader]:
     """The agent that runs on the state folder, or one started here for the time of the block, all of whose questions have this mode."""
-    from edge.app import build_agent, state_folder
+    from edge.app.agents import build_agent
+    from edge.app.settings import state_folder
     from edge.console import ProblemLines
 
     resolved = settings.resolve()
@@ -193,7 +194,7 @@ async def answering(settings: Settings, mode: str | None = None) -> AsyncIterato
 def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: NeverSend) -> Reader:
     """A running agent under the mode that this caller has set anywhere, never asking the cloud where the caller may not, or with what
     breaks a rule of `never_send`. Its `read` raises CloudOff when the cloud is demanded all the same."""
-    from edge.app import switched_off
+    from edge.app.settings import switched_off
 
     own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
     off = switched_off(resolved.config)

@@ -72,7 +72,7 @@ def budget_limit(
 
     A limit counts what is used from the time on that its period was set first.
     """
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     changes = limit_changes(spend, calls, tokens, per)
     if off and changes:

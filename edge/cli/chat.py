@@ -56,7 +56,7 @@ async def _chat(settings: Settings, task: str | None, *, history: bool, as_json:
     async with answering(settings) as reader:
         typed = sys.stdin.isatty()
         if typed:
-            from edge.app import state_folder
+            from edge.app.settings import state_folder
             from edge.cli.prompt import open_history, typed_lines
 
             config = settings.config()

@@ -47,7 +47,7 @@ def config_show(
     json: Json = False,
 ) -> None:
     """Every setting (or those under PREFIX), its value, and where the value came from."""
-    from edge.app import own_profile
+    from edge.app.settings import own_profile
     from edge.config.reference import keys_of, rows_under
     from edge.config.schema import AgentConfig
 
@@ -125,7 +125,7 @@ def config_path(settings: Settings, json: Json = False) -> None:
     """Where the state folder and the logs are."""
     from platformdirs import user_log_path
 
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     state, logs = state_folder(settings.config()), user_log_path("edge-agent", appauthor=False)
     paths = {"config": settings.config_file, "state": state, "logs": logs}

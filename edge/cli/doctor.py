@@ -63,7 +63,7 @@ def command(
     json: Json = False,
 ) -> int:
     """Check this machine: Python, extras, engines, models, memory, cores, sandbox, coordinator, state folder."""
-    from edge.app import kept_profile
+    from edge.app.settings import kept_profile
     from edge.config.device_profile import check_writable
 
     profile = write_profile
@@ -119,7 +119,7 @@ class Finding:
 
 def _measured(config: AgentConfig, profile: Path | None) -> Measured:
     """Measure, and write the profile where one is wanted."""
-    from edge.app import kept_profile
+    from edge.app.settings import kept_profile
     from edge.cli.measure import measure
     from edge.config.device_profile import profile_text, write_profile
 
@@ -268,8 +268,8 @@ def _version(package: str) -> str | None:
 
 def check_engine(config: AgentConfig) -> Finding:
     """Which engine serves and trains; a model that is not there is the next check's business."""
-    from edge.app import model_file
     from edge.app.engines import apple_silicon, choose_engine, installed
+    from edge.app.settings import model_file
 
     try:
         chosen = choose_engine(config, model_file(config.model.path))
@@ -296,7 +296,8 @@ def check_engine(config: AgentConfig) -> Finding:
 
 def check_devices(config: AgentConfig) -> Iterator[Finding]:
     """Whether torch and llama.cpp have the devices that were asked for by name; nothing where none was."""
-    from edge.app import model_file, with_its_device
+    from edge.app.engines import with_its_device
+    from edge.app.settings import model_file
     from edge.sizing import training_device
 
     try:
@@ -330,7 +331,7 @@ def _check_model(name: str, path: str) -> Finding:
 
 def _loaded(path: str) -> str:
     """Open the model, a file with llama.cpp, a folder with MLX, and its chat template. Raises ModelFileError."""
-    from edge.app import model_file
+    from edge.app.settings import model_file
     from edge.inference.gguf_model import GgufModel
     from edge.inference.model_tokenizer import gguf_tokenizer, tokenizer_of
 
@@ -348,7 +349,7 @@ def _loaded(path: str) -> str:
 
 def check_sandbox(config: AgentConfig) -> Finding:
     """What programs written by a model run in, tried for real; only tasks that ask for programs need it."""
-    from edge.app import program_sandbox
+    from edge.app.judging import program_sandbox
 
     try:
         sandbox = program_sandbox(config)
@@ -363,7 +364,7 @@ def check_sandbox(config: AgentConfig) -> Finding:
 
 def check_state(config: AgentConfig) -> Finding:
     """Whether the state folder can be written, has room, and is free."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     folder = state_folder(config)
     place = next(parent for parent in (folder, *folder.parents) if parent.exists())  # what is made below it is removed again
@@ -388,7 +389,7 @@ def check_state(config: AgentConfig) -> Finding:
 
 def check_coordinator(config: AgentConfig) -> Finding:
     """Whether the coordinator answers; an embedded one is only started by an agent."""
-    from edge.app import build_credentials
+    from edge.app.coordinator import build_credentials
     from edge.rpc.health import is_serving, require_handshake
 
     address = config.coordinator.address
@@ -409,7 +410,8 @@ def check_coordinator(config: AgentConfig) -> Finding:
 
 def check_cloud(config: AgentConfig) -> Finding:
     """Whether the cloud LLM of the embedded coordinator can be connected to; it is asked nothing, and no key is shown to it."""
-    from edge.app import cloud_place, require_cloud_key, state_folder, switched_off
+    from edge.app.coordinator import require_cloud_key
+    from edge.app.settings import cloud_place, state_folder, switched_off
     from edge.cloud.switch import PAUSED, is_paused
     from edge.state.reader import reading
 

@@ -93,7 +93,8 @@ def command(
     json: Json = False,
 ) -> int:
     """Measure accuracy, coverage and assist rate on the test split, by family and level."""
-    from edge import app
+    from edge.app.measuring import eval_candidates, evaluate
+    from edge.app.settings import model_file, switched_off
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
     from edge.rpc.cassette import read_cassette
@@ -117,7 +118,7 @@ def command(
             raise UsageError(f"{shown(str(run_folder))} is not a run folder", hint="give the folder that edge-agent learn left")
         settings = replace(settings, config_file=settings.config_file or file)
     config = settings.config()
-    off = app.switched_off(config)
+    off = switched_off(config)
     if off and (cloud_all or record) and not replay:
         raise UsageError(f"{off}, so nobody can be asked", hint="leave out --cloud-all and --record, or --replay a recording")
     journal = None if json_out is None else json_out.with_name(json_out.name + ".partial.jsonl")
@@ -135,17 +136,17 @@ def command(
         replay=replay,
         journal=journal,
     )
-    app.model_file(config.model.path)  # nothing is begun that cannot be done
+    model_file(config.model.path)  # nothing is begun that cannot be done
     if replay is not None:
         read_cassette(replay)
-    plan = replace(plan, candidates=tuple(app.eval_candidates(plan)))
+    plan = replace(plan, candidates=tuple(eval_candidates(plan)))
     try:
         with open_console(SystemClock(), quiet=json) as console:
             described = adapter_described(plan.adapters, adapter, config, run_folder)
             for line in task_file_lines(plan.sources, config, measured=True):
                 console.say(line)
             console.say(f"evaluating {', '.join(plan.sources)} with {described}")
-            outcome = asyncio.run(app.evaluate(config, console.sink, plan))
+            outcome = asyncio.run(evaluate(config, console.sink, plan))
     except KeyboardInterrupt:
         if journal is not None and journal.exists():
             print_line(f"stopped; what was judged is in {journal}, and the same command goes on from there")
@@ -179,12 +180,12 @@ def adapter_folders(adapter: str, config: AgentConfig, run_folder: Path | None =
     With a run folder serving and latest are the adapter that it left; else serving is what the state folder's agent answers with, latest
     its newest version, also when it was left. Raises UsageError for a folder that is none.
     """
-    from edge import app
+    from edge.app.settings import latest_adapters, serving_adapters
 
     if adapter == NONE:
         return ()
     if adapter in (SERVING, LATEST) and run_folder is None:
-        return app.serving_adapters(config) if adapter == SERVING else app.latest_adapters(config)
+        return serving_adapters(config) if adapter == SERVING else latest_adapters(config)
     if adapter in (SERVING, LATEST) and run_folder is not None:
         folder, problem = run_folder / "adapter", "this run has left no adapter"
     else:
@@ -196,20 +197,20 @@ def adapter_folders(adapter: str, config: AgentConfig, run_folder: Path | None =
 
 def adapter_described(adapters: Sequence[Path], adapter: str, config: AgentConfig, run_folder: Path | None = None) -> str:
     """Which adapter is measured and why, and which one is active where that is another."""
-    from edge import app
+    from edge.app.settings import adapter_version, serving_adapters
 
     if not adapters:
         return "the bare model" + (", which is active" if adapter == SERVING else "")
-    version, folder = app.adapter_version(adapters[0]), visible(str(adapters[0]))
+    version, folder = adapter_version(adapters[0]), visible(str(adapters[0]))
     name = f"the adapter {folder}" if version is None else f"adapter {version}"
     if run_folder is not None or adapter not in (SERVING, LATEST):
         return name if version is None else f"{name} ({folder})"
     if adapter == SERVING:
         return f"{name}, which is active"
-    serving = app.serving_adapters(config)
+    serving = serving_adapters(config)
     if serving[:1] == tuple(adapters[:1]):
         return f"{name}, the newest"
-    return f"{name}, the newest; {f'adapter {app.adapter_version(serving[0])}' if serving else 'the bare model'} is active"
+    return f"{name}, the newest; {f'adapter {adapter_version(serving[0])}' if serving else 'the bare model'} is active"
 
 
 def _may_be_written(file: Path) -> bool:

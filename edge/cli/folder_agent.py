@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edge.answering.explain import explained
-from edge.app import (
-    build_client,
-    cloud_name,
-    configured_limits,
-    coordinator_address,
-    sound_adapter,
-    state_folder,
-    switched_off,
-)
+from edge.app.coordinator import build_client, coordinator_address
+from edge.app.engines import sound_adapter
+from edge.app.settings import cloud_name, configured_limits, state_folder, switched_off
 from edge.budget.dial import Dials
 from edge.budget.limits import cloud_name_of, of_the_operator, set_limits
 from edge.budget.overview import StoredSettings, nothing_held, nothing_stored, stored_held, stored_overview, stored_tasks

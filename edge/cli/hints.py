@@ -45,7 +45,8 @@ def hints_measure(
     json: Json = False,
 ) -> None:
     """Ask the cloud LLM with and without hints for the same items, and say whether they pay. They stay off unless they do."""
-    from edge.app import measure_hints, state_folder, switched_off
+    from edge.app.measuring import measure_hints
+    from edge.app.settings import state_folder, switched_off
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
     from edge.state.folder import StateFolder
@@ -79,7 +80,7 @@ def hints_measure(
 @takes("state")
 def hints_show(settings: Settings, json: Json = False) -> None:
     """The last verdict."""
-    from edge.app import measured_hints
+    from edge.app.measuring import measured_hints
 
     last = measured_hints(settings.config())
     if json:

@@ -46,7 +46,8 @@ def command(
     json: Json = False,
 ) -> int:
     """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
-    from edge.app import check_inputs, cloud_name, own_profile
+    from edge.app.agents import check_inputs
+    from edge.app.settings import cloud_name, own_profile
     from edge.learning.run_folder import RunFolder, require_same_run
 
     if eval_every is not None and not eval_limit:
@@ -96,7 +97,7 @@ async def _learn(
     config: AgentConfig, run_folder: RunFolder, lines: Sequence[str], *, eval_limit: int, eval_every: int | None, json_lines: bool
 ) -> dict[str, Any]:
     """Learn through all phases, scoring held-out items in between where some are wanted; the summary of the run."""
-    from edge.app import build_agent
+    from edge.app.agents import build_agent
     from edge.console import open_console
     from edge.learning.figures import SHOWN_STEPS, LiveFigures
     from edge.learning.forgetting import RetentionWatch
@@ -115,7 +116,7 @@ async def _learn(
                 console.say("stopping; the same command goes on from here")
                 agent.request_stop()
 
-            run_id = agent.records.run_id
+            run_id = agent.components.state.run_id
             between_steps = None
             if eval_limit:
                 items = agent.learning.held_out(eval_limit)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from edge import app, sizing
+from edge import sizing
+from edge.app import engines, settings
 from edge.config.device import DecodeRate, DeviceConfig, SpeedConfig
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock
@@ -122,9 +123,9 @@ class Measured:
 
 def measure(config: AgentConfig, say: Say) -> Measured:
     """Measure the configured model on this machine; `say` gets each stage as it begins. Raises ModelFileError, UsageError."""
-    clock, path, idle_w = SystemClock(), app.model_file(config.model.path), drawn_w()
-    last = last_steps(app.state_folder(config))  # first, since a folder that cannot be read ends it
-    config = app.with_its_device(config, path)
+    clock, path, idle_w = SystemClock(), settings.model_file(config.model.path), drawn_w()
+    last = last_steps(settings.state_folder(config))  # first, since a folder that cannot be read ends it
+    config = engines.with_its_device(config, path)
     rates = asyncio.run(engine_rates(config, path, say, clock))
     power = _power(idle_w, drawn_w())
     trainer = _trainer_rates(config, path, say, clock)
@@ -142,7 +143,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
     device = DeviceConfig(
         name=f"{cpu_name() or platform.machine()}, {cores} cores",
         measured_on=datetime.fromtimestamp(clock.now(), UTC).date().isoformat(),
-        backend=app.choose_engine(config, path).name,
+        backend=engines.choose_engine(config, path).name,
         cores=cores,
         memory_mib=psutil.virtual_memory().total >> 20,
         infer_gflop_per_s=_rounded(2e-9 * products),
@@ -211,7 +212,7 @@ async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) 
 
     with closing(EngineWorker()) as worker:
         say(f"opening {path.stem}")
-        async with aclosing(await app.open_backend(config, path, worker)) as backend:
+        async with aclosing(await engines.open_backend(config, path, worker)) as backend:
             if not isinstance(backend, BatchedBackend):
                 raise UsageError("this engine has no rows to measure")
             context = sizing.row_tokens(config, path)
@@ -235,7 +236,7 @@ async def engine_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) 
 
 def _messages(config: AgentConfig, backend: BatchedBackend) -> list[tuple[Message, ...]]:
     """The first tasks as the model reads them."""
-    form = app.local_prompt_form(config)
+    form = settings.local_prompt_form(config)
     form = backend.model.prompt_form if form == "auto" else form
     try:
         items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
@@ -318,7 +319,7 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
     device = sizing.training_device(config)
     buffer_bytes = min(BUFFER_BYTES, sizing.training_memory(config) // 8)
     rates = {"bandwidth_gb_per_s": 1e-9 * read_bytes_per_s(clock, POINT_S, buffer_bytes, device)}
-    if app.choose_engine(config, path).trains_in_torch:
+    if engines.choose_engine(config, path).trains_in_torch:
         sizes = list(sizing.model_shape(path).linear_sizes().values())
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             say(f"{name} products")
@@ -335,12 +336,12 @@ def _trainer_rates(config: AgentConfig, path: Path, say: Say, clock: Clock) -> d
 async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens: float, say: Say) -> float | None:
     """Tokens/s of an update, prompts counted once a group, of the longest batch that there is time for, or of a shorter one that was
     faster; None where nothing trains this model here, which `say` gets."""
-    if app.choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
+    if engines.choose_engine(config, path).trains_in_torch and importlib.util.find_spec("torch") is None:
         return None
     say("training tokens/s")
     with closing(EngineWorker()) as worker:
         try:
-            learner = await app.open_learner(config, path, worker)
+            learner = await engines.open_learner(config, path, worker)
             spent, best, vocabulary = 0.0, 0.0, sizing.model_shape(path).vocab_size
             for batch in batches(config, response_tokens):
                 report = await learner.update(probe_groups(batch, vocabulary))

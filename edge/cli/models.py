@@ -189,7 +189,7 @@ _CONTEXT_TOKENS = 1024
 
 def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> None:
     """The decoder of a GGUF model as ONNX: float32, with a key/value cache and inputs for an adapter."""
-    from edge.app import require_onnx
+    from edge.app.engines import require_onnx
     from edge.models.catalogue import find_model
 
     source = find_model(name)

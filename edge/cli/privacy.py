@@ -28,7 +28,7 @@ def privacy_check(
     json: Json = False,
 ) -> int:
     """What would leave of a text; nothing is sent. Exit code 3: it would be kept here."""
-    from edge.app import build_registry
+    from edge.app.settings import build_registry
 
     registry, text = build_registry(settings.config()), _text_of(text)
     rule = registry.broken_rule([text])

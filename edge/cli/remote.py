@@ -63,7 +63,7 @@ def announced(state: Path, url: str, token_file: str | None = None) -> Iterator[
 @asynccontextmanager
 async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
     """The agent that runs on the configured state folder; where none can be spoken to, the folder itself."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     async with running_agent(state_folder(config)) as remote:
         if remote is None:

@@ -44,7 +44,7 @@ def router_train(
     json: Json = False,
 ) -> None:
     """Train a router on the local model's own answers: will it fail on this one? Written as ONNX with its threshold."""
-    from edge.app import train_router
+    from edge.app.measuring import train_router
     from edge.console import open_console
     from edge.evaluation.plan import EvalPlan
 

@@ -42,7 +42,7 @@ def command(
     json: Json = False,
 ) -> int:
     """Serve and learn until Ctrl-C, or for --steps steps."""
-    from edge.app import own_profile
+    from edge.app.settings import own_profile
 
     if no_learn and no_serve:
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
@@ -59,7 +59,7 @@ def command(
 
 def check_run(config: AgentConfig, *, learns: bool, serves: bool) -> None:
     """Raises what `run` would before a model is loaded."""
-    from edge.app import check_inputs, check_serving
+    from edge.app.agents import check_inputs, check_serving
 
     if learns:
         check_inputs(config)
@@ -74,7 +74,8 @@ async def _run(
     config: AgentConfig, lines: Sequence[str], steps: int | None, *, learns: bool, serves: bool, json_lines: bool
 ) -> None:
     """Serve and learn until a stop; with a number of steps, or where nothing is served, end when learning is done."""
-    from edge.app import build_agent, state_folder
+    from edge.app.agents import build_agent
+    from edge.app.settings import state_folder
     from edge.console import open_console
     from edge.learning.figures import SHOWN_STEPS, LiveFigures
 
@@ -175,7 +176,7 @@ def names_of(serve: ServeConfig) -> tuple[str, ...]:
 @asynccontextmanager
 async def listening(agent: Agent, config: AgentConfig, console: Console) -> AsyncIterator[None]:
     """Serve the agent while the block runs, where other commands find it."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
     from edge.cli.remote import announced
     from edge.rpc.address import is_loopback
     from edge.serve.access import DEFAULT_LIMITS
@@ -193,8 +194,9 @@ async def listening(agent: Agent, config: AgentConfig, console: Console) -> Asyn
         origins=serve.allow_origins,
         limits=replace(DEFAULT_LIMITS, posts=serve.max_requests),
         loaded_model=agent.status().model.name,
-        context_tokens=agent.texts.tokenizer.context_tokens,
-        texts=agent.texts,
+        context_tokens=agent.adapter.backend.tokenizer.context_tokens,
+        texts=agent.adapter.backend,
+        serving=agent.precedence.serving,
     )
     socket = None if serve.socket is None else Path(serve.socket).expanduser()  # noqa: ASYNC240
     async with serving(app, serve.host, serve.port, socket_path=socket) as url:

@@ -14,7 +14,7 @@ from edge.cli.settings import Settings, takes
 @takes("state")
 def command(new: Annotated[bool, Option("--new", help="Make another one in its place.")] = False, *, settings: Settings) -> None:
     """Print the token that clients show to the endpoint; make it first where there is none."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
     from edge.serve.token_file import make_token, read_token
 
     config = settings.config()

@@ -146,7 +146,7 @@ _WORDS = {
 
 def task_file_lines(sources: Iterable[str], config: AgentConfig, *, measured: bool = False) -> Iterator[str]:
     """What a person should know of their own task files among the sources, one line each; `measured`: they are evaluated, not learned."""
-    from edge.app import local_prompt_form
+    from edge.app.settings import local_prompt_form
     from edge.tasks.descriptions import file_lines
     from edge.tasks.registry import own_file
 
@@ -163,7 +163,8 @@ def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator
     """What a person should know of the settings before a command begins to work, one line each."""
     if learns:
         yield from task_file_lines((phase.source for phase in resolved.config.phases), resolved.config)
-    from edge.app import measured_hints, model_file
+    from edge.app.measuring import measured_hints
+    from edge.app.settings import model_file
     from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED
 
     config = resolved.config
@@ -204,7 +205,8 @@ def _setting_text(key: str, value: Any) -> str:
 
 def layers_line(config: AgentConfig) -> str:
     """That layers cannot go to a graphics processor though the configuration sends some there, or ""."""
-    from edge.app import choose_engine, model_file
+    from edge.app.engines import choose_engine
+    from edge.app.settings import model_file
 
     layers = config.engine.gpu_layers
     if not layers or not choose_engine(config, model_file(config.model.path)).splits_layers:
@@ -218,7 +220,7 @@ def layers_line(config: AgentConfig) -> str:
 
 def starting_line(config: AgentConfig) -> str:
     """What is opened, and what a bundled cloud is."""
-    from edge.app import cloud_name
+    from edge.app.settings import cloud_name
 
     practice = f" ({name})" if (name := cloud_name(config)) else ""
     return "starting: loading the model" + ("" if config.coordinator.address else f" and the embedded coordinator{practice}")
@@ -226,7 +228,7 @@ def starting_line(config: AgentConfig) -> str:
 
 def privacy_line(config: AgentConfig) -> str:
     """What happens to private data before a request is sent to a cloud LLM, or "" where none leaves this device."""
-    from edge.app import switched_off
+    from edge.app.settings import switched_off
 
     coordinator, privacy = config.coordinator, config.privacy
     if switched_off(config) or (coordinator.address is None and coordinator.embedded.upstream == "bundled"):

@@ -27,7 +27,7 @@ _LEARNING = ("task", "phase", "phases", "steps_done", "steps_planned", "paused",
 @takes("coordinator state")
 def command(settings: Settings, json: Json = False) -> None:
     """What runs, what it learns, the active adapter, the budget and the address; without an agent, what the state folder holds."""
-    from edge.app import state_folder
+    from edge.app.settings import state_folder
 
     config = settings.config()
     found = ask_agent(config, lambda agent: _status(agent, state_folder(config)))

@@ -84,7 +84,7 @@ def tasks_list(json: Json = False) -> None:
 @takes("model state")
 def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
-    from edge.app import local_prompt_form
+    from edge.app.settings import local_prompt_form
     from edge.tasks.descriptions import about, examples
     from edge.tasks.jsonl import as_record
     from edge.tasks.registry import open_source

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -233,18 +233,28 @@ class _Piece:
 
 
 Pieces = AsyncGenerator[_Piece, None]
+Serving = Callable[[], AbstractContextManager[None]]
+"""What is held while a person is served."""
 
 
 def add_completion_routes(
-    app: FastAPI, texts: RawText, clock: Clock, loaded_model: str, error_event: Callable[[Exception], Mapping[str, Any]]
+    app: FastAPI,
+    texts: RawText,
+    serving: Serving,
+    clock: Clock,
+    loaded_model: str,
+    error_event: Callable[[Exception], Mapping[str, Any]],
 ) -> None:
-    """The routes, over one model's raw texts. `error_event` is what is sent of an error in the middle of a stream."""
+    """The routes, over one model's raw texts. `error_event` is what is sent of an error in the middle of a stream.
+
+    A raw text is no question to the agent: nothing is decided, nothing leaves the machine, nothing is learned from it or recorded.
+    """
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": EVENT_STREAM}, 404: {}})
     async def complete(request: Request, body: CompletionRequest) -> Response:
         """Continue plain texts on this machine, whole or streamed."""
         body.check_model(loaded_model)
-        pieces = side_by_side(_choices(texts, body))
+        pieces = side_by_side(_choices(texts, serving, body))
         answer_id, created, headers = secrets.token_hex(8), int(clock.now()), {"x-edge-source": "local"}
         if not body.stream:
             choices, usage = await unless_gone(request, _whole(body, pieces))
@@ -280,29 +290,33 @@ def add_completion_routes(
         return JSONAnswer({**about, **special})
 
 
-def _choices(texts: RawText, wanted: CompletionRequest) -> list[Pieces]:
+def _choices(texts: RawText, serving: Serving, wanted: CompletionRequest) -> list[Pieces]:
     """The choices of all prompts in order, each with a seed of its own."""
     seed = secrets.randbits(62) if wanted.seed is None else abs(wanted.seed)
     return [
-        _choice(texts, wanted, prompt, choice_seed(seed, number)) for prompt in wanted.prompts for number in range(wanted.choices)
+        _choice(texts, serving, wanted, prompt, choice_seed(seed, number))
+        for prompt in wanted.prompts
+        for number in range(wanted.choices)
     ]
 
 
-async def _choice(texts: RawText, wanted: CompletionRequest, prompt: RawPrompt, seed: int) -> Pieces:
+async def _choice(texts: RawText, serving: Serving, wanted: CompletionRequest, prompt: RawPrompt, seed: int) -> Pieces:
     echo, read, sampling = _Piece(""), 0, wanted.sampling()
     if wanted.echo:
-        echo, read = await _echo(texts, wanted, prompt)
+        with serving():
+            echo, read = await _echo(texts, wanted, prompt)
         yield echo
     if sampling.max_tokens == 0:
         yield _Piece("", over=True, prompt_tokens=read)
         return
-    async with closing(texts.continue_text(prompt, sampling, seed)) as deltas:
-        async for delta in deltas:
-            tokens, response = _moved(delta.tokens, len(echo.text)), delta.response
-            if response is None:
-                yield _Piece(delta.text, tokens)
-            else:
-                yield _Piece(delta.text, tokens, True, response.finish, delta.prompt_tokens, len(response.token_ids))
+    with serving():
+        async with closing(texts.continue_text(prompt, sampling, seed)) as deltas:
+            async for delta in deltas:
+                tokens, response = _moved(delta.tokens, len(echo.text)), delta.response
+                if response is None:
+                    yield _Piece(delta.text, tokens)
+                else:
+                    yield _Piece(delta.text, tokens, True, response.finish, delta.prompt_tokens, len(response.token_ids))
 
 
 async def _echo(texts: RawText, wanted: CompletionRequest, prompt: RawPrompt) -> tuple[_Piece, int]:

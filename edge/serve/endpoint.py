@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from inspect import signature
@@ -28,7 +29,7 @@ from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, Limits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
-from edge.serve.completion_routes import add_completion_routes
+from edge.serve.completion_routes import Serving, add_completion_routes
 from edge.serve.errors import RequestProblem, invalid_request, problem_of
 from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
@@ -68,12 +69,13 @@ def build_app(
     loaded_model: str = "",
     context_tokens: int | None = None,
     texts: RawText | None = None,
+    serving: Serving = nullcontext,
 ) -> Access:
     """The application behind its access check.
 
     `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
     model name for clients to ask for, with the meaning of `edge`; `context_tokens`: what a prompt and its answer share. `texts`: what
-    continues plain texts; without it there are no plain completions.
+    continues plain texts; without it there are no plain completions. `serving` is held while it does, so that learning waits.
     """
     kinds = (HTTPException, RequestValidationError, RequestProblem, EdgeError, ClientDisconnect, Exception)
     app = _Application(
@@ -95,7 +97,7 @@ def build_app(
     add_agent_routes(app, control)
     add_metrics_route(app, meters, control)
     if texts is not None:
-        add_completion_routes(app, texts, clock, loaded_model, _error_event)
+        add_completion_routes(app, texts, serving, clock, loaded_model, _error_event)
     app.router.routes += [Route(path, _page_file(*page), include_in_schema=False) for path, page in _PAGE.items()]
     app.router.routes += unserved_routes()
     return Access(

@@ -12,13 +12,16 @@ from typing import Any, cast
 from edge.agent import Agent
 from edge.answering.explain import explained
 from edge.budget.overview import overview
-from edge.cloud.sent import Choice, entry_json
+from edge.budget.whatif import what_if_recorded
+from edge.cloud.sent import Choice, SentReader, entry_json
 from edge.core.errors import CoordinatorError
 from edge.core.units import BUDGET_UNITS
+from edge.learning.activity import MadeSteps, activity_report, headline
 from edge.rpc.client import BudgetSnapshot
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
-from edge.state.feedback import Feedback, Rating
+from edge.state.feedback import Feedback, FeedbackBook, Rating
+from edge.state.usage import used_today
 
 _MOST_STEPS = 2000
 _SHARED = frozenset(AnswerNote.__slots__) & frozenset(AnswerRecord.__slots__)
@@ -66,12 +69,15 @@ class RunningAgent:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._state = agent.components.state
+        self._clock = agent.components.clock
+        self._feedback = FeedbackBook(self._state)
+        self._made_steps = MadeSteps()
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
-        records = self._agent.records
-        record = records.why(answer_id)
-        return await explained(record.to_json(), self._agent.link.call, said=records.feedback.of(record.id))
+        record = self._record(answer_id)
+        return await explained(record.to_json(), self._agent.link.call, said=self._feedback.of(record.id))
 
     async def status(self) -> Mapping[str, Any]:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
@@ -95,18 +101,19 @@ class RunningAgent:
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
-        records = self._agent.records
-        kept = records.rate(Feedback(answer_id, cast(Rating, verdict), correction))
-        return {**kept.to_json(), "outlook": self._agent.learning.outlook(records.why(kept.id).to_json(), kept)}
+        kept = self._feedback.give(Feedback(answer_id, cast(Rating, verdict), correction), self._clock.now())
+        return {**kept.to_json(), "outlook": self._agent.learning.outlook(self._record(kept.id).to_json(), kept)}
 
     async def report(self, since: float) -> Mapping[str, Any]:
         """What was learned, gained, forgotten and spent since a time."""
         held = self._agent.held
-        return {**self._agent.records.report(since), "target": held.target, "cloud_name": held.cloud_name}
+        report = activity_report(self._state.database, since, self._clock.now(), self._made_steps)
+        return {**report, "target": held.target, "cloud_name": held.cloud_name}
 
     async def headline(self) -> Mapping[str, Any]:
         """Answered locally, right in the end, gained, and spent."""
-        return {**self._agent.records.headline(), "cloud_name": self._agent.held.cloud_name}
+        figures = headline(self._state.database, self._clock.now(), self._made_steps)
+        return {**figures, "cloud_name": self._agent.held.cloud_name}
 
     async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
         """Begin no further step, or go on."""
@@ -116,7 +123,7 @@ class RunningAgent:
 
     async def usage(self) -> Mapping[str, Any]:
         """This device's own records, and the coordinator's ledger where it can be reached."""
-        status, today = self._agent.status(), self._agent.records.used_today()
+        status, today = self._agent.status(), used_today(self._state.database, self._clock.now())
         return {
             **today.to_json(),
             "ledger": _ledger(await self._ledgers_budget()),
@@ -137,11 +144,11 @@ class RunningAgent:
 
     async def sent(self, choice: Choice) -> Mapping[str, Any]:
         """What left the device, and what waits."""
-        return self._agent.records.sent().listing(choice)
+        return SentReader(self._state.database).listing(choice)
 
     async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
         """One request that left, with its content. Raises NotFound."""
-        return entry_json(*self._agent.records.sent().entry(entry_id))
+        return entry_json(*SentReader(self._state.database).entry(entry_id))
 
     async def budget(self) -> Mapping[str, Any]:
         """The budgets of all tasks with their dials."""
@@ -170,7 +177,11 @@ class RunningAgent:
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
         """What other rates would have meant for the recorded answers."""
-        return self._agent.records.what_if(rates, task, last).to_json()
+        return what_if_recorded(self._state, rates, task, last).to_json()
+
+    def _record(self, answer_id: str) -> AnswerRecord:
+        """The stored record of an answer, or of the last one. Raises NotFound."""
+        return AnswerRecord(**self._state.request(answer_id))
 
     async def _bring_quota(self) -> None:
         """The budget that people's questions use is asked for where the coordinator does not report it by itself."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import build_agent, build_verifier
+from edge.app.agents import build_agent
+from edge.app.judging import build_verifier
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest

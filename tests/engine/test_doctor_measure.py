@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import installed, model_file, open_backend
+from edge.app.engines import installed, open_backend
+from edge.app.settings import model_file
 from edge.cli import doctor, main, measure
 from edge.cli.doctor import llama_fault, trial_command
 from edge.cli.measure import EngineRates, Measured

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from edge.app import build_agent, model_file
+from edge.app.agents import build_agent
+from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
 from edge.core.events import MemorySink
 from edge.core.types import GGUF_ADAPTER, Message
@@ -17,6 +18,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.events import WentBack
 from edge.state.feedback import Feedback
 from tests.engine.test_learning_step import tiny_config
+from tests.unit.agent_world import give_feedback, reported
 
 
 def gated_config(state: Path, *sets: str) -> AgentConfig:
@@ -45,7 +47,7 @@ async def test_damaged_promoted_adapter_is_detected_and_rolled_back(tmp_path: Pa
         assert (bad.adapter_version, bad.final) != (2, "7")
         await agent.learn(1)
         good = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        report = agent.records.report(0.0)
+        report = reported(agent, 0.0)
     [event] = [one for one in sink.events if isinstance(one, WentBack)]
     assert (event.from_version, event.cause) == (2, "anchors")
     assert event.to_version in (0, 1)
@@ -58,10 +60,10 @@ async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -
     asked = Message("user", "What is 3 + 4?")
     async with build_agent(config, MemorySink(), lives_here=True) as agent:
         answer = await agent.answerer.answer(replace(AnswerRequest((asked,)), mode="local-only"))
-        agent.records.rate(Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
+        give_feedback(agent, Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
         await agent.learn(3)
         steps = agent.steps()
-        report = agent.records.report(0.0)
+        report = reported(agent, 0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"
     assert (steps[1].scores.prompts, steps[1].scores.responses, steps[1].cloud.cloud_calls) == (1, 4, 0)
     assert {task["source"] for task in report["tasks"]} == {"practice:group1", "practice:group2", steps[1].source}

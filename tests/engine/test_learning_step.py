@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from edge.app import build_agent, evaluate, latest_adapters
+from edge.app.agents import build_agent
+from edge.app.measuring import evaluate
+from edge.app.settings import latest_adapters
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable, ModelFileError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import build_agent
+from edge.app.agents import build_agent
 from edge.cli import main
 from edge.cloud.embedded import EmbeddedCoordinator
 from edge.config.schema import AgentConfig

@@ -11,7 +11,6 @@ import aiohttp
 import openai
 import pytest
 
-from edge.answering.answerer import ServedTexts
 from edge.core.concurrency import ServingPrecedence
 from edge.core.types import ScoredToken, TextDelta, TokenChance
 from edge.serve.endpoint import build_app
@@ -77,8 +76,14 @@ def backend() -> CountingBackend:
 
 @pytest.fixture
 async def url(answers: ScriptedAnswers, precedence: ServingPrecedence, backend: CountingBackend) -> AsyncIterator[str]:
-    texts = ServedTexts(backend, precedence)
-    app = build_app(answers, ScriptedControl(answers), ManualClock(1000.0), loaded_model="nano-edge", texts=texts)
+    app = build_app(
+        answers,
+        ScriptedControl(answers),
+        ManualClock(1000.0),
+        loaded_model="nano-edge",
+        texts=backend,
+        serving=precedence.serving,
+    )
     async with serving(app, "127.0.0.1", 0) as base:
         yield base
 

@@ -24,7 +24,7 @@ from edge.state.reader import reading
 from edge.testing.clock import ManualClock
 from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
 from tests.service.upstream_server import Upstream, hangs, running_upstream
-from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
+from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, recorded
 
 POLICY = ClientPolicy(connect_timeout_s=2.0, control_deadline_s=10.0, max_retries=1)
 STEPS = 4
@@ -180,7 +180,7 @@ async def test_lost_reply_is_found_by_its_key_and_paid_once(tmp_path: Path) -> N
         world.client = GrpcCoordinatorClient(coordinator.address, policy=POLICY)  # type: ignore[assignment]
         async with world.agent() as agent:
             await all_is_known(agent)
-            found = agent.records.why("q0")
+            found = recorded(agent, "q0")
         await world.client.aclose()
         assert (found.call_state, found.charged_uusd, found.cloud_tokens) == ("completed", 20, 15)
         assert served_calls(coordinator) == {found.call_key: ("completed", 20)}

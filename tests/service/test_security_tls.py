@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.service.pki import Authority, write_private
-from edge.app import build_client
+from edge.app.coordinator import build_client
 from edge.cli.doctor import check_coordinator
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag

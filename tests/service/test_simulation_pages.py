@@ -13,7 +13,7 @@ from tests.service import page_checks as checks
 from tests.service.browser import CHROMIUM, Browser, chromium
 from tests.simulate.sample_results import sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
-from tools.simulate.reports.page import write_comparison, write_page, write_report
+from tools.simulate.reports.page import write_page, write_report
 from tools.simulate.sweeps.engines import Finished
 from tools.simulate.sweeps.plan import Variation, runs_of
 from tools.simulate.sweeps.summary import charts_of, rows_of, table_of
@@ -42,7 +42,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, result = tmp_path_factory.mktemp("pages"), sample_result()
     judged = msgspec.structs.replace(result, assertions=evaluate(result, CLAIMS))
     write_report(judged, folder / "report.html")
-    write_comparison(judged, sample_result(2), ("a.json", "b.json"), folder / "compare.html")
     _write_sweep(folder / "sweep.html")
     return folder
 
@@ -59,7 +58,7 @@ def _write_sweep(path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["report", "compare", "sweep"])
+@pytest.mark.parametrize("name", ["report", "sweep"])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 async def test_every_page_is_readable_labelled_fits_and_makes_no_request(
     browser: Browser, pages: Path, name: str, scheme: str, width: int

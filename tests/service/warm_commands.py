@@ -24,7 +24,7 @@ from threading import Event, Lock
 from edge.core.clock import SystemClock
 
 LIMIT_S = 120.0
-LOADED = ("aiohttp", "edge.app", "edge.agent", "edge.cli.app", "edge.cli.remote", "coordinator.commands.main")
+LOADED = ("aiohttp", "edge.app.agents", "edge.agent", "edge.cli.app", "edge.cli.remote", "coordinator.commands.main")
 """Nothing that reads the environment when it is imported, and nothing that starts threads."""
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LOADED = ["edge.app", "edge.training.torch_learner", "edge.inference.llamacpp"]
+LOADED = ["edge.app.agents", "edge.training.torch_learner", "edge.inference.llamacpp"]
 
 
 class LearningAgent:
@@ -58,7 +58,7 @@ def _run(steps: int, settings: list[str], environment: dict[str, str], files: tu
 
 
 async def _learn(steps: int, settings: list[str]) -> None:
-    from edge.app import build_agent
+    from edge.app.agents import build_agent
     from edge.config.agent import resolve_agent_config
     from edge.core.events import JsonLinesSink
 

@@ -38,7 +38,6 @@ def sample_series(seed: int, name: str, devices: int, target: float, hours: int 
     busy = [max(0.0, math.sin(math.pi * (each / 3600 - 5) / 18)) for each in at]
     answers = [int(devices * 2 * share * rng.uniform(0.8, 1.2)) for share in busy]
     rate = [rounded(target + 0.25 * math.exp(-number / 12) + rng.gauss(0, 0.02)) for number in range(count)]
-    calls = [int(each * share) for each, share in zip(answers, rate, strict=True)]
     shown = [share if each else None for each, share in zip(answers, rate, strict=True)]
     return Series(
         at_s=at,
@@ -48,11 +47,13 @@ def sample_series(seed: int, name: str, devices: int, target: float, hours: int 
         joint_accuracy=[rounded(min(1.0, 0.78 + number / 1000)) if each else None for number, each in enumerate(answers)],
         local_accuracy=[rounded(min(1.0, 0.62 + number / 800)) if each else None for number, each in enumerate(answers)],
         answers=answers,
-        cloud_calls=calls,
-        spend_uusd=[160 * each for each in calls],
         online_share=[1.0 if 6 < each / 3600 < 23 else 0.6 for each in at],
-        energy_wh=[rounded(devices * (1.0 + 3 * share)) for share in busy],
     )
+
+
+def calls_of(series: Series) -> list[int]:
+    """Cloud calls of each interval."""
+    return [int(each * (share or 0.0)) for each, share in zip(series.answers, series.assist_rate, strict=True)]
 
 
 def sample_group(
@@ -73,9 +74,7 @@ def sample_group(
     }
     whole = sum(series.answers)
     answers = {source: int(whole * share) for source, share in _SHARES.items()}
-    calls = sum(series.cloud_calls)
-    mean = calls / devices
-    by_device = [rounded(mean * each, 3) for each in (0.2, 0.3, 0.5, 0.8, 1.0, 1.2, 1.6, 2.0, 2.6)]
+    calls = sum(calls_of(series))
     return GroupResult(
         name=name,
         devices=devices,
@@ -94,12 +93,10 @@ def sample_group(
         dual=0.88,
         steps=12 * devices,
         calls=calls,
-        spend_uusd=sum(series.spend_uusd),
+        spend_uusd=160 * calls,
         refused={"BUDGET_EXHAUSTED": int(devices / 10)},
-        energy_wh=rounded(sum(series.energy_wh)),
+        energy_wh=rounded(60.0 * devices),
         battery_empty_s=0.0,
-        calls_by_device=by_device,
-        spend_by_device_uusd=[160 * each for each in by_device],
         series=series,
         lost=0,
     )
@@ -108,15 +105,13 @@ def sample_group(
 def sample_cloud(groups: list[GroupResult], limit_uusd: int | None = 1_500_000) -> CloudResult:
     """The cloud side of these groups: an outage at noon, after which the queue is long."""
     at = groups[0].series.at_s
-    spend = [sum(group.series.spend_uusd[number] for group in groups) for number in range(len(at))]
-    calls = [sum(group.series.cloud_calls[number] for group in groups) for number in range(len(at))]
-    totals = [sum(spend[: number + 1]) for number in range(len(at))]
+    calls = [sum(of_groups) for of_groups in zip(*(calls_of(group.series) for group in groups), strict=True)]
     return CloudResult(
         at_s=at,
         queue=[180 if 12 < each / 3600 <= 12.75 else calls[number] // 40 for number, each in enumerate(at)],
         in_flight=[min(64, each // 8) for each in calls],
         up=[0.4 if 12 < each / 3600 <= 12.25 else 1.0 for each in at],
-        spend_uusd=totals,
+        spend_uusd=[160 * sum(calls[: number + 1]) for number in range(len(at))],
         limit_uusd=[limit_uusd for _ in at],
         calls=[sum(calls[: number + 1]) for number in range(len(at))],
         limit_calls=[None for _ in at],

@@ -131,7 +131,6 @@ def test_under_an_unchanging_limit_within_one_window_a_budget_is_kept_exactly_if
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("p95 < 4 s", 'is a sentence, which is not read any more: write {metric: p95, op: "<", value: 4}'),
         ({"metric": "latency", "op": "<", "value": 4}, "no metric is called 'latency'; nearest: mean latency"),
         ({"metric": "accuracy", "op": ">", "value": 0.7}, "nearest: local accuracy, joint accuracy"),
         ({"metric": "joint accuracy", "op": ">", "value": 70}, "joint accuracy is a share from 0 to 1, not 70"),

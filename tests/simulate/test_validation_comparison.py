@@ -9,12 +9,12 @@ import pytest
 from tools.simulate.validation.comparison import Row, compare, goal_is_met
 from tools.simulate.validation.seen import Answered, Run, Taken
 
-LOCAL = Answered(0, 1.0, 1.0, 0.01, 0.05, "local", False, 60, 40, 0, -2.0)
-CLOUD = replace(LOCAL, source="cloud", asked=True, total_s=0.2, cloud_tokens=50)
+LOCAL = Answered(1.0, 1.0, 0.01, 0.05, "local", False, 40)
+CLOUD = replace(LOCAL, source="cloud", asked=True, total_s=0.2)
 
 
 def run(*answers: Answered, steps: tuple[Taken, ...] = ()) -> Run:
-    return Run(answers, steps, 0.5)
+    return Run(answers, steps)
 
 
 def slower(answer: Answered, by: float) -> Answered:

@@ -18,6 +18,7 @@ from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.evaluation.judging import RolloutSettings
+from edge.learning.activity import activity_report
 from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
@@ -28,6 +29,7 @@ from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
+from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.folder import StateFolder
 from edge.tasks.source import TaskSource
 from edge.testing.backend import ScriptedBackend
@@ -53,6 +55,21 @@ def local_answer(value: object) -> str:
 def always_asks(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
     """A script that asks wherever it may, and answers 3 where it may not."""
     return local_answer(3) if sampling.suppress_help else HELP
+
+
+def recorded(agent: Agent, answer_id: str) -> AnswerRecord:
+    """The stored record of an answer ("": of the last one)."""
+    return AnswerRecord(**agent.components.state.request(answer_id))
+
+
+def give_feedback(agent: Agent, feedback: Feedback) -> Feedback:
+    """Keep what a person thinks of an answer, now."""
+    return FeedbackBook(agent.components.state).give(feedback, agent.components.clock.now())
+
+
+def reported(agent: Agent, since: float) -> dict[str, Any]:
+    """The activity report since a time."""
+    return activity_report(agent.components.state.database, since, agent.components.clock.now())
 
 
 def number_in(text: str) -> int:
@@ -217,7 +234,7 @@ class World:
         async with self.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION, **request))) as deltas:
             pieces = [delta async for delta in deltas]
             record = pieces[-1].record
-            assert record is not None and agent.records.why(record.id) == record
+            assert record is not None and recorded(agent, record.id) == record
             assert all(piece.record is None for piece in pieces[:-1])
             assert "".join(piece.text for piece in pieces) == record.text
         return record, pieces

@@ -24,7 +24,7 @@ from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
 from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World, changed, local_answer, mixed_script, number_in
+from tests.unit.agent_world import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
 from tests.unit.conftest import EdgeAgent
 from tests.unit.test_console import step as finished_step
 
@@ -59,7 +59,7 @@ async def test_gains_and_losses_are_counted_by_item_between_old_and_new_adapter(
         noon = world.clock.now()
         world.clock.advance(10)
         await agent.learn(max_steps=2)
-        since_noon, since_ever = agent.records.report(noon), agent.records.report(began)
+        since_noon, since_ever = reported(agent, noon), reported(agent, began)
     assert (since_noon["serving_version_then"], since_noon["serving_version"]) == (2, 4)
     [task] = since_noon["tasks"]
     examples, end = task.pop("examples"), task.pop("in_the_end")
@@ -85,9 +85,9 @@ async def test_questions_that_an_earlier_adapter_had_right_are_shown_as_forgotte
     world = changing(tmp_path)
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        nothing = agent.records.report(0.0)
+        nothing = reported(agent, 0.0)
         await agent.learn(max_steps=2)
-        since_ever = agent.records.report(0.0)
+        since_ever = reported(agent, 0.0)
     assert nothing["forgotten"] == {"by_source": [], "examples": []}
     assert since_ever["tasks"][0]["lost"] == 0, "the bare model had it wrong, too"
     assert since_ever["forgotten"]["by_source"] == [{"source": "sums", "questions": 1, "of": 10}]
@@ -101,9 +101,9 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
         answers = [await agent.answerer.answer(AnswerRequest((Message("user", f"What is {n} + 1?"),), seed=n)) for n in range(12)]
-        agent.records.rate(Feedback(answers[0].id, "good"))
-        agent.records.rate(Feedback(answers[1].id, "bad", "2"))
-        report = agent.records.report(0.0)
+        give_feedback(agent, Feedback(answers[0].id, "good"))
+        give_feedback(agent, Feedback(answers[1].id, "bad", "2"))
+        report = reported(agent, 0.0)
         steps = agent.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
@@ -140,7 +140,7 @@ async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> Non
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         used = read_activity(tmp_path, 0.0, 1.0)
-        assert used == agent.records.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
+        assert used == reported(agent, 0.0) | {"now": 1.0}, "beside the agent that holds the lock"
     before = (tmp_path / "agent.sqlite").read_bytes()
     assert read_activity(tmp_path, 0.0, 1.0) == used
     assert (tmp_path / "agent.sqlite").read_bytes() == before

@@ -20,7 +20,7 @@ from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, QUESTION, World, local_answer
+from tests.unit.agent_world import HELP, QUESTION, World, local_answer, recorded
 
 GUESS = local_answer(99)
 
@@ -137,7 +137,7 @@ async def test_conversation_that_is_empty_or_ends_with_the_model_is_refused(worl
             with pytest.raises(UsageError, match="last message"):
                 await agent.answerer.answer(AnswerRequest(tuple(messages)))
         with pytest.raises(NotFound):
-            agent.records.why("nothing")
+            recorded(agent, "nothing")
 
 
 async def test_many_users_are_served_concurrently_during_learning(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_abandoned_answer_frees_its_slot_and_leaves_no_record(world: World
             await anext(deltas)
         assert not agent.precedence.busy
         with pytest.raises(NotFound):
-            agent.records.why("left")
+            recorded(agent, "left")
 
 
 PIECES = st.lists(

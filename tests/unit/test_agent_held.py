@@ -15,9 +15,10 @@ from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, U
 from edge.core.types import CALL_OPENING, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
 from edge.learning.own_items import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
-from edge.state.feedback import Feedback
+from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.usage import used_today
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, QUESTION, World
+from tests.unit.agent_world import HELP, QUESTION, World, give_feedback
 
 SCHEMA = json.dumps({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]})
 FORM = AnswerForm("response_format", SCHEMA, "root ::= object")
@@ -112,7 +113,7 @@ async def test_nonconforming_cloud_answer_without_a_fallback_is_an_error_and_rec
     with pytest.raises(UnfitAnswer, match="response_format"):
         await answered(world, **options)
     async with world.agent() as agent:
-        assert agent.records.used_today().today.calls == 1
+        assert used_today(agent.components.state.database, agent.components.clock.now()).today.calls == 1
 
 
 async def test_cloud_only_form_with_the_cloud_disabled_is_an_error(tmp_path: Path) -> None:
@@ -174,8 +175,8 @@ async def test_an_answer_in_a_form_is_not_learned_from(tmp_path: Path) -> None:
     async with world.agent() as agent:
         for form in (FORM, None):
             record = await agent.answerer.answer(AnswerRequest(QUESTION, form=form))
-            agent.records.rate(Feedback(record.id, "good", None))
-            assert len(own_items(agent.records.feedback, feedback=True, agreement=False)) == (form is None)
+            give_feedback(agent, Feedback(record.id, "good", None))
+            assert len(own_items(FeedbackBook(agent.components.state), feedback=True, agreement=False)) == (form is None)
 
 
 CONVERSATION = ToolConversation(QUESTION, ({"role": "user", "content": "What is 4 + 1?"},), ({"type": "function"},))

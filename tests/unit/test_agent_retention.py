@@ -25,7 +25,13 @@ async def watched_run(world: World, seen: list[HeldOutScored], every: int | None
     sink = MemorySink()
     async with world.agent() as agent:
         watch = RetentionWatch(
-            agent.learning, agent.learning.held_out(4), seen, sink, ManualClock(), run_id=agent.records.run_id, every=every
+            agent.learning,
+            agent.learning.held_out(4),
+            seen,
+            sink,
+            ManualClock(),
+            run_id=agent.components.state.run_id,
+            every=every,
         )
         await agent.learn(max_steps, between_steps=watch.between_steps)
     scores = [event for event in sink.events if isinstance(event, HeldOutScored)]
@@ -89,7 +95,7 @@ async def test_evaluation_forces_local_answers_and_asks_no_cloud(tmp_path: Path)
     world = World(tmp_path / "state", script=asks_unless_it_must_not, phases=PHASES)
     async with world.agent() as agent:
         watch = RetentionWatch(
-            agent.learning, agent.learning.held_out(4), [], world.sink, ManualClock(), run_id=agent.records.run_id
+            agent.learning, agent.learning.held_out(4), [], world.sink, ManualClock(), run_id=agent.components.state.run_id
         )
         await watch.between_steps(None, 0, 0)
     [score, _] = world.events(HeldOutScored)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import build_agent, build_verifier, model_file
+from edge.app.agents import build_agent
+from edge.app.judging import build_verifier
+from edge.app.settings import model_file
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
 from edge.core.errors import ConfigError, ModelFileError, UsageError

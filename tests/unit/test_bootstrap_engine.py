@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import app
-from edge.app import engines
+from edge.app import engines, openers, settings
 from edge.cli import doctor
 from edge.config.schema import AgentConfig, EngineConfig, ModelConfig
 from edge.core.engines import ENGINES, EngineInfo
@@ -50,7 +49,7 @@ def test_configured_engine_is_used_and_auto_is_mlx_on_apple_silicon_where_instal
     machine, apple: bool, missing: str, backend: str, folder: bool, chosen: str, tmp_path: Path
 ) -> None:
     machine(apple=apple, missing=missing)
-    assert app.choose_engine(config(backend), tmp_path if folder else FILE).name == chosen
+    assert engines.choose_engine(config(backend), tmp_path if folder else FILE).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_unusable_engine_is_refused_with_advice(
 ) -> None:
     machine(apple=True, missing=missing)
     with pytest.raises(UsageError, match=message) as caught:
-        app.choose_engine(config(backend), tmp_path if folder else FILE)
+        engines.choose_engine(config(backend), tmp_path if folder else FILE)
     assert hint in (caught.value.hint or "")
 
 
@@ -84,11 +83,11 @@ ABACUS = EngineInfo(
 )
 
 
-def abacus_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: app.SharedWeights, rows: int | None):
+def abacus_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: openers.SharedWeights, rows: int | None):
     return "backend", path, weights.get(lambda path: ["beads of", path]), rows
 
 
-def abacus_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: app.SharedWeights) -> ScriptedLearner:
+def abacus_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: openers.SharedWeights) -> ScriptedLearner:
     assert weights.get(lambda path: ["other beads of", path]) == ["beads of", path]
     return ScriptedLearner()
 
@@ -97,16 +96,16 @@ async def test_one_table_row_is_all_that_an_engine_needs(monkeypatch: pytest.Mon
     monkeypatch.setitem(ENGINES, "abacus", ABACUS)  # type: ignore[arg-type]
     monkeypatch.setattr("edge.app.engines.probe_memory", _nothing_to_probe)
     engine = EngineConfig(max_rows=3).model_copy(update={"backend": "abacus"})
-    chosen, weights = AgentConfig().model_copy(update={"engine": engine}), app.SharedWeights(tmp_path)
+    chosen, weights = AgentConfig().model_copy(update={"engine": engine}), openers.SharedWeights(tmp_path)
     worker = EngineWorker()
-    assert app.choose_engine(chosen, tmp_path) is ABACUS
+    assert engines.choose_engine(chosen, tmp_path) is ABACUS
     assert doctor.check_engine(chosen).text == ABACUS.about
-    backend = await app.open_backend(chosen, tmp_path, worker, weights)
+    backend = await engines.open_backend(chosen, tmp_path, worker, weights)
     assert backend == ("backend", tmp_path, ["beads of", tmp_path], 3)
-    assert isinstance(await app.open_learner(chosen, tmp_path, worker, weights), ScriptedLearner)
+    assert isinstance(await engines.open_learner(chosen, tmp_path, worker, weights), ScriptedLearner)
     monkeypatch.setattr(engines, "installed", lambda engine: engine is not ABACUS)
     with pytest.raises(UsageError, match="Abacus is not installed") as caught:
-        app.choose_engine(chosen, FILE)
+        engines.choose_engine(chosen, FILE)
     assert ".[abacus]" in caught.value.hint
     worker.close()
 
@@ -153,16 +152,16 @@ async def update_gap(learner: Learner, group: PromptGroup) -> float:
 
 
 async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) -> None:
-    if not app.installed(ENGINES["mlx"]):
+    if not engines.installed(ENGINES["mlx"]):
         pytest.skip("MLX is not installed: it has wheels for Apple silicon and Linux only")
     from edge.inference.mlx_backend import MlxBackend
     from edge.training.mlx_learner import MlxLearner
 
     chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), model=ModelConfig(context_tokens=128))
-    path = app.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), app.SharedWeights(path)
-    backend = await app.open_backend(chosen, path, worker, weights)
-    learner = await app.open_learner(chosen, path, worker, weights)
+    path = settings.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), openers.SharedWeights(path)
+    backend = await engines.open_backend(chosen, path, worker, weights)
+    learner = await engines.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, MlxBackend)
     assert isinstance(learner, MlxLearner)
     served, trained = backend._engine._decoder, learner._decoder  # type: ignore[attr-defined]
@@ -179,7 +178,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
 
 
 async def test_onnx_serves_what_torch_trains_and_rolls_out_in_one_session(tmp_path: Path) -> None:
-    if not app.installed(ENGINES["onnx"]):
+    if not engines.installed(ENGINES["onnx"]):
         pytest.skip("ONNX Runtime is not installed")
     from edge.inference.onnx_backend import OnnxBackend
     from edge.training.torch_learner import TorchLearner
@@ -187,13 +186,13 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_in_one_session(tmp_pa
     state = tmp_path / "state"
     engine = EngineConfig(backend="onnx", max_rows=2, threads=1)
     chosen = AgentConfig(engine=engine, model=ModelConfig(context_tokens=128), state_folder=str(state))
-    path = app.model_file(chosen.model.path)
-    worker, weights = EngineWorker(), app.SharedWeights(path)
-    backend = await app.open_backend(chosen, path, worker, weights, serves_only=True)
+    path = settings.model_file(chosen.model.path)
+    worker, weights = EngineWorker(), openers.SharedWeights(path)
+    backend = await engines.open_backend(chosen, path, worker, weights, serves_only=True)
     (graph,) = (state / "onnx").iterdir()
     made = graph.stat().st_mtime_ns
-    rollouts = await app.open_rollouts(chosen, backend)
-    learner = await app.open_learner(chosen, path, worker, weights)
+    rollouts = await engines.open_rollouts(chosen, backend)
+    learner = await engines.open_learner(chosen, path, worker, weights)
     assert isinstance(backend, OnnxBackend)
     assert isinstance(rollouts, OnnxBackend)
     assert isinstance(learner, TorchLearner)
@@ -207,7 +206,7 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_in_one_session(tmp_pa
     await rollouts.aclose()
     assert await backend.sample_group(*ASKED) == group
     await backend.aclose()
-    again = await app.open_backend(chosen, path, worker, weights)
+    again = await engines.open_backend(chosen, path, worker, weights)
     assert [file.stat().st_mtime_ns for file in (state / "onnx").iterdir()] == [made]
     await again.aclose()
     worker.close()

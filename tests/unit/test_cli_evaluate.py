@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge.app import adapter_version, eval_candidates
+from edge.app.measuring import eval_candidates
+from edge.app.settings import adapter_version
 from edge.cli import main
 from edge.cli.evaluate import adapter_described, adapter_folders, report_lines
 from edge.config.schema import AgentConfig
@@ -61,7 +62,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ev
         plans.append(plan)
         raise StateError("enough is known")
 
-    monkeypatch.setattr("edge.app.evaluate", evaluate)
+    monkeypatch.setattr("edge.app.measuring.evaluate", evaluate)
     monkeypatch.setattr("edge.rpc.cassette.read_cassette", lambda path: None)
 
     def plan_of(*options: str) -> EvalPlan:

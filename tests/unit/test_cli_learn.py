@@ -55,7 +55,7 @@ def test_a_file_alone_is_enough_and_tasks_add_to_it(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     planned: list[list[tuple[str, int | None]]] = []
     monkeypatch.setattr(
-        "edge.app.check_inputs", lambda config: planned.append([(one.source, one.steps) for one in config.phases])
+        "edge.app.agents.check_inputs", lambda config: planned.append([(one.source, one.steps) for one in config.phases])
     )
     monkeypatch.setattr("edge.learning.run_folder.require_same_run", stop)
     for words in ([str(file), "--steps", "5"], [str(file), "--tasks", "practice:arith"]):

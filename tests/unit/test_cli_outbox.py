@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import build_registry
+from edge.app.settings import build_registry
 from edge.cli.settings import Settings
 from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import cloud_place
+from edge.app.settings import cloud_place
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, OutcomeUnknown, RateLimited
 from edge.core.types import Message

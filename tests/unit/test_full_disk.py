@@ -22,7 +22,7 @@ from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
 from edge.testing.probe import ScriptedProbe
-from tests.unit.agent_world import World, always_asks
+from tests.unit.agent_world import World, always_asks, recorded
 from tests.until import until
 
 
@@ -45,7 +45,7 @@ async def test_full_disk_answers_locally_and_sends_no_unrecorded_call(world: Wor
         fill(agent)
         record = await agent.answerer.answer(question())
         with pytest.raises(NotFound):
-            agent.records.why(record.id)
+            recorded(agent, record.id)
         local = await agent.answerer.answer(question(mode="local-only"))
         with pytest.raises(Withheld, match="cannot be written down"):
             await agent.answerer.answer(question(mode="cloud-only"))
@@ -66,7 +66,7 @@ async def test_disk_that_fills_during_a_cloud_call_leaves_it_to_be_settled(world
         assert await agent.access.unconfirmed.settle() == 0
         fill(agent, False)
         assert await agent.access.unconfirmed.settle() == 1
-        kept = agent.records.why(record.id)
+        kept = recorded(agent, record.id)
     assert (record.source, record.final) == ("cloud", "5") and "not recorded" in record.reason
     assert (kept.charged_uusd, kept.call_state) == (100, "completed")
 

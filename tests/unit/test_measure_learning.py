@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import app
+from edge.app import engines
 from edge.cli import main, measure
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
@@ -57,7 +57,7 @@ async def test_the_rate_is_that_of_the_fastest_batch_and_counts_the_prompt_once(
     async def opened(*_: object) -> Updates:
         return updates
 
-    monkeypatch.setattr(app, "open_learner", opened)
+    monkeypatch.setattr(engines, "open_learner", opened)
     rate = await measure.training_tokens_per_s(config(*sets), find_model("nano-edge"), 100.0, lambda text: None)
     assert rate == pytest.approx(tokens / (overhead_s + seconds_per_token * tokens))
     assert updates.lengths == lengths
@@ -69,7 +69,7 @@ async def test_model_too_large_to_train_has_no_rate_and_a_reason(
     async def refuse(*_: object) -> Updates:
         raise EdgeError("learning takes 9 GiB")
 
-    monkeypatch.setattr(app, "open_learner", refuse)
+    monkeypatch.setattr(engines, "open_learner", refuse)
     lines: list[str] = []
     assert await measure.training_tokens_per_s(config(), find_model("nano-edge"), 50.0, lines.append) is None
     assert "learning takes 9 GiB" in lines[-1]

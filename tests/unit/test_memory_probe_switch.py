@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.app import model_file, probe_memory
+from edge.app.engines import probe_memory
+from edge.app.settings import model_file
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError

@@ -21,7 +21,7 @@ from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
 from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World, local_answer, mixed_script, number_in, numbers
+from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
 from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
 
@@ -81,7 +81,7 @@ async def test_each_item_is_learned_a_set_number_of_times_and_new_ones_start_at_
         assert await learned(agent, 2) == ["sums", "sums"]
         give(agent.components.state, 5)
         assert await learned(agent, 6) == ["sums", "mine:math", "sums", "mine:math", "sums", "sums"]
-        agent.records.rate(Feedback("amath5", "bad", "3"))  # another correction
+        give_feedback(agent, Feedback("amath5", "bad", "3"))  # another correction
         assert (await learned(agent, 6)).count("mine:math") == 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import app
+from edge.app import agents, judging
 from edge.cli import doctor, main
 from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
@@ -56,13 +56,13 @@ def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(
     assert "cannot be isolated" in error and "--unsafe-programs" in error and error.count("\n") == 1
     assert main(["run", "--tasks", str(tasks), "--state", str(out), "--steps", "1", "--no-serve"]) == 2
     assert not out.exists()
-    app.check_inputs(config(tasks=["practice:arith"]))
-    app.check_inputs(config(tasks=[str(tasks)], unsafe_programs=True))
+    agents.check_inputs(config(tasks=["practice:arith"]))
+    agents.check_inputs(config(tasks=[str(tasks)], unsafe_programs=True))
 
 
 def test_the_verifier_of_an_agent_has_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "best_sandbox", lambda: choice.look_for("none").sandbox)
-    verifier = app.build_verifier(config("programs.timeout_s=0.5", "programs.memory_mib=200"))
+    verifier = judging.build_verifier(config("programs.timeout_s=0.5", "programs.memory_mib=200"))
     item = TaskItem("id", "code", "test", 0, "test", "q", "assert f(1) == 2\n", AnswerKind.PROGRAM, 4)
     assert verifier.is_correct(item, "```python\ndef f(x): return 2\n```")
     assert not verifier.is_correct(item, "```python\ndef f(x):\n    while True: pass\n```")

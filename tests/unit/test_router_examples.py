@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge import app
-from edge.app import engines
+from edge.app import engines, judging
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, UsageError
@@ -93,12 +92,12 @@ def test_missing_router_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Settings(sets=["routing.policy=router"]).config()
     missing = config(policy="router", router=str(tmp_path / "none.onnx"))
     with pytest.raises(ModelFileError, match=r"none\.onnx"):
-        app.build_policy(missing)
+        judging.build_policy(missing)
     with pytest.raises(ModelFileError, match="cannot be read"):
-        app.policy_name(missing)
+        judging.policy_name(missing)
     monkeypatch.setattr(engines, "installed", lambda _engine: False)
     with pytest.raises(UsageError, match="ONNX is not installed") as caught:
-        app.build_policy(missing)
+        judging.build_policy(missing)
     assert ".[onnx]" in caught.value.hint
 
 
@@ -106,6 +105,6 @@ def test_router_name_separates_file_and_threshold(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.onnx", "b.onnx")]
     for file in files:
         file.write_text(file.name)
-    names = {app.policy_name(config(policy="router", router=str(file))) for file in files}
-    names.add(app.policy_name(config(policy="router", router=str(files[0]), threshold=0.4)))
+    names = {judging.policy_name(config(policy="router", router=str(file))) for file in files}
+    names.add(judging.policy_name(config(policy="router", router=str(files[0]), threshold=0.4)))
     assert len(names) == 3

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edge.app import model_file
+from edge.app.settings import model_file
 from edge.core.errors import UsageError
 from edge.core.types import FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.prompts import prompt_messages

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
 
-from edge.app import model_file
+from edge.app.settings import model_file
 from edge.config.schema import LearningConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages

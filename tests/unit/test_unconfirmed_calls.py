@@ -16,7 +16,7 @@ from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnkn
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World, always_asks
+from tests.unit.agent_world import World, always_asks, recorded
 from tests.until import until
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
@@ -39,7 +39,7 @@ async def test_answer_whose_reply_was_lost_gets_its_cost_exactly_once(world: Wor
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         assert (record.source, record.call_state, record.charged_uusd, record.final) == ("local-fallback", "unsettled", 0, "3")
         await settled(agent)
-        found = agent.records.why(record.id)
+        found = recorded(agent, record.id)
         assert (found.call_state, found.charged_uusd, found.cloud_model, found.text) == (
             "completed",
             100,
@@ -65,7 +65,7 @@ async def test_call_unknown_long_after_it_was_last_sent_never_arrived_and_costs_
         assert calls.waiting() == [record.call_key]
         world.clock.advance(ARRIVES_WITHIN_S)
         await calls.settle()
-        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("never_arrived", 0)
+        assert (recorded(agent, record.id).call_state, recorded(agent, record.id).charged_uusd) == ("never_arrived", 0)
 
 
 async def test_request_overtaken_by_its_own_lookup_is_recorded_with_its_cost(
@@ -85,7 +85,7 @@ async def test_request_overtaken_by_its_own_lookup_is_recorded_with_its_cost(
         assert await agent.access.unconfirmed.settle() == 0
         await world.client.complete(on_its_way[0], 5.0)
         await agent.access.unconfirmed.settle()
-        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("completed", 100)
+        assert (recorded(agent, record.id).call_state, recorded(agent, record.id).charged_uusd) == ("completed", 100)
 
 
 async def test_call_that_ended_without_an_answer_is_recorded_with_its_cost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ async def test_call_that_ended_without_an_answer_is_recorded_with_its_cost(world
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         await settled(agent)
-        assert (agent.records.why(record.id).call_state, agent.records.why(record.id).charged_uusd) == ("in_doubt", 211)
+        assert (recorded(agent, record.id).call_state, recorded(agent, record.id).charged_uusd) == ("in_doubt", 211)
 
 
 async def test_answer_abandoned_during_the_cloud_stream_keeps_a_record_of_its_cost(world: World) -> None:
@@ -118,20 +118,20 @@ async def test_answer_abandoned_during_the_cloud_stream_keeps_a_record_of_its_co
                 if piece.source == "cloud":
                     break
         await settled(agent)
-        record = agent.records.why("left")
+        record = recorded(agent, "left")
         assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
 
 
 async def test_process_killed_during_a_call_leaves_enough_to_find_its_cost(world: World) -> None:
     async with world.agent() as agent:
         record = await agent.answerer.answer(AnswerRequest(QUESTION, id="one"))
-        draft = agent.records.why("one")
+        draft = recorded(agent, "one")
         with agent.components.state.database as database:  # as kill -9 between the reply and the record would leave it
             database.execute("DELETE FROM requests")
         agent.access.unconfirmed.begin(draft)
     async with world.agent() as agent:
         await settled(agent)
-        assert agent.records.why("one").charged_uusd == record.charged_uusd == 100
+        assert recorded(agent, "one").charged_uusd == record.charged_uusd == 100
     assert len(world.client.calls) == 1
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import aiohttp
 
-from edge.app import bundled_models
+from edge.app.settings import bundled_models
 from edge.core.machine import physical_cores
 from tools.arguments import positive
 from tools.bench.harness import command, show

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent import Agent
-from edge.app import build_agent, build_verifier
+from edge.app.agents import build_agent
+from edge.app.judging import build_verifier
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.agent import Agent
-from edge.app import agent_settings, build_verifier, train_router
+from edge.app.judging import build_verifier
+from edge.app.measuring import train_router
+from edge.app.settings import agent_settings
 from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock

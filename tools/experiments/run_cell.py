@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent import Agent
-from edge.app import build_agent, check_inputs
+from edge.app.agents import build_agent, check_inputs
 from edge.cli.exits import stop_on_signals
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock

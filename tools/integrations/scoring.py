@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from edge.app import build_policy, build_verifier, switched_off
+from edge.app.judging import build_policy, build_verifier
+from edge.app.settings import switched_off
 from edge.cloud.group_calls import GroupCalls
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from edge.app import bundled_models
+from edge.app.settings import bundled_models
 from edge.core.machine import usable_cores
 from tools.arguments import positive
 from tools.bench import harness

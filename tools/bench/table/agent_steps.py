@@ -149,10 +149,10 @@ def build(config: AgentConfig, job: dict[str, Any], sink: EventSink, counted: li
 
     These components are exchanged from outside, so that the rest of the agent is measured unchanged.
     """
-    from edge import app
     from edge.agent import Agent
+    from edge.app import agents
 
-    parts, settings = app.build_components(config, sink)
+    parts, settings = agents.build_components(config, sink)
 
     async def open_learner() -> Learner:
         counted.append(CountingLearner(await parts.open_learner(), job["made_up_rewards"]))

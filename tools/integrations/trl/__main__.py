@@ -78,7 +78,7 @@ def _compare(chosen: argparse.Namespace) -> int:
 
 
 def _model(chosen: argparse.Namespace) -> int:
-    from edge.app import model_file
+    from edge.app.settings import model_file
     from tools.integrations.trl.bundled import write_hf_folder
 
     print(write_hf_folder(model_file(chosen.name.removeprefix("bundled:")), chosen.folder))

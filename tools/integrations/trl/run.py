@@ -11,15 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from edge.app import (
-    agent_settings,
-    build_embedded,
-    build_registry,
-    coordinator_address,
-    egress_client,
-    model_file,
-    with_hint_cut,
-)
+from edge.app.coordinator import build_embedded, coordinator_address, egress_client
+from edge.app.settings import agent_settings, build_registry, model_file, with_hint_cut
 from edge.cloud.client import OPERATORS_PRICE_KEYS, OWN_PRICE_KEYS, WatchedClient
 from edge.config.loader import Resolved
 from edge.console import PlainConsole, Progress, what_lines_say

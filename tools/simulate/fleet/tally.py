@@ -10,7 +10,7 @@ from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
 from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
 from tools.simulate.fleet.scenario import GroupPart
-from tools.simulate.reports.result import QUANTILES, SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
+from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
 
 
 @dataclass(slots=True)
@@ -22,8 +22,6 @@ class Interval:
     right: int = 0
     stayed: int = 0
     stayed_right: int = 0
-    calls: int = 0
-    spend_uusd: int = 0
     units: int = 0
     asking: int = 0
 
@@ -52,7 +50,6 @@ class Sample:
     target_rate: float
     training_target_rate: float | None
     online_share: float
-    energy_wh: float
 
 
 class GroupTally:
@@ -74,9 +71,9 @@ class GroupTally:
 
     def answered(self, figures: DeviceFigures, at_s: float, record: AnswerRecord, right: bool) -> None:
         """Somebody was answered."""
-        source, paid = record.source, record.call_state == "completed" and not record.cached
+        source = record.source
         stayed = source != "cloud"
-        self._add(at_s, Interval(1, not stayed, right, stayed, stayed and right, paid, record.charged_uusd))
+        self._add(at_s, Interval(1, not stayed, right, stayed, stayed and right))
         first_s = record.latency_s if record.first_token_s is None else record.first_token_s
         self._first[source][bin_of(first_s)] += 1
         self._total[source][bin_of(record.latency_s)] += 1
@@ -89,12 +86,7 @@ class GroupTally:
     def stepped(self, figures: DeviceFigures, at_s: float, event: StepFinished) -> None:
         """A learning step was committed."""
         asking = round(event.control.assist_rate * event.scores.responses)
-        self._add(
-            at_s,
-            Interval(
-                calls=event.cloud.cloud_calls, spend_uusd=event.cloud.spend_uusd, units=event.scores.responses, asking=asking
-            ),
-        )
+        self._add(at_s, Interval(units=event.scores.responses, asking=asking))
         figures.steps += 1
         figures.dual = event.control.dual_after
 
@@ -103,9 +95,9 @@ class GroupTally:
         group: GroupPart,
         speed: DeviceSpeed,
         link: LinkModel,
-        calls_by_device: Sequence[int],
-        spend_by_device_uusd: Sequence[int],
         *,
+        calls: int,
+        spend_uusd: int,
         target_rate: float,
         energy_wh: float,
         training_target_rate: float | None,
@@ -127,10 +119,7 @@ class GroupTally:
             joint_accuracy=[share(each.right, each.answers) for each in intervals],
             local_accuracy=[share(each.stayed_right, each.stayed) for each in intervals],
             answers=[each.answers for each in intervals],
-            cloud_calls=[each.calls for each in intervals],
-            spend_uusd=[each.spend_uusd for each in intervals],
             online_share=[rounded(sample.online_share) for sample in samples],
-            energy_wh=[rounded(sample.energy_wh) for sample in samples],
             target_rate=changing_rates([sample.target_rate for sample in samples], target_rate),
             training_target_rate=changing_rates([sample.training_target_rate for sample in samples], training_target_rate),
         )
@@ -151,13 +140,11 @@ class GroupTally:
             local_accuracy=share(total.stayed_right, total.stayed),
             dual=dual,
             steps=steps,
-            calls=sum(calls_by_device),
-            spend_uusd=sum(spend_by_device_uusd),
+            calls=calls,
+            spend_uusd=spend_uusd,
             refused=dict(sorted((reason, count) for reason, count in self.refused.items() if count)),
             energy_wh=rounded(energy_wh),
             battery_empty_s=rounded(battery_empty_s),
-            calls_by_device=quantiles(calls_by_device),
-            spend_by_device_uusd=quantiles(spend_by_device_uusd),
             series=series,
             lost=lost,
             training_target_rate=rounded(training_target_rate),
@@ -199,12 +186,6 @@ def mean(values: Iterable[float]) -> float | None:
     """None without any."""
     known = list(values)
     return rounded(sum(known) / len(known)) if known else None
-
-
-def quantiles(values: Sequence[float]) -> list[float]:
-    """At QUANTILES, each a value that occurs."""
-    ordered = sorted(values)
-    return [float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in QUANTILES]
 
 
 def jain_index(values: Sequence[float]) -> float | None:

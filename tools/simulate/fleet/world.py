@@ -221,8 +221,7 @@ class FleetWorld(Surroundings):
     def _sample_group(self, group: FleetGroup, before: float, at: float) -> Sample:
         for device in group.devices:
             device.machine.settle()
-        energy_wh = sum(device.machine.energy_wh for device in group.devices)
-        used, group.energy_wh = energy_wh - group.energy_wh, energy_wh
+        group.energy_wh = sum(device.machine.energy_wh for device in group.devices)
         away_s = sum(covered_s([*device.link.outages_until(at), *self._down], before, at) for device in group.devices)
         return Sample(
             at,
@@ -230,7 +229,6 @@ class FleetWorld(Surroundings):
             self._target_rate(group),
             self._training_target_rate(group),
             1.0 - away_s / (at - before) / len(group.devices),
-            used,
         )
 
     def _target_rate(self, group: FleetGroup) -> float:
@@ -293,8 +291,8 @@ class FleetWorld(Surroundings):
             group.part,
             group.speed,
             group.link,
-            [each.calls for each in figures],
-            [each.spend_uusd for each in figures],
+            calls=sum(each.calls for each in figures),
+            spend_uusd=sum(each.spend_uusd for each in figures),
             target_rate=self._target_rate(group),
             training_target_rate=self._training_target_rate(group),
             dual=mean(each.dual for each in figures) if group.part.learning else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -40,16 +40,6 @@ class Assertion(BaseModel):
     group: str = Field("", description='A group\'s name, or "each": every one of them must do (empty: the whole fleet).')
     source: Literal["", "local", "cloud", "local-fallback"] = Field("", description="Only answers of this source (empty: all).")
     after_warm_up: bool = Field(False, description="Only what comes after the warm-up.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_sentence(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            raise ValueError(
-                f'"{data}" is a sentence, which is not read any more: write {{metric: p95, op: "<", value: 4}},'
-                " see Assertions in tools/simulate/README.md"
-            )
-        return data
 
     @model_validator(mode="after")
     def _is_known(self) -> Assertion:

@@ -1,7 +1,4 @@
-"""What the pages draw of one run, or of two over each other.
-
-A group has the same colour in all charts of a page; of two runs the first is drawn in full lines, the second dashed.
-"""
+"""What the report draws of a run. A group has the same colour in all charts."""
 
 from __future__ import annotations
 
@@ -56,34 +53,15 @@ _Curve = tuple[Sequence[float], Sequence[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A run on a page: `label` "" where it is the only one, else "A" or "B"."""
-
-    result: SimulationResult
-    label: str = ""
-    dash: int = 0
-
-    def named(self, name: str) -> str:
-        """The name of one of its lines."""
-        return f"{self.label}: {name}" if self.label else name
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """One line of a chart: x in its own unit (seconds on a time axis); None: a gap. Without a name it is in no legend."""
 
     name: str
-    run: Shown
     stroke: Stroke
     x: Sequence[float]
     y: Sequence[float | None]
     drawstyle: str = "default"
     width: float = 1.8
-
-    @property
-    def label(self) -> str:
-        """Its name, with that of its run."""
-        return self.run.named(self.name)
 
     @property
     def is_known(self) -> bool:
@@ -92,37 +70,32 @@ class Line:
 
 
 class Book:
-    """All charts of the runs on a page."""
+    """All charts of a run."""
 
-    def __init__(self, runs: Sequence[Shown]) -> None:
-        self._runs = runs
-        names = list(dict.fromkeys(group.name for run in runs for group in run.result.groups))
-        self._strokes = {name: stroke_of(number, len(runs)) for number, name in enumerate(names)}
-        self._ends_s = max(run.result.virtual_s for run in runs)
-        self._events = runs[0].result.events if len({tuple(run.result.events) for run in runs}) == 1 else []
+    def __init__(self, result: SimulationResult) -> None:
+        self._result = result
+        self._ends_s = result.virtual_s
 
     def charts(self) -> list[Chart]:
         """Every chart that has something to show."""
         sections: list[Iterable[Chart | None]] = [
             (self._latency(source) for source in SOURCES),
             [self._first_letter(), self._asking(), self._training(), self._dual(), self._accuracy(), self._local_accuracy()],
-            [self._spend(), self._calls(), self._fairness(), self._load(), self._cloud(), self._power(), self._online()],
+            [self._spend(), self._calls(), self._load(), self._cloud(), self._online()],
         ]
         return [chart for section in sections for chart in section if chart is not None]
 
-    def _groups(self) -> Iterable[tuple[Shown, GroupResult, Stroke]]:
-        for run in self._runs:
-            for group in run.result.groups:
-                yield run, group, self._strokes[group.name]
+    def _groups(self) -> list[tuple[GroupResult, Stroke]]:
+        return [(group, stroke_of(number)) for number, group in enumerate(self._result.groups)]
 
     def _by_group(self, values: Callable[[GroupResult], Sequence[float | None]], *, pool: bool = False) -> list[Line]:
         """A line over time for each group that has any of it. `pool`: shares of answers, of which intervals with few are taken together,
         since their shares would only flicker."""
         lines = []
-        for run, group, stroke in self._groups():
+        for group, stroke in self._groups():
             at_s, y = group.series.at_s, values(group)
             at_s, y = pooled(at_s, y, group.series.answers) if pool else (at_s, y)
-            lines.append(Line(group.name, run, stroke, at_s, y))
+            lines.append(Line(group.name, stroke, at_s, y))
         return [line for line in lines if line.is_known]
 
     def _of_cloud(
@@ -134,10 +107,10 @@ class Book:
         dash: int = 0,
         steps: bool = False,
     ) -> list[Line]:
-        """A line over time for each run that has any of it."""
-        style, stroke = "steps-pre" if steps else "default", Stroke(colour, dash)
-        lines = [Line(name, run, stroke, run.result.cloud.at_s, values(run.result.cloud), style) for run in self._runs]
-        return [line for line in lines if line.is_known]
+        """One line over time, or none where nothing of it is known."""
+        style, cloud = "steps-pre" if steps else "default", self._result.cloud
+        line = Line(name, Stroke(colour, dash), cloud.at_s, values(cloud), style)
+        return [line] if line.is_known else []
 
     def _latency(self, source: str) -> Chart | None:
         title, caption = _SOURCE_WORDS[source]
@@ -148,14 +121,14 @@ class Book:
         return self._waiting("first-letter", title, caption, lambda group: all_sources(group.latency_first))
 
     def _waiting(self, name: str, title: str, caption: str, of: Callable[[GroupResult], LatencyHistogram | None]) -> Chart | None:
-        found = [(group.name, run, stroke, of(group)) for run, group, stroke in self._groups()]
-        known = [(name, run, stroke, each) for name, run, stroke, each in found if each is not None and each.count]
+        found = [(group.name, stroke, of(group)) for group, stroke in self._groups()]
+        known = [(name, stroke, each) for name, stroke, each in found if each is not None and each.count]
         if not known:
             return None
-        lines = [Line(group, run, stroke, *_distribution(histogram), "steps-post") for group, run, stroke, histogram in known]
-        histograms = [histogram for _, _, _, histogram in known]
+        lines = [Line(group, stroke, *_distribution(histogram), "steps-post") for group, stroke, histogram in known]
+        histograms = [histogram for _, _, histogram in known]
         said = "; ".join(
-            f"{line.label} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
+            f"{line.name} half within {_within(histogram, 0.5)}, 95 % within {_within(histogram, 0.95)}"
             for line, histogram in zip(lines, histograms, strict=True)
         )
         return _chart(name, title, caption, said, lines, lambda axis: _waiting_axes(axis, histograms))
@@ -175,12 +148,12 @@ class Book:
             return None
 
         def axes(axis: Any) -> None:
-            time_axis(axis, self._ends_s, self._events)
+            time_axis(axis, self._ends_s, self._result.events)
             axis.set_ylabel(label)
             (_percent_axis if unit is Unit.SHARE else from_nothing)(axis)
             finish(axis)
 
-        said = "; ".join(_course(line, unit) for line in lines if line.label)
+        said = "; ".join(_course(line, unit) for line in lines if line.name)
         return _chart(name, title, caption, said, lines, axes, unit_s=unit_of_time(self._ends_s)[0])
 
     def _asking(self) -> Chart | None:
@@ -196,15 +169,15 @@ class Book:
     def _rate(self, name: str, title: str, caption: str, lines: list[Line], *, training: bool) -> Chart | None:
         known = {line.name for line in lines}
         targets = [
-            Line("", run, Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), "steps-pre", 1.0)
-            for run, group, stroke in self._groups()
-            if group.name in known and run is self._runs[0]
+            Line("", Stroke(stroke.colour, 2), group.series.at_s, group.target_rates(training=training), "steps-pre", 1.0)
+            for group, stroke in self._groups()
+            if group.name in known
         ]
         caption += " Dotted: the target rate τ; shaded: the warm-up."
         return self._over_time(name, title, caption, [*lines, *targets], Unit.SHARE, "assist rate", self._shade_warm_up)
 
     def _shade_warm_up(self, axis: Any) -> None:
-        warm_up = self._runs[0].result.warm_up_s / unit_of_time(self._ends_s)[0]
+        warm_up = self._result.warm_up_s / unit_of_time(self._ends_s)[0]
         axis.axvspan(0, warm_up, color=colour("line"), alpha=0.5, linewidth=0, zorder=0)
 
     def _dual(self) -> Chart | None:
@@ -242,50 +215,24 @@ class Book:
         return self._over_time("load", "Answers an hour", caption, self._by_group(per_hour), Unit.COUNT, "answers an hour")
 
     def _cloud(self) -> Chart | None:
-        waiting = self._of_cloud("waiting", "c1", lambda cloud: cloud.queue, steps=True)
-        under_way = self._of_cloud("under way", "c0", lambda cloud: cloud.in_flight, steps=True)
-        lines = [line for pair in zip(waiting, under_way, strict=True) for line in pair]
+        lines = self._of_cloud("waiting", "c1", lambda cloud: cloud.queue, steps=True)
+        lines += self._of_cloud("under way", "c0", lambda cloud: cloud.in_flight, steps=True)
         caption = "Most calls that waited at the coordinator, and most that were under way at the cloud, in each interval."
-        if any(share < 1 for share in self._runs[0].result.cloud.up):
+        if any(share < 1 for share in self._result.cloud.up):
             caption += " Shaded: the coordinator was down."
         return self._over_time("cloud", "Queue and calls under way", caption, lines, Unit.COUNT, "calls", self._shade_down_time)
 
     def _shade_down_time(self, axis: Any) -> None:
-        cloud, unit_s = self._runs[0].result.cloud, unit_of_time(self._ends_s)[0]
+        cloud, unit_s = self._result.cloud, unit_of_time(self._ends_s)[0]
         for begins, ends, up in zip([0.0, *cloud.at_s], cloud.at_s, cloud.up, strict=False):
             if up < 1:
                 span, alpha = (begins / unit_s, ends / unit_s), 0.12 + 0.2 * (1 - up)
                 axis.axvspan(*span, color=colour("alarm"), alpha=alpha, linewidth=0, zorder=0)
 
-    def _power(self) -> Chart | None:
-        def watts(group: GroupResult) -> list[float | None]:
-            rows = zip(group.series.energy_wh, _widths(group.series), strict=True)
-            return [3600 * energy / width / group.devices for energy, width in rows]
-
-        caption = "Mean power of one device, in watts: its model at work, or idle."
-        return self._over_time("energy", "Power of a device", caption, self._by_group(watts), Unit.NUMBER, "watts")
-
     def _online(self) -> Chart | None:
         lines = self._by_group(lambda group: group.series.online_share)
         caption = "Share of the devices that can reach the coordinator."
         return self._over_time("online", "Devices online", caption, lines, Unit.SHARE, "online")
-
-    def _fairness(self) -> Chart | None:
-        rows = [
-            (run.named(group.name), stroke, group.calls_by_device)
-            for run, group, stroke in self._groups()
-            if group.calls_by_device
-        ]
-        if not rows or all(run.result.devices == 1 for run in self._runs):
-            return None
-        indexes = [run.named(f"Jain's index {written(run.result.cloud.jain_index, Unit.NUMBER)}") for run in self._runs]
-        caption = (
-            "Cloud calls of one device: from the 1st to the 99th of a hundred (thin), the middle half (thick), the middle (dot). "
-        )
-        caption += f"{'; '.join(indexes)} (1: all devices the same)."
-        said = "; ".join(f"{label} {calls[1]:,.0f} to {calls[7]:,.0f}, middle {calls[4]:,.0f}" for label, _, calls in rows)
-        svg = drawn("fairness", lambda axis: _spans(axis, rows), height_in=max(2.0, 0.9 + 0.32 * len(rows)))
-        return Chart("Fairness between devices", caption, f"Fairness between devices. Cloud calls of one device: {said}.", svg)
 
 
 def _chart(
@@ -294,21 +241,15 @@ def _chart(
     def paint(axis: Any) -> None:
         for line in lines:
             x, y = [each / unit_s for each in line.x], [nan if value is None else value for value in line.y]
-            style = line.stroke.dashed(line.run.dash).style | {
+            style = line.stroke.style | {
                 "linewidth": line.width,
                 "marker": "." if len(line.y) < FEW or _is_sparse(line.y) else None,
             }
             axis.plot(x, y, drawstyle=line.drawstyle, **style)
         finish(axis)
 
-    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), _legend(lines))
-
-
-def _legend(lines: Sequence[Line]) -> tuple[tuple[Stroke, str], ...]:
-    """Names by colour; and runs by stroke, where there are two."""
-    names = {line.name: line.stroke for line in lines if line.name}
-    runs = {line.run.label: Stroke("soft", line.run.dash) for line in lines if line.run.label}
-    return tuple((stroke, name) for name, stroke in (*names.items(), *runs.items()))
+    legend = tuple((line.stroke, line.name) for line in lines if line.name)
+    return Chart(title, caption, f"{title}. {said}.", drawn(name, paint), legend)
 
 
 def pooled(
@@ -388,17 +329,4 @@ def _percent_axis(axis: Any, *, whole: bool = False) -> None:
 def _course(line: Line, unit: Unit) -> str:
     known = [value for value in line.y if value is not None]
     first, last, least, most = (written(value, unit) for value in (known[0], known[-1], min(known), max(known)))
-    return f"{line.label} from {first} to {last}, between {least} and {most}"
-
-
-def _spans(axis: Any, rows: Sequence[tuple[str, Stroke, Sequence[float]]]) -> None:
-    for place, (_, stroke, calls) in enumerate(rows):
-        own = colour(stroke.colour)
-        axis.plot([calls[1], calls[7]], [place, place], color=own, linewidth=1.4, solid_capstyle="butt")
-        axis.plot([calls[3], calls[5]], [place, place], color=own, linewidth=6, solid_capstyle="butt")
-        axis.plot([calls[4]], [place], marker="o", markersize=6, color=colour("ink"))
-    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_xlim(left=0)
-    axis.grid(visible=False, axis="y")
-    axis.set_xlabel("cloud calls of one device")
+    return f"{line.name} from {first} to {last}, between {least} and {most}"

@@ -11,35 +11,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tools.places import check_files, read_json
-from tools.simulate.reports.drawing import require_matplotlib
-from tools.simulate.reports.page import write_comparison
+from tools.places import read_json
 from tools.simulate.reports.result import FORMAT, SimulationResult
 from tools.simulate.reports.tables import differences
 
 
 def add_command(commands: Any) -> None:
     """The subcommand, for argparse's subparsers."""
-    command = commands.add_parser(
-        "compare", help="two runs side by side: their figures, and with --html their curves over each other"
-    )
+    command = commands.add_parser("compare", help="the figures of two runs side by side")
     command.add_argument("first", type=Path, metavar="A.json", help="what a run wrote")
     command.add_argument("second", type=Path, metavar="B.json", help="what another one wrote")
-    command.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
     command.set_defaults(play=compare)
 
 
 def compare(chosen: argparse.Namespace) -> int:
     """Print the figures side by side; 0. Raises UsageError for files that cannot be compared."""
-    if chosen.html is not None:
-        require_matplotlib()
-    check_files(chosen.html, read=[chosen.first, chosen.second])
     first, second = read_result(chosen.first), read_result(chosen.second)
-    console = Console()
-    console.print(_table(first, second, f"A {chosen.first.name}", f"B {chosen.second.name}"))
-    if chosen.html is not None:
-        write_comparison(first, second, (chosen.first.name, chosen.second.name), chosen.html)
-        console.print(escape(f"page: {chosen.html}"), soft_wrap=True)
+    Console().print(_table(first, second, f"A {chosen.first.name}", f"B {chosen.second.name}"))
     return 0
 
 

@@ -10,7 +10,7 @@ import importlib.util
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from edge.core.errors import EdgeError
@@ -66,10 +66,6 @@ class Stroke:
         """As `stroke-dasharray` takes it."""
         return _DASHES[self.dash % len(_DASHES)]
 
-    def dashed(self, more: int) -> Stroke:
-        """The same colour, dashed otherwise."""
-        return replace(self, dash=self.dash + more)
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -82,9 +78,9 @@ class Chart:
     legend: tuple[tuple[Stroke, str], ...] = ()
 
 
-def stroke_of(number: int, runs: int = 1) -> Stroke:
-    """That of the line with this number, counted from 0; with several runs each leaves the dashes for the others."""
-    return Stroke(f"c{number % LINES}", number // LINES * runs)
+def stroke_of(number: int) -> Stroke:
+    """That of the line with this number, counted from 0."""
+    return Stroke(f"c{number % LINES}", number // LINES)
 
 
 def colour(name: str) -> str:
@@ -98,7 +94,7 @@ def require_matplotlib() -> None:
         raise EdgeError("no report: matplotlib is not installed", hint=install_extra("train"))
 
 
-def drawn(name: str, paint: Callable[[Any], None], *, height_in: float = _HEIGHT_IN) -> str:
+def drawn(name: str, paint: Callable[[Any], None]) -> str:
     """What `paint` draws on a matplotlib axis, as an <svg> element that takes the size of its place.
 
     `name` is a word that no other drawing of the page has.
@@ -108,7 +104,7 @@ def drawn(name: str, paint: Callable[[Any], None], *, height_in: float = _HEIGHT
 
     text = io.StringIO()
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
         figure.patch.set_alpha(0)
         axis = figure.subplots()
         axis.patch.set_alpha(0)

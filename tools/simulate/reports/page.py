@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.places import put
 from tools.simulate.reports import tables
-from tools.simulate.reports.charts import Book, Shown
+from tools.simulate.reports.charts import Book
 from tools.simulate.reports.drawing import Chart, require_matplotlib
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
@@ -27,15 +27,8 @@ def write_report(result: SimulationResult, path: Path) -> None:
         heads=heads,
         rows=rows,
         reasons=tables.reasons(result),
-        charts=Book([Shown(result)]).charts,
+        charts=Book(result).charts,
     )
-
-
-def write_comparison(first: SimulationResult, second: SimulationResult, names: tuple[str, str], path: Path) -> None:
-    """Write two runs over each other. Raises EdgeError without matplotlib."""
-    runs = [Shown(first, "A", 0), Shown(second, "B", 1)]
-    rows = tables.differences(first, second)
-    write_page(path, "compare.html", runs=runs, names=names, rows=rows, charts=Book(runs).charts)
 
 
 def write_page(path: Path, template: str, *, charts: Any, **values: Any) -> None:

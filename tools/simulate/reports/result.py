@@ -16,8 +16,6 @@ FORMAT = 1
 LEAST_S = 1e-4
 GROWTH = 1.01
 SOURCES = ("local", "cloud", "local-fallback")
-QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-"""Of what is told by device: `GroupResult.calls_by_device` and `spend_by_device_uusd`."""
 
 
 class LatencyHistogram(msgspec.Struct, frozen=True):
@@ -70,10 +68,7 @@ class Series(msgspec.Struct, frozen=True):
     joint_accuracy: list[float | None]
     local_accuracy: list[float | None]
     answers: list[int]
-    cloud_calls: list[int]
-    spend_uusd: list[int]
     online_share: list[float]
-    energy_wh: list[float]
     target_rate: list[float] = []
     training_target_rate: list[float] = []
 
@@ -83,7 +78,7 @@ class GroupResult(msgspec.Struct, frozen=True):
 
     `latency_first` (to the first visible letter) and `latency_total` by source, one histogram each. `assist_rate`: share of people's
     questions that asked and went to the cloud; `settled_...`: after the scenario's warm-up. `accuracy`: of the final answers;
-    `local_accuracy`: of those that stayed. `calls_by_device` and `spend_by_device_uusd`: quantiles 0, 1, 5, 25, 50, 75, 95, 99, 100 %.
+    `local_accuracy`: of those that stayed.
     `lost`: questions that came and were never answered; neither those still waiting at the end nor those that came to an empty battery.
     `training_target_rate`: τ of learning steps, where a dial sets another one for people's questions (None: the
     same).
@@ -110,8 +105,6 @@ class GroupResult(msgspec.Struct, frozen=True):
     refused: dict[str, int]
     energy_wh: float
     battery_empty_s: float
-    calls_by_device: list[float]
-    spend_by_device_uusd: list[float]
     series: Series
     lost: int
     training_target_rate: float | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from edge.app import model_file
+from edge.app.settings import model_file
 from edge.cli.measure import EngineRates, engine_rates, measure
 from edge.cli.measure import Measured as MeasuredDevice
 from edge.config.agent import resolve_agent_config
@@ -30,10 +30,9 @@ from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.machine import usable_cores
-from tools.places import check_folder, put, put_json, read_json
+from tools.places import check_folder, put_json, read_json
 from tools.simulate.fleet.profiles import load_device
-from tools.simulate.reports.drawing import require_matplotlib
-from tools.simulate.validation.comparison import GOAL, Row, compare, draw, dual_distance, goal_is_met, table
+from tools.simulate.validation.comparison import GOAL, Row, compare, dual_distance, goal_is_met, table
 from tools.simulate.validation.fitting import CloudPace, LocalPace, cloud_pace, fit_mind, local_pace
 from tools.simulate.validation.real import Known, Measured, Plan, known_of, make_plan, measured_run, with_cloud_tokens
 from tools.simulate.validation.replay import Lessons, Replay, replayed_steps, replayed_stream
@@ -78,7 +77,6 @@ class Archive:
     dial: float | None
     arrivals_s: tuple[float, ...]
     lessons: Lessons
-    dual_init: float
     load: tuple[float, float]
     device: dict[str, Any]
     known: Known
@@ -88,7 +86,6 @@ class Archive:
 
 def validate(chosen: argparse.Namespace) -> int:
     """Measure, run, simulate, compare; 0, or with --strict 1 where the goal is missed. Raises EdgeError for what cannot be run."""
-    require_matplotlib()
     _check(chosen)
     check_folder(chosen.out, "--out")
     archive = read_archive(chosen.again) if chosen.again is not None else _measured(chosen)
@@ -96,12 +93,10 @@ def validate(chosen: argparse.Namespace) -> int:
     replayed = simulate(archive, chosen.out, _print_stage)
     real = archive.measured.run
     rows, distance = compare(real, replayed.run), dual_distance(real.steps, replayed.run.steps)
-    draw(chosen.out / "validation.png", real, replayed.run, archive.lessons.terms["target_rate"])
-    lines = [*table(rows), *_remarks(rows, distance, archive)]
-    put("\n".join(lines) + "\n", chosen.out / "validation.txt")
     archive = replace(archive, result=_result(rows, distance, archive, replayed))
     put_json(archive, chosen.out / "validation.json")
-    print("\n".join([*lines, f"written to {chosen.out}: validation.png, validation.json, validation.txt, profile.yaml"]))
+    written = f"written to {chosen.out}: validation.json, profile.yaml"
+    print("\n".join([*table(rows), *_remarks(rows, distance, archive), written]))
     return int(chosen.strict and not goal_is_met(rows))
 
 
@@ -124,9 +119,7 @@ def archive_of(
 ) -> Archive:
     """What was measured; `load`: the machine's before and after."""
     speeds = device.model_dump(mode="json", exclude_none=True)
-    return Archive(
-        FORMAT, plan.dial, plan.arrivals_s, _lessons(plan, config), config.learning.dual_init, load, speeds, known, measured
-    )
+    return Archive(FORMAT, plan.dial, plan.arrivals_s, _lessons(plan, config), load, speeds, known, measured)
 
 
 def read_archive(path: Path) -> Archive:
@@ -204,7 +197,7 @@ def simulate(archive: Archive, out: Path, report_stage: ReportStage) -> Simulate
         with tempfile.TemporaryDirectory(prefix="validate-") as folder:
             steps = replayed_steps(lessons, fitted, cloud, profile, link, Path(folder))
         mind = {"theta": fitted.mind.model_dump(), "nature": fitted.nature.model_dump(), "prompts": len(fitted.prompts)}
-    return Simulated(Run(answers, steps, archive.dual_init), local, cloud, mind)
+    return Simulated(Run(answers, steps), local, cloud, mind)
 
 
 def _with_overheads(device: DeviceConfig, pace: LocalPace) -> DeviceConfig:

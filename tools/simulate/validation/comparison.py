@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from tools.simulate.reports.drawing import log_axis
 from tools.simulate.validation.seen import Answered, Run, Taken
 
 GOAL = 0.15
@@ -104,50 +102,3 @@ def _cells(row: Row) -> tuple[str, ...]:
     goal = "" if row.met is None else "met" if row.met else "MISSED"
     digits = ".1f" if row.unit == "s" else ".3f"
     return row.name, f"{scale * row.real:{digits}}{unit}", f"{scale * row.simulated:{digits}}{unit}", off, goal
-
-
-_COLOURS = {"local": "#1f6fb4", "cloud": "#d9730d", "local-fallback": "#8a4fb0"}
-_LEAST_SPAN = 0.05
-"""λ is drawn at least so far up and down, so that small differences look small."""
-_KINDS = (("real", "-", 2.2), ("simulated", (0, (4, 2)), 1.6))
-
-
-def draw(path: Path, real: Run, simulated: Run, target_rate: float) -> None:
-    """A PNG: whole answers, first letters, and, where there were learning steps, λ and who asked."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels = 4 if real.steps and simulated.steps else 2
-    figure = Figure(figsize=(11.5, 4.2 * (panels // 2)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(panels // 2, 2).flatten()
-    both = [
-        (kind, {"linestyle": style, "linewidth": width}, run)
-        for (kind, style, width), run in zip(_KINDS, (real, simulated), strict=True)
-    ]
-    for axis, what, title in ((axes[0], "total_s", "Whole answers"), (axes[1], "first_s", "First letters")):
-        for source, colour in _COLOURS.items():
-            for kind, look, run in both:
-                times = [1e3 * getattr(each, what) for each in run.answers if each.source == source]
-                if times:
-                    axis.ecdf(times, label=f"{source}, {kind}", color=colour, **look)
-        axis.set(title=title, xlabel="milliseconds", ylabel="share of answers", ylim=(0.0, 1.02))
-        log_axis(axis, lambda value: f"{value:g}")
-        for share in (0.5, 0.95):
-            axis.axhline(share, color="#999999", linewidth=0.7, linestyle=":")
-        axis.legend(loc="lower right", fontsize=9)
-    if panels == 4:
-        for kind, look, run in both:
-            duals = [run.dual_init, *(step.dual for step in run.steps)]
-            axes[2].plot(range(len(duals)), duals, color="#2a8c4a", label=kind, **look)
-            axes[3].plot(range(1, len(duals)), [step.assist_rate for step in run.steps], color="#8a4fb0", label=kind, **look)
-        low, high = axes[2].get_ylim()
-        ylim = (min(low, real.dual_init - _LEAST_SPAN), max(high, real.dual_init + _LEAST_SPAN))
-        axes[2].set(title="The cost of asking", xlabel="learning steps", ylabel="λ", ylim=ylim)
-        axes[3].axhline(target_rate, color="#666666", linewidth=0.9, linestyle=":", label="τ")
-        axes[3].set(
-            title="Who asks in training", xlabel="learning step", ylabel="share of responses that ask", ylim=(-0.02, 1.02)
-        )
-        for axis in axes[2:]:
-            axis.legend()
-    figure.savefig(path)

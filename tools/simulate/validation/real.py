@@ -13,8 +13,10 @@ from itertools import islice
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
-from edge.app import build_agent, build_verifier, model_file, open_backend
-from edge.app.settings import agent_settings
+from edge.app.agents import build_agent
+from edge.app.engines import open_backend
+from edge.app.judging import build_verifier
+from edge.app.settings import agent_settings, model_file
 from edge.config.schema import AgentConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import EdgeError
@@ -190,7 +192,7 @@ async def measured_run(config: AgentConfig, plan: Plan, tell: Tell) -> Measured:
     """Build the agent, let it answer and learn."""
     sink = MemorySink()
     async with build_agent(config, sink) as agent:
-        return await RealRun(agent, plan, tell, SystemClock()).measured(sink, config.learning.dual_init)
+        return await RealRun(agent, plan, tell, SystemClock()).measured(sink)
 
 
 class RealRun:
@@ -206,7 +208,7 @@ class RealRun:
         self._paused_s = 0.0
         self._pauses = stream(plan.seed, "pauses")
 
-    async def measured(self, sink: MemorySink, dual_init: float) -> Measured:
+    async def measured(self, sink: MemorySink) -> Measured:
         """Stretch by stretch, then the learning steps. Raises EdgeError where the cloud does not answer the calibration."""
         plan = self._plan
         self._agent.budgets.set_dial(plan.dial, LABEL)
@@ -221,7 +223,7 @@ class RealRun:
         steps = [event for event in sink.events if isinstance(event, StepFinished)]
         taken = tuple(Taken(event.control.assist_rate, event.control.dual_after, event.time.seconds) for event in steps)
         cloud_tokens = tuple(self._count(each.cloud_text) if each.source == "cloud" else None for each in records)
-        return Measured(Run(tuple(answers), taken, dual_init), tuple(self._local), tuple(self._cloud), cloud_tokens)
+        return Measured(Run(tuple(answers), taken), tuple(self._local), tuple(self._cloud), cloud_tokens)
 
     async def _stream(self) -> tuple[list[Answered], list[AnswerRecord]]:
         plan = self._plan
@@ -236,8 +238,7 @@ class RealRun:
             await asyncio.sleep(max(0.0, arrives_s - self._now(began)))
             asked_s = self._now(began)
             record = await self._ask(item, LABEL)
-            cloud_tokens = self._count(record.cloud_text) if record.source == "cloud" else 0
-            seen.append(answered(number, arrives_s, asked_s, record, cloud_tokens))
+            seen.append(answered(arrives_s, asked_s, record))
             records.append(record)
         for portion in portions:
             await self._calibrate(portion)
@@ -245,7 +246,7 @@ class RealRun:
 
     def _count(self, text: str) -> int:
         """Tokens of the cloud's text, as the SLM's tokenizer has them."""
-        return len(self._agent.texts.text_tokens(text))
+        return len(self._agent.adapter.backend.text_tokens(text))
 
     def _now(self, began: float) -> float:
         """Seconds of the stream; the calibration stops its clock."""

@@ -204,31 +204,14 @@ class _ReplayedDevice(FleetDevice):
             messages = (Message("user", question.text),)
             record = await self.agent.answerer.answer(AnswerRequest(messages, id=f"{number:012d}"))
             self._note(question, record)
-            self.answered.append(self._seen(number, arrives_s, asked_s, record))
+            self.answered.append(answered(arrives_s, asked_s, record))
         await asyncio.sleep(max(0.0, self._around.scenario.lasts_s - loop.time()))
 
-    def _seen(self, number: int, arrived_s: float, began_s: float, record: AnswerRecord) -> Answered:
-        facts = self._replay.facts[number]
-        cloud_tokens = facts.cloud_tokens if record.source == "cloud" else 0
-        return answered(number, arrived_s, began_s, record, cloud_tokens)
 
-
-def answered(number: int, arrived_s: float, began_s: float, record: AnswerRecord, cloud_tokens: int) -> Answered:
+def answered(arrived_s: float, began_s: float, record: AnswerRecord) -> Answered:
     """What is kept of a question's record."""
     first_s = record.latency_s if record.first_token_s is None else record.first_token_s
-    return Answered(
-        number,
-        arrived_s,
-        began_s,
-        first_s,
-        record.latency_s,
-        record.source,
-        record.asked,
-        record.prompt_tokens,
-        record.completion_tokens,
-        cloud_tokens,
-        record.help_log_odds,
-    )
+    return Answered(arrived_s, began_s, first_s, record.latency_s, record.source, record.asked, record.completion_tokens)
 
 
 class _LearningDevice(FleetDevice):

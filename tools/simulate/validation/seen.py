@@ -24,17 +24,13 @@ class Facts:
 class Answered:
     """One question of the stream. Times in seconds of the stream; `first_s` and `total_s` count from `began_s`, when it was asked."""
 
-    number: int
     arrived_s: float
     began_s: float
     first_s: float
     total_s: float
     source: str
     asked: bool
-    prompt_tokens: int
     local_tokens: int
-    cloud_tokens: int
-    log_odds: float | None
 
     @property
     def from_arrival_s(self) -> float:
@@ -76,8 +72,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stream answered and steps taken; λ before the first one."""
+    """A stream answered and steps taken."""
 
     answers: tuple[Answered, ...]
     steps: tuple[Taken, ...]
-    dual_init: float
