@@ -23,7 +23,7 @@ LEARNING_SHARE = 0.5
 WEEK_H, DAY_H = 168, 24
 _HISTORY_H = WEEK_H + DAY_H
 _CALLS = 200
-"""Calls that show what one costs; so many are read."""
+"""How many of the latest calls are read to estimate what one costs."""
 _CALLS_S = 30 * DAY_S
 """No call longer ago counts."""
 _FORECAST_S = 300.0

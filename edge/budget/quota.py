@@ -60,7 +60,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides beside the budget: why the cloud is off ("": it is not), whether that is a pause, why the coordinator is away ("": it is
+    """What decides in addition to the budget: why the cloud is off ("": it is not), whether that is a pause, why the coordinator is away ("": it is
     not), and whether it has just refused for want of budget."""
 
     switched_off: str = ""
@@ -156,7 +156,7 @@ class Quotas:
         self._refused.pop(task, None)
 
     def limits_changed(self) -> None:
-        """Refusals of before say nothing any more."""
+        """Earlier refusals no longer count."""
         self._refused.clear()
 
     @property

@@ -230,7 +230,7 @@ class Conversation:
 
     def _id(self, given: str) -> str:
         if not (given or self._answered):
-            raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
+            raise UsageError("there is no answer yet", hint="give the id shown with an answer")
         return id_of(given or self._answered)
 
 

@@ -43,7 +43,7 @@ def _unit_of(error: BudgetExhausted) -> Unit | None:
 
 
 def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool) -> BudgetExhausted:
-    """The same error in one line that says what can be done; a coordinator of one's own is held to the agent's configuration."""
+    """The same error in one line that states what can be done; one's own coordinator follows the agent's configuration."""
     what = what_is_used_up(error)
     unit = _unit_of(error)
     more = (
@@ -64,7 +64,7 @@ class CloudOutcome:
     """`completion` when answered; else `refused` marks a budget's refusal, not a failure; `reason` is one line.
 
     `unsent`: it was decided on this device, and the coordinator was not asked. `lost_uusd`: what the ledger charged for a call that has
-    no answer to give, in micro-USD, where its reply says so.
+    no answer to give, in micro-USD, where its reply states it.
     """
 
     completion: CloudCompletion | None
