@@ -42,7 +42,7 @@ def bundled_models() -> Path:
 
 
 def model_file(name: str) -> Path:
-    """The model file, or the MLX folder, that a name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    """The model file, or the MLX folder, that a name or path means: bundled, pulled, or by path. Raises ModelFileError."""
     from edge.models.catalogue import find_model
 
     return find_model(name)

@@ -43,7 +43,7 @@ POINT_S = 1.0
 """About how long one number is measured."""
 _PREFILL_TOKENS, _DECODE_PROMPT_TOKENS, _FIRST_CALLS, _FEWEST_CALLS, _MOST_CALLS = 256, 16, 4, 12, 96
 _ROWS_FROM = 8
-"""No number of rows between one and this is measured: fewer are never recommended by default (edge.inference.batched)."""
+"""After a single row, measuring goes on with this many: fewer are never recommended by default (edge.inference.batched)."""
 _HARDLY_FASTER, _TRIES = 1.1, 2
 _SWEEP_S = 20.0
 _SAMPLE_S, _SAMPLE_PROMPTS = 8.0, 2

@@ -85,7 +85,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
 
 
 def coordinator_command() -> list[str]:
-    """How the coordinator is started: the module installed with this package, else the console script. Raises CoordinatorUnavailable."""
+    """How the coordinator is started: the module next to this package, else the console script. Raises CoordinatorUnavailable."""
     if importlib.util.find_spec("coordinator") is not None:
         return [sys.executable, "-c", "import sys; from coordinator.cli import main; sys.exit(main())"]
     script = shutil.which("edge-coordinator")

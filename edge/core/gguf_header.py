@@ -48,7 +48,7 @@ _SCALARS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ArrayLength:
-    """The place of an array in the metadata."""
+    """In the metadata, an array of which only the length is kept."""
 
     length: int
 

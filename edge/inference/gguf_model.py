@@ -173,7 +173,7 @@ class Vocabulary:
         """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end.
 
         llama.cpp cuts a text at the tokens that its vocabulary takes whole in a time that grows with the square of their number, so
-        that a text with very many of them is given to it in parts. A part ends behind such a token, where llama.cpp begins anew.
+        that a text with very many of them is given to it in parts. A part ends after such a token, where llama.cpp begins anew.
         """
         ids: list[int] = []
         for part in self._parts(text):

@@ -30,8 +30,7 @@ class StepManifest:
     """All that reporting and committing a step needs, so that a restart can do it.
 
     `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it,
-    `demonstrated` of those whose answer had to be shown; `kept`: what the model keeps
-    answering beside these.
+    `demonstrated` of those whose answer had to be shown; `kept`: similar questions that the model goes on answering.
     """
 
     opened: OpenStep
@@ -48,7 +47,7 @@ class StepManifest:
     gate_due: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in manifest.json."""
+        """As it is in manifest.json."""
         return {
             "opened": asdict(self.opened),
             "total_units": self.units.total,

@@ -20,7 +20,7 @@ from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT
 
 WATCHED = "watched"
 _HELD_OUT_OF = 10
-"""One in so many of one's own questions is held out to be examined on, where a label has FEWEST_TO_HOLD_OUT. Task files state theirs."""
+"""One in this many of one's own questions is held out for examinations, where a label has FEWEST_TO_HOLD_OUT. Task files state theirs."""
 MOST_SHOWN, MOST_REHEARSED = 8, 8
 
 
@@ -162,7 +162,7 @@ class OwnUse:
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
-        """A uniform sample of at most `limit` items that stand for a source as they were when it was last checked, by the seed; None
+        """A uniform sample of at most `limit` items that represent a source as it was when last checked, by the seed; None
         where there was no such source any more.
 
         Each item has a number drawn by its content, and the smallest are the sample: when items come and go, the others stay in it.

@@ -34,7 +34,7 @@ class TrainingSession:
     """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet).
 
     `cloud`: how learning asks it. `pace`: what calls cost and a budget leaves (None: λ acts on calls).
-    With a gate learning has a second engine beside the one that serves; `closing` closes it.
+    With a gate, learning has a second engine in addition to the one that serves; `closing` closes it.
     """
 
     components: AgentComponents

@@ -40,7 +40,7 @@ class LearningStep:
 
     `backend` answers people, `rollout_backend` samples for the learner; without a gate they are one and every step's adapter is active.
     `learner` is called in every step, because going back to the bare model begins with another one. `switching` is held by whoever
-    changes the active adapter. With a `measure` of the device, steps are reported beside the least time they could take. With a `pace`, λ
+    changes the active adapter. With a `measure` of the device, steps are reported with the least time they could take. With a `pace`, λ
     acts on what calls cost, and τ is what the budget leaves.
     """
 
@@ -96,7 +96,7 @@ class LearningStep:
             self.interruptible = True
 
     async def finish(self, saved: Checkpoint, phase: StepPhases | None = None) -> StepFinished:
-        """Report, judge, commit and activate what a checkpoint holds; also of a step that was cut behind its checkpoint.
+        """Report, judge, commit and activate what a checkpoint holds; also of a step that was cut off after its checkpoint.
 
         Idempotent up to the commit: the coordinator answers a repeated report with its first answer.
         """
@@ -268,7 +268,7 @@ _FAILPOINTS: Mapping[str, str] = {
     "close": "closed",
     "gate": "judged",
 }
-"""The named place behind each phase (edge.core.failpoint)."""
+"""The named place after each phase (edge.core.failpoint)."""
 
 
 @dataclass(slots=True)

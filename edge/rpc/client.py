@@ -104,7 +104,7 @@ class CloudCall:
     """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked.
     `temperature` None is the cloud LLM's own.
 
-    `openai_json`: what of OpenAI's request `messages` cannot say, see openai_fields; its own `messages`, where there are any, are sent
+    `openai_json`: what of OpenAI's request `messages` cannot carry, see openai_fields; its own `messages`, where there are any, are sent
     instead of these. An upstream that cannot take it is InvalidRequest, before anything is held.
     """
 
@@ -146,7 +146,7 @@ class CloudDelta:
 
 
 class CallProgress(StrEnum):
-    """Where a call stands. DROPPED: it waited for its turn and is gone, uncharged; RUNNING: sent, it will be settled by itself."""
+    """The state of a call. DROPPED: it waited for its turn and is gone, uncharged; RUNNING: sent, it will be settled by itself."""
 
     DROPPED = "dropped"
     RUNNING = "running"
