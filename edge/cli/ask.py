@@ -159,7 +159,10 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whoever answers: `read` streams one answer by channel, then its note; `control` reads and changes its state. Both may raise EdgeError."""
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` reads and changes its state.
+
+    Both may raise EdgeError.
+    """
 
     read: Callable[[AnswerRequest], Reading]
     control: AgentControl

@@ -83,7 +83,8 @@ def command(
         Path | None, Option("--replay", help="Take cloud answers from here: no coordinator, no key.", metavar="FILE")
     ] = None,
     plot: Annotated[
-        Path | None, Option("--plot", help="Draw cost against quality; its numbers are written next to it as .json.", metavar="FILE.png")
+        Path | None,
+        Option("--plot", help="Draw cost against quality; its numbers are written next to it as .json.", metavar="FILE.png"),
     ] = None,
     json_out: Annotated[
         Path | None, Option("--json-out", help="Write the report here too; an interrupted run goes on.", metavar="FILE")

@@ -1,7 +1,7 @@
 """The SLM's own attempt as a hint for the cloud LLM.
 
-Off unless `coordinator.hint_chars` sets how much may be sent along. What the privacy registry knows is cut out first, and every number of more
-than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.
+Off unless `coordinator.hint_chars` sets how much may be sent along. What the privacy registry knows is cut out first, and every number of
+more than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.
 """
 
 from __future__ import annotations

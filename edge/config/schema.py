@@ -131,7 +131,9 @@ class WhenConfig(Section):
     max_other_load: Rate | None = Field(
         None, description="Only while other programs keep no larger share of the processors busy (null: any)."
     )
-    quiet_s: NotNegative = Field(0.0, description="Only when the last answer was at least this many seconds ago; never while somebody is answered.")
+    quiet_s: NotNegative = Field(
+        0.0, description="Only when the last answer was at least this many seconds ago; never while somebody is answered."
+    )
     from_hour: int = Field(0, ge=0, le=23, description="Only from this hour of the day on, local time.")
     until_hour: int = Field(
         24, ge=1, le=24, description="Only until this hour of the day; an earlier one than from_hour is tomorrow's."
@@ -167,7 +169,7 @@ class LearningConfig(Section):
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
     controller: Controller = Field(
         "dial",
-        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it together with λ (dial), or λ alone (paper).",
+        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it and λ (dial), or λ alone (paper).",
     )
     dual_lr: NotNegative | None = Field(
         None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
@@ -309,7 +311,9 @@ class GateConfig(Section):
         "where it is beyond chance.",
     )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
-    max_refusals: int = Field(5, ge=1, description="This many rejected adapters in a row take training back to the adapter in use.")
+    max_refusals: int = Field(
+        5, ge=1, description="This many rejected adapters in a row take training back to the adapter in use."
+    )
     keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
     recheck_every: int | None = Field(
         20,
@@ -609,7 +613,8 @@ class PrivacyConfig(Section):
 
     enabled: bool = Field(True, description="Replace what is private, and test for leaks; never_send holds in any case.")
     kinds: tuple[PrivateKind, ...] = Field(
-        ("secret", "email", "card", "iban", "phone", "ip", "path"), description="What is searched for, in addition to the private terms."
+        ("secret", "email", "card", "iban", "phone", "ip", "path"),
+        description="What is searched for, in addition to the private terms.",
     )
     terms: tuple[Annotated[str, AfterValidator(checked_term)], ...] = Field(
         (), description="Words that are private: names of people, customers, projects; in any case, and in the plural."

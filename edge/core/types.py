@@ -27,8 +27,10 @@ class Message:
 
 
 def joined_parts(texts: Iterable[str]) -> str:
-    """The text of a message that came in parts, in learning and in serving: they are joined without a separator, as chat templates that read parts
-    write them; who wants a line end writes it."""
+    """The text of a message that came in parts, in learning and in serving.
+
+    They are joined without a separator, as in chat templates that read parts; who wants a line end writes it.
+    """
     return "".join(texts)
 
 

@@ -73,7 +73,10 @@ class RawText(Protocol):
     """The part of a backend that works without the chat template: continues and reads texts as they are."""
 
     def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
-        """Stream the continuation of a raw prompt, at a lower priority than people's answers. Raises ContextOverflow, UsageError for an empty prompt."""
+        """Stream the continuation of a raw prompt, at a lower priority than people's answers.
+
+        Raises ContextOverflow, UsageError for an empty prompt.
+        """
         ...
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:

@@ -372,7 +372,7 @@ class Batcher:
 
     def _close_gaps(self, over: Sequence[bool]) -> None:
         """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
-        # From the last row to the first: the last active row, which is moved into a gap, is then never itself one that is over.
+        # From the last row to the first: the last active row, which is moved into a gap, is then never itself over.
         for row in [row for row, ended in enumerate(over) if ended][::-1]:
             if self._refill(row):
                 continue

@@ -175,7 +175,7 @@ class ChatTemplate:
         return ""
 
     def _writes_calls(self) -> bool:
-        """Whether the template shows tools, their results, and calls of them in the form of CALL_OPENING; other families have other forms."""
+        """Whether the template shows tools, their results, and calls of them as CALL_OPENING has them; other families differ."""
         function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
         call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
         asked, called = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}

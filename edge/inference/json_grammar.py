@@ -248,7 +248,8 @@ class _Converter:
                 _refuse(f"{place}.pattern", str(error))
             if least > found.least or (most is not None and (found.most is None or found.most > most)):
                 _refuse(
-                    f"{place}.{'minLength' if least > found.least else 'maxLength'}", "cannot be enforced together with this pattern"
+                    f"{place}.{'minLength' if least > found.least else 'maxLength'}",
+                    "cannot be enforced together with this pattern",
                 )
             return rf'"\"" {found.rule} "\""'
         if most is not None and least > most:

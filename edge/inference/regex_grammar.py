@@ -12,7 +12,7 @@ from typing import Any
 
 Ranges = tuple[tuple[int, int], ...]
 PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
-"""A character that a JSON string contains unescaped."""
+"""The characters that a JSON string contains unescaped."""
 _EVERYTHING: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _LINE_ENDS = (0x0A, 0x0D, 0x2028, 0x2029)
 _BLOCK = 1000

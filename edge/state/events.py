@@ -170,8 +170,7 @@ class StepCloud:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What the learner reports (edge.training.learner.LearnerReport). `demonstrations`: given answers that were imitated, in so many
-    further updates."""
+    """What the learner reports (edge.training.learner.LearnerReport)."""
 
     groups_trained: int
     frac_reward_zero_std: float
@@ -185,7 +184,9 @@ class StepUpdate:
     learning_rate: float
     learner_skipped: str
     demonstrations: int = 0
+    """Given answers that were imitated."""
     imitation_updates: int = 0
+    """The further updates in which they were."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 LAST_OF_BLOCK = "down_proj"
-"""The layer of a block behind whose product there is only a sum."""
+"""The last layer of a block: only the residual sum follows its product."""
 _AGAIN = ContextVar("a block is computed again for its gradient", default=False)
 
 
 class AdaptedLinear(nn.Module):
-    """A frozen linear layer `base_layer` with a trained pair beside it. B is zero at first, so that nothing is changed yet."""
+    """A frozen linear layer `base_layer` plus a trained pair. B is zero at first, so that nothing is changed yet."""
 
     def __init__(self, base: nn.Linear, spec: LoraSpec) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def _percent(share: float) -> str:
 
 
 def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
-    """Sign test over the items that changed: is losing so many and gaining so few unlikely where both are as probable?"""
+    """Sign test over the items that changed: would losing this many and gaining this few be unlikely if both were equally probable?"""
     changed = lost + gained
     return changed > 0 and sum(comb(changed, k) for k in range(lost, changed + 1)) / 2**changed <= level
 
