@@ -246,7 +246,7 @@ class ServedTexts:
         return self._texts.text_tokens(text)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text that ids stand for. Raises UsageError."""
+        """The text of these ids. Raises UsageError."""
         return self._texts.text_of(token_ids)
 
     @property

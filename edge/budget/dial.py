@@ -110,7 +110,7 @@ class HelpDial:
         self._seen: deque[tuple[int, float | None]] = deque(maxlen=WINDOW)
 
     def set(self, target_rate: float | None, *, own: bool, at: float | None) -> None:
-        """Steer to another rate from the next question on; counting begins anew, what is known of the model stays.
+        """Steer to another rate from the next question on; counting begins again, what is known of the model stays.
 
         Raises UsageError outside [0, 1].
         """

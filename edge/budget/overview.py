@@ -44,7 +44,7 @@ class TaskBudget:
 @dataclass(frozen=True, slots=True)
 class Held:
     """What asking is held to. `limits`: of this device's own ledger (None: another coordinator's operator sets them), `renews_at` when they
-    begin anew (None: never); `cloud_name`: what the cloud is called where money is shown, "" where it charges; `target` in one line."""
+    begin again (None: never); `cloud_name`: what the cloud is called where money is shown, "" where it charges; `target` in one line."""
 
     limits: BudgetLimits | None
     renews_at: float | None

@@ -67,7 +67,7 @@ class PeriodBudget:
 
 def period_budget(unit: Unit, known: KnownBudget | None, now: float) -> PeriodBudget | None:
     """The budget of a unit as it is now; None without a limit, and for one that never renews. A period that has ended since the budget
-    was reported has begun anew."""
+    was reported has begun again."""
     if known is None:
         return None
     budget = known.budget

@@ -241,7 +241,7 @@ COMMANDS = {
     "/good": ("[ID]", "the last answer, or another one, was right"),
     "/bad": ("[ID] [TEXT]", "it was wrong; TEXT is what would have been right"),
     "/budget": ("", "what may still be spent"),
-    "/retry": ("", "the last question once more; sampled anew where it was answered"),
+    "/retry": ("", "the last question once more; sampled again where it was answered"),
     "/new": ("", "forget the conversation"),
     "/help": ("", "these commands and keys"),
     "/quit": ("", "leave"),

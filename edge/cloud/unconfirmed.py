@@ -34,7 +34,7 @@ EndOf = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 class UnconfirmedCalls(ABC):
-    """A table of calls, and what reconciles it. What was seen of a call under way counts for one process; another one begins anew."""
+    """A table of calls, and what reconciles it. What was seen of a call under way counts for one process; another one begins again."""
 
     def __init__(self, clock: Clock, end_of: EndOf) -> None:
         self._clock = clock

@@ -53,7 +53,7 @@ class AnswerReader:
         self, text: str, tokens: Sequence[ScoredToken] = (), *, verbatim: bool = False, source: str = "local"
     ) -> list[ChannelText]:
         """What may be shown of the text so far. Tokens come in order, with offsets in the whole text. A verbatim text is content as it
-        is. Where another source goes on, its text is read anew."""
+        is. Where another source goes on, its text is read again."""
         out: list[ChannelText] = []
         if text and source != self._source:
             self._source = source

@@ -151,7 +151,7 @@ class Curriculum:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
 
         A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
-        first step of a phase there is nothing to begin anew.
+        first step of a phase there is nothing to begin again.
         """
         position = state.position()
         plan = [[phase.source, parts[0].task] for phase, parts in zip(self._phases, self._parts, strict=True)]

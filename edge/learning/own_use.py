@@ -184,7 +184,7 @@ class OwnUse:
                 database.execute("DELETE FROM demonstrated WHERE item = ?", (item,))
 
     def _sources(self) -> list[OwnSource]:
-        """Those of the watched files are made anew only when files or labels have changed."""
+        """Those of the watched files are made again only when files or labels have changed."""
         mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
         items = self._folder.items if self._folder else ()
         if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
@@ -200,7 +200,7 @@ class OwnUse:
         return tuple(one.item for one in drawn)
 
     def _ready(self, sources: Sequence[OwnSource], uses: Mapping[str, int]) -> list[tuple[OwnSource, list[OwnItem]]]:
-        """The sources that have items with passes left, with these: the least used first, drawn anew for each pass."""
+        """The sources that have items with passes left, with these: the least used first, drawn again for each pass."""
         ready = []
         for source in sources:
             left = [(used, one) for one in source.train if (used := uses.get(one.key, 0)) < self.rules.passes]

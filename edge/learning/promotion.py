@@ -100,7 +100,7 @@ class PromotionGate:
     skills: tuple[str, ...] = ()
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
-        """Whether this step's adapter is judged: it ends a phase, or it or an unjudged own step right before it is a multiple of `every`."""
+        """Whether the adapter is judged: a phase ends, or this or an unjudged own step right before it reaches a multiple of `every`."""
         before = step - 1
         while (
             before > 0 and (made := self.state.step_at(before)) is not None and is_own_use(made.source) and not made.adapter.gate

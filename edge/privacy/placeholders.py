@@ -63,7 +63,7 @@ class Placeholders:
         return self._names[key]
 
     def label(self, one: Found, original: str, after: str) -> str:
-        """The name as it is written before the text `after`. Escaped where that would make a link of its brackets, which would then stay."""
+        """The name as it is written before the text `after`. Escaped where its brackets would otherwise become a link and stay."""
         name = self.name(one, original)
         return rf"\[{name}\]" if _LINK.match(after) else f"[{name}]"
 

@@ -68,7 +68,7 @@ class StateReader:
         return next(self._steps("WHERE step = ?", step), None)
 
     def first_step(self, phase: int, source: str) -> StepFinished | None:
-        """The first committed step of a source in a phase, of its last time where the phases began anew."""
+        """The first committed step of a source in a phase, of its last time where the phases began again."""
         query = (
             "WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
             " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"

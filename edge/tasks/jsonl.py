@@ -304,7 +304,7 @@ def _tests(record: Record, asked: Exchange, kind: AnswerKind | None) -> str:
     if kind is not AnswerKind.PROGRAM:
         raise record.bad("tests", 'belongs to items of kind "program"')
     if asked.answer is not None:
-        raise record.bad("tests", f'takes the place of "{asked.answer_key}": give one of them')
+        raise record.bad("tests", f'is given in place of "{asked.answer_key}": give one of them')
     value = record.fields["tests"]
     if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
         value = "\n".join(value)

@@ -4,7 +4,7 @@ Names, values of a fresh adapter and files (`adapter_model.safetensors` with `ba
 peft's, so any peft tool can load one. peft itself is not imported: that takes three seconds and 130 MB a process, and its forward is not
 used. It makes a scaled copy of the pair's output, adds it to a third tensor, and does the same once more backwards. Here an adapted
 layer is one product, y = x W^T + b + s (x A^T) B^T, W frozen; adding into the base's product saves four passes over activations a layer
-(with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for anew in the
+(with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for again in the
 backward pass, so that a layer whose matrix stays in the file keeps nothing.
 
 Axes: N tokens, I inputs, O outputs, r rank.

@@ -4,8 +4,8 @@ No task's anchors (a few stored items) may have fallen too far below what the be
 together. A fall counts where it is larger than allowed and beyond chance as well, so that no single item, and no small file of them,
 decides. How often a candidate asks is not judged: the help bias holds the rate while learning, the dial when people are answered.
 
-Tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for ratings two
-full hands: with fewer than eight of each version nothing is concluded.
+Significance tests are one-sided at the 5 % level. So the least evidence is five items lost with none gained (1/32). For ratings it is
+eight of each version: with fewer nothing is concluded.
 """
 
 from __future__ import annotations

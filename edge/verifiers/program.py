@@ -5,8 +5,8 @@ Tests come in two forms (`TaskItem.answer`):
 - Python text: asserts that call the program's functions and use its classes, or HumanEval's `def check(candidate)` with its call at the
   end. A name the tests do not define is the preamble's, else a built-in, else the program's. Arguments are passed as copies, and
   changed in place where a call is a statement of its own or returns None (edge.verifiers.sandbox.inside.judge). A pass needs at least one
-  check that was really executed and at least one call of the program. A check is an assert that held, or an exception of the program caught where
-  the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
+  check that was really executed and at least one call of the program. A check is an assert that held, or an exception of the program
+  caught where the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
 - JSON text `{"inputs": [...], "outputs": [...]}`: each input is given to the program on its standard input and what it prints is
   compared with the output, line by line without trailing blanks, else word by word with numbers to six digits. With `fn_name` each
   input is a list of arguments of that function (of the module, or a method of its class `Solution`) and each output its result, equal

@@ -9,10 +9,10 @@ standard library under this name, the tests import themselves.
 
 Arguments are sent as copies. What the program did to them in place is copied back where a call is made for that: it is a statement of its
 own, or returned None. Instances of the program's classes stay with the program, and the tests have handles of them. A handle is never
-equal to a plain value, and what it reports of itself decides nothing that a plain value could not. How much the program hears of plain values depends on
-where the handle comes from: what a function returned may take the place of a string or a list, so it is asked about none; what the
-tests reached through an object or class that they name, about none by a method that plain values have (`startswith`); what they built of a
-class, about all, except by comparisons.
+equal to a plain value, and what it reports of itself decides nothing that a plain value could not. How much the program learns about
+plain values depends on where the handle comes from: what a function returned may take the place of a string or a list, so it is asked
+about none; what the tests reached through an object or class that they name, about none by a method that plain values have
+(`startswith`); what they built of a class, about all, except by comparisons.
 """
 
 from __future__ import annotations
