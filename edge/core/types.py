@@ -58,28 +58,29 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """One question with its reference answer.
-
-    `task` is the label whose dual λ and target rate τ apply; `family` the generator or data set; `level` the difficulty from 1
-    (0 where unknown); `max_steps` the limit of reasoning steps; `solution` a worked solution in the response format, or "".
-    For a program, `answer` holds the tests that judge it (see edge.verifiers.program) and `preamble` the code that is put before
-    what the model writes: imports and functions that the question gives. `context` is what a conversation holds before the question: system
-    messages and earlier turns.
-    """
+    """One question with its reference answer."""
 
     id: str
     task: str
+    """The label whose dual λ and target rate τ apply."""
     family: str
+    """The generator or data set."""
     level: int
+    """Difficulty from 1; 0 where unknown."""
     split: Split
     question: str
     answer: str
+    """For a program, the tests that judge it (see edge.verifiers.program)."""
     kind: AnswerKind
     max_steps: int
+    """The limit of reasoning steps."""
     options: tuple[str, ...] = ()
     solution: str = ""
+    """A worked solution in the response format, or ""."""
     preamble: str = ""
+    """For a program, code that is put before what the model writes: imports and functions that the question gives."""
     context: tuple[Message, ...] = ()
+    """What a conversation holds before the question: system messages and earlier turns."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -235,17 +236,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One response as the learner sees it: ids, behaviour log-probabilities (nats) and its advantage Â.
-
-    `off_policy`: somebody else wrote it, with nobody knows which probabilities; `behaviour_logprobs` are zeros then. `biased`: tokens
-    that the policy drew with a help bias; it is part of the policy that learns, too.
-    """
+    """One response as the learner sees it."""
 
     token_ids: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
+    """Nats."""
     advantage: float
+    """Â."""
     off_policy: bool = False
+    """Another author wrote it, with unknown probabilities; `behaviour_logprobs` are zeros then."""
     biased: tuple[BiasedDecision, ...] = ()
+    """Tokens that the policy drew with a help bias; it is part of the policy that learns, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,22 +43,22 @@ from edge.verifiers.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator.
-
-    `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
-    items whose questions must not leave this device; requests for help with them are masked, too. `help_bias`: nats on every decision to
-    ask; it belongs to the policy that is sampled from, and that learns. `call_cost`: what a call costs where λ acts on tokens or
-    money (None: each call counts the same).
-    """
+    """The prompts of one step."""
 
     step: int
+    """Counts the run's steps."""
     task: str
     task_step: int
+    """Counts the task's steps at the coordinator."""
     items: tuple[TaskItem, ...]
     offline: bool = False
+    """The coordinator does not know of this step, so its cloud is not asked and requests for help are masked."""
     stay_here: frozenset[str] = frozenset()
+    """Ids of items whose questions must not leave this device; requests for help with them are masked, too."""
     help_bias: float = 0.0
+    """Nats on every decision to ask; part of the policy that is sampled from, and that learns."""
     call_cost: CallCost | None = None
+    """What a call costs where λ acts on tokens or money; None: each call counts the same."""
 
     @classmethod
     def of(cls, plan: StepPlan, opened: OpenStep, call_cost: CallCost | None = None) -> Batch:

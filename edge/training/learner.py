@@ -84,25 +84,26 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LearnerReport:
-    """What one update did.
-
-    `mean_abs_logprob_diff` (nats per token), `kl` (nats per token, behaviour to current), `effective_sample_share` (0..1) and
-    `clipped_share` (0..1) compare the sampler's log-probabilities with the trainer's on the same tokens before the step.
-    `frac_reward_zero_std` is the share of groups dropped because all advantages were zero. `seconds` is busy time.
-    """
+    """What one update did."""
 
     groups: int
     frac_reward_zero_std: float
+    """Share of groups dropped because all advantages were zero."""
     tokens: int
     loss: float
     grad_norm: float
     entropy: float
     mean_abs_logprob_diff: float
+    """Nats per token: the sampler's log-probabilities against the trainer's on the same tokens before the step."""
     kl: float
+    """Nats per token, behaviour to current."""
     effective_sample_share: float
+    """0..1, of the importance weights."""
     clipped_share: float
+    """0..1, of the tokens whose weight was truncated."""
     learning_rate: float
     seconds: float
+    """Busy time."""
     skipped: str = ""
 
 

@@ -25,19 +25,20 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """When and how candidates are judged.
-
-    `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
-    fall of a task's share right (of all together SHARE_OF_ALL of it; 1: none is too large). `rate_window`: steps whose mean is the rate
-    that is reported. `max_refusals` in a row take training back to the adapter in use. `keep`: versions that served, stored to go back to.
-    """
+    """When and how candidates are judged."""
 
     every: int = 10
+    """Steps between judgements; a phase's last step is judged too."""
     anchors_per_task: int = 16
+    """Items of each task."""
     max_drop: float = 0.2
+    """Largest fall of a task's share right, and SHARE_OF_ALL of it for all tasks together; 1: any fall is allowed."""
     rate_window: int = 10
+    """Steps whose mean is the rate that is reported."""
     max_refusals: int = 5
+    """This many in a row take training back to the adapter in use."""
     keep: int = 3
+    """Versions that served and are stored, to go back to."""
 
 
 @dataclass(frozen=True, slots=True)
