@@ -90,7 +90,7 @@ _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 
 
 class Agent:
-    """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` beside it.
+    """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` at the same time.
 
     Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be asked. At
     any time: `link` to the coordinator, people's `access` to the cloud and their `precedence`.
@@ -230,7 +230,7 @@ class Agent:
         closing.push_async_callback(self.link.serving_watch.aclose)
         self._checkpoints = Checkpoints(components.state.folder / CHECKPOINTS)
         coordinator = await closing.enter_async_context(AsyncExitStack())
-        beginning = None  # the coordinator starts beside the engine
+        beginning = None  # the coordinator starts while the engine is opened
         if not self._may_wait_for_learning():
             beginning = asyncio.create_task(self.link.begin(coordinator), name="coordinator")
             closing.push_async_callback(_cancelled, beginning)

@@ -43,7 +43,7 @@ _PLAIN_EVERY_S = 2.0
 _SIGN_OF_LIFE_S = 10.0
 _OWN_USE = ("mine:", "watched:")
 _NAMED_SOURCES = ("practice:", *_OWN_USE)
-"""How sources begin whose name says more than their label: made here, people's questions, files that came by."""
+"""Prefixes of sources whose name is more informative than their label: made here, people's questions, watched files."""
 _PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
 
 
@@ -53,7 +53,7 @@ class ProgressView:
     where there was nothing to count). `assist_rates` and `overall_accuracies` are the last 40 of that source.
 
     `phase` counts from 1 of `phases`, `phase_steps` is None without end. `times_floor`: how many times the least time of a step they took
-    (None: the device was not measured). `task`: the source where its name says where the questions are from, else the label.
+    (None: the device was not measured). `task`: the source where its name shows where the questions are from, else the label.
     """
 
     last: StepFinished
@@ -188,7 +188,7 @@ class OwnSteps:
 
 
 class Console:
-    """What commands talk to: a sink for events and lines for a person. This one says nothing, for --json."""
+    """What commands talk to: a sink for events and lines for a person. This one prints nothing, for --json."""
 
     def __init__(self, sink: EventSink) -> None:
         self.sink = sink
@@ -197,7 +197,7 @@ class Console:
         """Write one line."""
 
     def becomes(self, state: str) -> None:
-        """What goes on now, where that is shown all the time, until an event says otherwise."""
+        """The current activity, where that is shown all the time, until an event changes it."""
 
 
 class PlainConsole(Console):
@@ -261,7 +261,7 @@ class ProblemLines:
     """Only what a person must know while waiting for one answer: that the cloud is away, and notices."""
 
     def __init__(self, stream: TextIO, *, offline: bool = True) -> None:
-        """`offline`: write that the cloud is away; not where the failure that follows says it."""
+        """`offline`: write that the cloud is away; not where the failure that follows states it."""
         self._stream = stream
         self._problems = (Offline, Notice) if offline else (Notice,)
 

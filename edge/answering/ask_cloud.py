@@ -102,7 +102,7 @@ class CloudQuestions:
 
     @contextmanager
     def _in_the_askers_words(self) -> Iterator[None]:
-        """Who asks this agent does not know its coordinator's name for the model, and is told what to do next."""
+        """Reword errors for the person asking, who does not know the coordinator's name for the model, and add what to do next."""
         try:
             yield
         except CoordinatorError as error:

@@ -55,13 +55,12 @@ Pieces = AsyncGenerator[AnswerDelta, None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How people are answered. `temperature` None: 0 on this device, and the cloud LLM's own. `switched_off`: why the cloud may not be
-    asked as long as this process runs ("" when it may). `hint_chars`: how much of the local response goes along when it is. `cloud`: where
-    it is asked."""
+    """How people are answered."""
 
     mode: Mode
     task: str
     temperature: float | None
+    """None: 0 on this device, and the cloud LLM's own default there."""
     max_tokens: int
     max_steps: int | None
     prompt_form: str
@@ -70,12 +69,15 @@ class AnswerSettings:
     cloud_deadline_s: float
     model_alias: str = "default"
     switched_off: str = ""
+    """Why the cloud may not be asked as long as this process runs; "" when it may."""
     hint_chars: int = 0
+    """How much of the local response is sent along with a cloud call; 0: nothing."""
     hint_cut: Cut = private_cut
     cloud: CloudPlace = field(default_factory=CloudPlace)
+    """Where the cloud is asked, for error messages."""
 
     def temperature_of(self, request: AnswerRequest) -> float | None:
-        """The temperature that a request asks for, else the one that is set; None where neither says one."""
+        """The temperature that a request asks for, else the configured one; None where neither is set."""
         return self.temperature if request.temperature is None else request.temperature
 
 
@@ -141,11 +143,11 @@ class AnswerRecorder:
         self.answers = 0
 
     def keep(self, draft: Draft) -> AnswerRecord:
-        """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written its reason
-        is that: the answer is given all the same, and what it cost is asked for when there is room again."""
+        """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written, the
+        record's reason reports that: the answer is given all the same, and its cost is asked for when there is room again."""
         record, access = self.record(draft), self._access
 
-        def beside() -> None:
+        def in_the_same_transaction() -> None:
             """The dial that learned from it, the budget, and the end of its call."""
             access.dials.save(access.dials.of(draft.task))
             access.quotas.save(draft.task)
@@ -153,7 +155,7 @@ class AnswerRecorder:
                 access.unconfirmed.confirm(draft.call_key)
 
         try:
-            self._state.put_request(record.id, record.created_at, record.to_json(), beside)
+            self._state.put_request(record.id, record.created_at, record.to_json(), in_the_same_transaction)
         except sqlite3.Error as error:
             failure = f"not recorded, the state folder cannot be written ({error})"
             self._sink.emit(Notice(f"answer {record.id} is {failure}; make room on the disk", self._clock.now()))

@@ -16,11 +16,11 @@ GetCall = Callable[[str], Awaitable[CloudCompletion]]
 async def explained(
     record: Mapping[str, Any], get_call: GetCall | None, why_nobody: str = "", said: Feedback | None = None
 ) -> dict[str, Any]:
-    """The record with `verdict` and `correction`, what a person `said` of it, `decision`, the decision in words, and `ledger`, the
+    """The record with `verdict` and `correction`, a person's feedback on it (`said`), `decision`, the decision in words, and `ledger`, the
     coordinator's entry of its call.
 
     `ledger` is None when no call was made; else it has state, tokens, charged_uusd, model and call_key, and `reported_by` is
-    coordinator, or record where the coordinator cannot be asked (`note` says why). `get_call` None: there is nobody to ask, for the
+    coordinator, or record where the coordinator cannot be asked (`note` has the reason). `get_call` None: there is nobody to ask, for the
     reason `why_nobody`.
     """
     feedback = {"verdict": said.verdict, "correction": said.correction} if said else {"verdict": "none", "correction": None}

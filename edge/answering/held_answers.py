@@ -1,7 +1,7 @@
 """Answers that are held to something: to the form of a JSON schema, or to the tools that may be called.
 
 What the local model writes is held by a grammar while it writes; the cloud's answer is checked when it is there. The model's thoughts, and
-the decision to ask for help behind them, are free: only what follows is held.
+the decision to ask for help after them, are free: only what follows is held.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class HeldAnswers:
         raise UnfitAnswer(failure)
 
     async def _thoughts(self, draft: Draft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
-        """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. Behind it
-        the model is followed as long as it may be asking for help."""
+        """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. After
+        the thought, generation goes on only as long as the model may still be asking for help."""
         free = replace(
             draft.sampling,
             stops=("<answer>",),
@@ -175,11 +175,11 @@ class HeldAnswers:
                     if not "<think>".startswith(begins):
                         return
                     continue
-                thought, closed, behind = text.partition("</think>")
+                thought, closed, rest = text.partition("</think>")
                 end = len(thought + closed)
                 yield text[sent:end]
                 sent = max(sent, end)
-                if closed and not may_become_request(behind):
+                if closed and not may_become_request(rest):
                     return
 
     def _rest(self, draft: Draft, sampling: Sampling) -> Sampling:

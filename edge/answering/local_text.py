@@ -28,7 +28,7 @@ class LocalText:
     async def pieces(
         self, draft: Draft, sampling: Sampling, prefix: str = "", *, form_note: str = "", tools: ToolConversation | None = None
     ) -> AsyncGenerator[str, None]:
-        """Stream what the model writes behind `prefix`, into the draft too. `form_note` says what form the answer is to have."""
+        """Stream what the model writes after `prefix`, and add it to the draft. `form_note` describes the form that the answer needs."""
         messages = tools or local_messages(draft.request.messages, self._settings.prompt_form, form_note=form_note)
         began = self._clock.monotonic()
         draft.tokens.begin(len(draft.text))

@@ -139,7 +139,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
 
 def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculum, sink: EventSink, clock: Clock) -> OwnUse:
-    """What is learned beside the phases."""
+    """What is learned in addition to the phases."""
     from edge.learning.own_use import OwnUse, OwnUseRules
     from edge.learning.watched_folder import WatchedFolder
     from edge.state.events import Notice

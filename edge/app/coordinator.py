@@ -93,7 +93,7 @@ def build_embedded(config: AgentConfig, state: StateFolder, sink: EventSink, clo
 
 
 def egress_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
-    """The gRPC client behind the egress layer: redact, write down, send. Raises UsageError, ConfigError."""
+    """The gRPC client, wrapped in the egress layer: redact, write down, send. Raises UsageError, ConfigError."""
     from edge.cloud.egress import EgressClient
     from edge.cloud.sent import Keep, SentLog
 

@@ -94,7 +94,7 @@ async def open_rollouts(config: AgentConfig, serving: InferenceBackend) -> Infer
 
     if not isinstance(serving, BatchedBackend):
         raise UsageError("the engine that serves has no second one over its weights")
-    return await asyncio.to_thread(serving.beside, max_rows=config.engine.max_rows or None)
+    return await asyncio.to_thread(serving.sharing_weights, max_rows=config.engine.max_rows or None)
 
 
 def sound_adapter(folder: Path) -> None:

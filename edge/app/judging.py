@@ -24,7 +24,7 @@ def program_sandbox(config: AgentConfig) -> Sandbox:
 
 
 def build_verifier(config: AgentConfig) -> Verifier:
-    """What judges answers. The sandbox for programs is looked for when the first program comes.
+    """What judges answers. The sandbox for programs is chosen when the first program comes.
 
     Raises UsageError when equivalence is asked for and math-verify is not installed.
     """

@@ -196,7 +196,7 @@ async def _cloud_answers(
 
 
 async def measure_hints(config: AgentConfig, sink: EventSink, plan: EvalPlan, hint_chars: int, margin: float) -> HintReport:
-    """Whether hints of so many characters pay on the plan's test items; the verdict is kept in the state folder.
+    """Whether hints of this many characters pay on the plan's test items; the verdict is kept in the state folder.
 
     Raises UsageError, TaskFileError, AdapterError, StateError, ConfigError.
     """

@@ -79,16 +79,16 @@ def onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights:
 
 
 def onnx_graph(config: AgentConfig, path: Path) -> Path:
-    """The graph of a GGUF file: the .onnx beside it, else the state folder's, which is made where it is missing.
+    """The graph of a GGUF file: the .onnx next to it, else the one in the state folder, which is exported when it is missing.
 
     Raises ModelFileError for a model that cannot be exported, StateError where the folder cannot be made.
     """
     from edge.inference.gguf_model import sha256_of
     from edge.models.onnx_decoder import export_onnx
 
-    beside = path.with_suffix(".onnx")
-    if beside.is_file():
-        return beside
+    neighbour = path.with_suffix(".onnx")
+    if neighbour.is_file():
+        return neighbour
     folder = state_folder(config) / "onnx"
     graph = folder / f"{path.stem}-{sha256_of(path)[:16]}.onnx"
     if not graph.is_file():

@@ -42,14 +42,14 @@ def bundled_models() -> Path:
 
 
 def model_file(name: str) -> Path:
-    """The model file, or the MLX folder, that a name or path stands for: bundled, pulled, or by path. Raises ModelFileError."""
+    """The model file, or the MLX folder, that a name or path means: bundled, pulled, or by path. Raises ModelFileError."""
     from edge.models.catalogue import find_model
 
     return find_model(name)
 
 
 def adapter_version(folder: Path) -> int | None:
-    """The version of an adapter by its folder: `step-000012/adapter`, or the one a run has left beside its summary; None: not known."""
+    """The version of an adapter by its folder: `step-000012/adapter`, or the one that a run left next to its summary; None: not known."""
     digits = folder.resolve().parent.name.removeprefix("step-")
     if digits.isdecimal():
         return int(digits)
@@ -96,7 +96,7 @@ def own_profile(config: AgentConfig) -> Pick:
 
 
 def kept_profile(config: AgentConfig) -> Path:
-    """Where `edge-agent doctor --keep-profile` puts what it measured: beside the state, found by every run on it.
+    """Where `edge-agent doctor --keep-profile` puts what it measured: in the state folder, where every run on it finds it.
 
     A run on another state folder finds the one in the platform's folder.
     """
@@ -273,7 +273,7 @@ _ANTHROPIC = "https://api.anthropic.com/v1"
 
 
 def cloud_place(config: AgentConfig) -> CloudPlace:
-    """Where the cloud is asked, without what an address may hold beside host and path."""
+    """Where the cloud is asked. Of an address only host and path are shown, no credentials or query."""
     from edge.cloud.place import CloudPlace
 
     if config.coordinator.address is not None:

@@ -78,7 +78,7 @@ class TaskBudgets:
         self._dials.forget(task)
 
     def is_known(self, task: str) -> bool:
-        """Whether somebody stands behind a label: serving uses it, it is learned, or its dial was set."""
+        """Whether a label is in use: serving uses it, it is learned, or its dial was set."""
         named = task in (self.serving_task, *self._learned.tasks) or self._quotas.is_learned(task)
         return named or (task in self._dials.tasks and self._dials.of(task).own)
 

@@ -3,9 +3,9 @@
 A call is counted on disk under its key before it is sent, so that a step that is made again counts nothing twice, and what a crash has cut
 off stays counted. Days are local ones. The price of a call is not known before its answer: an open call, under way or cut off, counts as
 the maximum cost of the last days. Where no price is known, one call is made at a time. The end of a failed call is asked for by its key,
-immediately and before each later call. So a day's spend can pass its limit by a first call that costs more than all of it, or by what the
-calls under way cost more than those before; the ledger's own limits stand behind. A call that costs more than a whole day's limit stops
-the others for some days only: prices change.
+immediately and before each later call. So a day's spend can exceed its limit in two ways: the first call costs more than the whole limit,
+or calls under way cost more than earlier ones. The ledger's own limits hold in any case. A call that costs more than a whole day's limit
+stops the others for some days only, because prices change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DailyLimits:
 
 NO_LIMITS = DailyLimits()
 PRICE_DAYS = 7
-"""So many days, with today, show what a call may cost."""
+"""The number of days, today included, from which the maximum cost of a call is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class DailyBudget(UnconfirmedCalls):
         share: Callable[[], DailyLimits] = lambda: NO_LIMITS,
     ) -> None:
         """`notice` is given one line on each day whose budget is used up; without `end_of` a call that failed stays open. `share`: what a
-        period's budget leaves to learning today, beside `limits`."""
+        period's budget leaves to learning today, in addition to `limits`."""
         super().__init__(clock, end_of)
         self._notice = notice
         self._noticed_on = ""

@@ -27,7 +27,7 @@ WINDOW = 100
 RATE_WINDOW = 200
 """Answers over which the realised rate is taken."""
 ENOUGH_OF_ONE_ADAPTER = 20
-"""So many log-odds of the adapter in use, and older adapters' are left out."""
+"""With this many log-odds of the adapter in use, those of older adapters are left out."""
 _LEAST_SPREAD = 1.0
 """Nats by which the log-odds are taken to fall off beyond those that were seen, at the least."""
 
@@ -110,7 +110,7 @@ class HelpDial:
         self._seen: deque[tuple[int, float | None]] = deque(maxlen=WINDOW)
 
     def set(self, target_rate: float | None, *, own: bool, at: float | None) -> None:
-        """Steer to another rate from the next question on; counting begins anew, what is known of the model stays.
+        """Steer to another rate from the next question on; counting begins again, what is known of the model stays.
 
         Raises UsageError outside [0, 1].
         """
@@ -223,7 +223,7 @@ def _bounded(bias: float) -> float:
 MOST_OWN_DIALS = 64
 """A dial that somebody sets for a task alone is kept until one is set for every task."""
 MOST_OTHER_DIALS = 64
-"""So many dials that nobody has set are kept: those that answered last."""
+"""How many dials that nobody has set are kept: those that answered last."""
 _DEFAULT = "dial_default"
 
 

@@ -82,7 +82,7 @@ def budget_at_rest(
     another coordinator's.
 
     A limit that was reported and is not in this configuration stays, unless somebody has set limits here: the agent may have had another.
-    The ledger begins to count a period when it is set first; of one that has begun anew since, this device's own records show what is used.
+    The ledger begins to count a period when it is set first; if the period has begun again since, this device's own records show the use.
     """
     limits = NO_BUDGET_LIMITS if configured is None else limits_of(state, configured)
     if known is None and limits.words == NO_BUDGET_LIMITS.words:

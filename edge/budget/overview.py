@@ -44,7 +44,7 @@ class TaskBudget:
 @dataclass(frozen=True, slots=True)
 class Held:
     """What asking is held to. `limits`: of this device's own ledger (None: another coordinator's operator sets them), `renews_at` when they
-    begin anew (None: never); `cloud_name`: what the cloud is called where money is shown, "" where it charges; `target` in one line."""
+    begin again (None: never); `cloud_name`: what the cloud is called where money is shown, "" where it charges; `target` in one line."""
 
     limits: BudgetLimits | None
     renews_at: float | None
@@ -198,7 +198,7 @@ def _reported_limits(known: KnownBudget | None) -> BudgetLimits | None:
 
 
 def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapping[str, KnownBudget], clock: Clock) -> Overview:
-    """Of a state folder without an agent, or beside one that cannot be spoken to; `reported` by the coordinator now, by task."""
+    """Of a state folder without an agent, or whose agent cannot be reached; `reported` by the coordinator now, by task."""
     dials = {dial.task: dial for dial in stored_dials(state, settings.dial_rate)}
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")

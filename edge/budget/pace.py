@@ -23,7 +23,7 @@ LEARNING_SHARE = 0.5
 WEEK_H, DAY_H = 168, 24
 _HISTORY_H = WEEK_H + DAY_H
 _CALLS = 200
-"""Calls that show what one costs; so many are read."""
+"""How many of the latest calls are read to estimate what one costs."""
 _CALLS_S = 30 * DAY_S
 """No call longer ago counts."""
 _FORECAST_S = 300.0
@@ -67,7 +67,7 @@ class PeriodBudget:
 
 def period_budget(unit: Unit, known: KnownBudget | None, now: float) -> PeriodBudget | None:
     """The budget of a unit as it is now; None without a limit, and for one that never renews. A period that has ended since the budget
-    was reported has begun anew."""
+    was reported has begun again."""
     if known is None:
         return None
     budget = known.budget

@@ -60,13 +60,16 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides beside the budget: why the cloud is off ("": it is not), whether that is a pause, why the coordinator is away ("": it is
-    not), and whether it has just refused for want of budget."""
+    """What decides in addition to the budget."""
 
     switched_off: str = ""
+    """Why the cloud is off; "": it is not."""
     paused: bool = False
+    """Whether it is off because somebody paused it."""
     away: str = ""
+    """Why the coordinator is away; "": it is not."""
     refused: str = ""
+    """What the coordinator has just refused for want of budget; "": nothing."""
 
 
 def quota_of(task: str, known: KnownBudget | None, dial: DialSnapshot | None, now: Circumstances) -> Quota:
@@ -156,7 +159,7 @@ class Quotas:
         self._refused.pop(task, None)
 
     def limits_changed(self) -> None:
-        """Refusals of before say nothing any more."""
+        """Earlier refusals no longer count."""
         self._refused.clear()
 
     @property

@@ -69,7 +69,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The present setting beside others, over `answers` answers of a task ("" for all)."""
+    """The present setting compared with others, over `answers` answers of a task ("" for all)."""
 
     task: str
     answers: int

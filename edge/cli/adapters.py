@@ -112,7 +112,7 @@ def adapters_export(
         raise UsageError(
             f"{shown} is a folder with other files in it", hint="choose another place; --force replaces adapters only"
         )
-    try:  # written beside the place; what was there stays until then
+    try:  # written next to the target; what was there stays until then
         with replacing(out) if form == "gguf" else replacing_folder(out) as draft:
             _write(folder, draft, form, config)
             if form == "gguf" and out.is_dir():

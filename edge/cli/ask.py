@@ -134,7 +134,7 @@ def _holds_text() -> bool:
     """Whether stdin is a pipe, a file or a socket. Services and schedulers give a device such as /dev/null."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:  # no file of the system behind it
+    except OSError:  # not backed by a file of the system
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
@@ -159,7 +159,10 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whoever answers: `read` streams one answer by channel, then its note; `control` looks and steers. Both may raise EdgeError."""
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` reads and changes its state.
+
+    Both may raise EdgeError.
+    """
 
     read: Callable[[AnswerRequest], Reading]
     control: AgentControl
@@ -240,7 +243,7 @@ class Answer:
 
     @property
     def final(self) -> str:
-        """The answer alone, "" where the model gave none; the note's reason says so."""
+        """The answer alone, "" where the model gave none, as the note's reason then states."""
         return self.note.final or self.content.strip()
 
     def to_json(self) -> dict[str, Any]:

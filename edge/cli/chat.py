@@ -230,7 +230,7 @@ class Conversation:
 
     def _id(self, given: str) -> str:
         if not (given or self._answered):
-            raise UsageError("there is no answer yet", hint="give the id that stands beside an answer")
+            raise UsageError("there is no answer yet", hint="give the id shown with an answer")
         return id_of(given or self._answered)
 
 
@@ -241,7 +241,7 @@ COMMANDS = {
     "/good": ("[ID]", "the last answer, or another one, was right"),
     "/bad": ("[ID] [TEXT]", "it was wrong; TEXT is what would have been right"),
     "/budget": ("", "what may still be spent"),
-    "/retry": ("", "the last question once more; sampled anew where it was answered"),
+    "/retry": ("", "the last question once more; sampled again where it was answered"),
     "/new": ("", "forget the conversation"),
     "/help": ("", "these commands and keys"),
     "/quit": ("", "leave"),

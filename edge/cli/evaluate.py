@@ -83,7 +83,8 @@ def command(
         Path | None, Option("--replay", help="Take cloud answers from here: no coordinator, no key.", metavar="FILE")
     ] = None,
     plot: Annotated[
-        Path | None, Option("--plot", help="Draw cost against quality; its numbers go beside it as .json.", metavar="FILE.png")
+        Path | None,
+        Option("--plot", help="Draw cost against quality; its numbers are written next to it as .json.", metavar="FILE.png"),
     ] = None,
     json_out: Annotated[
         Path | None, Option("--json-out", help="Write the report here too; an interrupted run goes on.", metavar="FILE")
@@ -175,7 +176,7 @@ def sources_of(tasks: Sequence[str] | None, config: AgentConfig) -> tuple[str, .
 
 
 def adapter_folders(adapter: str, config: AgentConfig, run_folder: Path | None = None) -> tuple[Path, ...]:
-    """The adapters that serving, latest, none or a folder stands for, the first usable one counts; () for the bare model.
+    """The adapters that serving, latest, none or a folder means; the first usable one counts; () for the bare model.
 
     With a run folder serving and latest are the adapter that it left; else serving is what the state folder's agent answers with, latest
     its newest version, also when it was left. Raises UsageError for a folder that is none.

@@ -17,7 +17,7 @@ from edge.core.formatting import shown
 
 @takes("state")
 def command(
-    answer_id: Annotated[str, Argument(help="The id that stands beside an answer.", metavar="ID")],
+    answer_id: Annotated[str, Argument(help="The id shown with an answer.", metavar="ID")],
     verdict: Annotated[str, Argument(help="good, bad, or none to take it back.", metavar="RATING", autocompletion=ratings)],
     settings: Settings,
     correction: Annotated[str | None, Argument(help="With bad: what would have been right.", metavar="CORRECTION")] = None,

@@ -41,7 +41,7 @@ _NOTHING_SENT: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": 
 class FolderAgent:
     """`AgentControl` over a state folder that no agent uses; no model is loaded and no coordinator started.
 
-    What only reads also works beside a process that holds the folder, such as `edge-agent learn`; what changes something then raises
+    What only reads also works while another process holds the folder, such as `edge-agent learn`; what changes something then raises
     StateError.
     """
 
@@ -210,7 +210,7 @@ class FolderAgent:
 
     @contextmanager
     def _answered(self, answer_id: str) -> Iterator[StateReader]:
-        """The folder in which an answer is looked for. Raises NotFound where nothing was asked yet."""
+        """The folder in which to find an answer. Raises NotFound where nothing was asked yet."""
         with reading(self._folder) as state:
             if state is None:
                 wanted = "no answer" if answer_id == LAST_ANSWER else f"no answer with id {answer_id}"

@@ -39,12 +39,12 @@ def hints_measure(
         Path | None, Option("--record", help="Keep cloud answers here (default: in the state folder).", metavar="FILE")
     ] = None,
     replay: Annotated[Path | None, Option("--replay", help="Take cloud answers from here.", metavar="FILE")] = None,
-    apply: Annotated[bool, Option("--apply", help="Say how to set what was measured; writes nothing.")] = False,
+    apply: Annotated[bool, Option("--apply", help="Print how to set what was measured; writes nothing.")] = False,
     *,
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """Ask the cloud LLM with and without hints for the same items, and say whether they pay. They stay off unless they do."""
+    """Ask the cloud LLM with and without hints for the same items, and report whether they pay. They stay off unless they do."""
     from edge.app.measuring import measure_hints
     from edge.app.settings import state_folder, switched_off
     from edge.console import open_console

@@ -51,7 +51,7 @@ def command(
     from edge.learning.run_folder import RunFolder, require_same_run
 
     if eval_every is not None and not eval_limit:
-        raise UsageError("--eval-every says when, but not how much is evaluated", hint="give --eval-limit too, such as 200")
+        raise UsageError("--eval-every sets when, but not how much, is evaluated", hint="give --eval-limit too, such as 200")
     sources = [*(files or ()), *(settings.tasks or ())]
     settings = with_an_end(replace(settings, phase_steps=steps, tasks=sources or None))
     if (
@@ -131,7 +131,7 @@ async def _learn(
 
 
 def summary_lines(summary: dict[str, Any], folder: Path, cloud: str = "") -> Iterator[str]:
-    """The run for a person: for each phase the first steps beside the last ones, what was forgotten, what it cost."""
+    """The run for a person: for each phase its first steps compared with its last ones, what was forgotten, what it cost."""
     for phase in summary["phases"]:
         first, last = phase["first"], phase["last"]
 

@@ -44,23 +44,23 @@ POINT_S = 1.0
 """About how long one number is measured."""
 _PREFILL_TOKENS, _DECODE_PROMPT_TOKENS, _FIRST_CALLS, _FEWEST_CALLS, _MOST_CALLS = 256, 16, 4, 12, 96
 _ROWS_FROM = 8
-"""Between one row and so many nothing is decided: fewer are never recommended by default (edge.inference.batched)."""
+"""After a single row, measuring goes on with this many: fewer are never recommended by default (edge.inference.batched)."""
 _HARDLY_FASTER, _TRIES = 1.1, 2
 _SWEEP_S = 20.0
 _SAMPLE_S, _SAMPLE_PROMPTS = 8.0, 2
 _TRAINING_TOKENS = 1024
 _PRACTICE = "practice:group1"
 BUDGET_S = 10.0
-"""No further batch is learned after so many seconds."""
+"""No further batch is learned after this many seconds."""
 _SHORTEST_TOKENS, _PROMPT_TOKENS = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """What the engine reached: tokens/s of one prompt, and of all rows together by number of rows, behind a short prompt.
+    """What the engine reached: tokens/s of one prompt, and of all rows together by number of rows, after a short prompt.
 
     `prompt_tokens` and `response_tokens` are means over the configured tasks; `sampled` is false where responses took too long to sample
-    and the longest allowed length stands for them. `complete` is false where time was up before all numbers of rows were measured.
+    and the longest allowed length is used instead. `complete` is false where time was up before all numbers of rows were measured.
     """
 
     prefill_tokens_per_s: float
@@ -270,7 +270,7 @@ async def _decode_rates(backend: BatchedBackend, ids: Sequence[int], say: Say, c
 
 
 async def _call_s(backend: BatchedBackend, ids: Sequence[int], calls: int, rows: int, clock: Clock) -> float:
-    """Seconds of one decode of so many rows: what many tokens take beyond the prompt and the first one, which comes from the prompt."""
+    """Seconds of one decode of this many rows: what many tokens take beyond the prompt and the first one, which comes from the prompt."""
     prompt = ids[: min(_DECODE_PROMPT_TOKENS, len(ids) // 2)]
     calls = max(1, min(calls, _MOST_CALLS, len(ids) - len(prompt) - 1))
     short, long = [await _quickest(partial(backend.feed, prompt, ids[:count], rows), clock) for count in (1, calls + 1)]

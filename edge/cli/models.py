@@ -205,7 +205,7 @@ def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> None:
         return
     print(f"{out}: the decoder of {source}, {data_size(file_bytes)}")
     if out.with_suffix(".gguf").resolve() != source.resolve():
-        print_line(f"engine.backend onnx uses it when it lies beside the model: {source.with_suffix('.onnx')}")
+        print_line(f"engine.backend onnx uses it when it lies next to the model: {source.with_suffix('.onnx')}")
 
 
 def _learning_bytes(path: Path) -> tuple[int | None, str]:

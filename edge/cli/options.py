@@ -69,7 +69,7 @@ def id_of(given: str) -> str:
     """The id without what OpenAI's clients have before it. Raises UsageError for what cannot be one."""
     bare = given.strip().removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_")
     if not _ID.fullmatch(bare):
-        raise UsageError(f"{shown(given)!r} is no id of an answer", hint="give the id that stands beside an answer")
+        raise UsageError(f"{shown(given)!r} is no id of an answer", hint="give the id shown with an answer")
     return bare
 
 

@@ -132,5 +132,5 @@ def _entry_lines(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def replaced_text(replaced: Mapping[str, int]) -> str:
-    """What stands for something private, e.g. `2 email, 1 path`."""
+    """The counts of what was replaced, e.g. `2 email, 1 path`."""
     return ", ".join(f"{count} {kind}" for kind, count in sorted(replaced.items()))

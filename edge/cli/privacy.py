@@ -49,7 +49,7 @@ def privacy_check(
         print_json(found)
         return exit_code
     region = registry.region or "no country (privacy.region sets one)"
-    print_line(f"looked for: {', '.join(found['kinds']) or 'nothing'}; telephone numbers without a prefix: {region}")
+    print_line(f"searched for: {', '.join(found['kinds']) or 'nothing'}; telephone numbers without a prefix: {region}")
     if rule:
         print_line(f"it would not be sent: never-send rule {rule} forbids it")
         return exit_code

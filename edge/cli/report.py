@@ -38,7 +38,7 @@ def command(
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """What was learned, gained, forgotten and spent, beside a running agent or without one."""
+    """What was learned, gained, forgotten and spent, with or without a running agent."""
     config, begin = settings.config(), since_of(since, SystemClock().now())
     report, headline = ask_agent(config, lambda agent: _read(agent, begin))
     if json:
@@ -67,12 +67,12 @@ def command(
 def headline_lines(headline: Mapping[str, Any]) -> Iterator[str]:
     """The four numbers, in two lines."""
     practice = headline["practice"]
-    beside = f" (practice: {percent(practice['right_in_the_end'])}, {points(practice['gained'])})" if practice else ""
+    of_practice = f" (practice: {percent(practice['right_in_the_end'])}, {points(practice['gained'])})" if practice else ""
     parts = [
         f"answered locally {percent(headline['answered_locally'])}"
         + (f" of {counted(headline['answers'], 'answer')} this month" if headline["answers"] else ""),
         f"right in the end {percent(headline['right_in_the_end'])}{_questions(headline)}",
-        f"gained {points(headline['gained'])} since the beginning{beside}",
+        f"gained {points(headline['gained'])} since the beginning{of_practice}",
     ]
     yield " · ".join(parts)
     practice = f" ({headline['cloud_name']})" if headline["cloud_name"] else ""
@@ -80,7 +80,7 @@ def headline_lines(headline: Mapping[str, Any]) -> Iterator[str]:
 
 
 LEARNED_FROM = "learned from, too"
-"""What stands beside validation questions of which none is held out."""
+"""The note next to validation questions of which none is held out."""
 
 
 def _questions(headline: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def _named(task: Mapping[str, Any]) -> str:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What stands below the table of validation questions."""
+    """The lines below the table of validation questions."""
     total, before, now = report["total"], report["serving_version_then"], report["serving_version"]
     if not report["tasks"]:
         yield "gained    nothing was examined yet (with gate.enabled: false it never is)"

@@ -1,4 +1,4 @@
-"""`edge-agent router train`: a classifier on "will the local model fail", the baseline beside the model's own decision."""
+"""`edge-agent router train`: a classifier on "will the local model fail", the baseline for the model's own decision."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def service_logs(
     lines: Annotated[int, Option("--lines", "-n", min=1, max=MOST_ITEMS, help="How many of the last lines.", metavar="N")] = 50,
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
 ) -> int:
-    """What the service said."""
+    """The service's output."""
     manager = _manager()
     if not manager.file.exists():
         raise UsageError(f"no service is installed ({manager.file} is not there)", hint="edge-agent service install")

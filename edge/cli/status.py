@@ -70,7 +70,7 @@ async def _status(agent: AgentControl, folder: Path) -> dict[str, Any]:
 
 
 def _status_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and what is to be printed beside them."""
+    """Names, each with what is printed after it."""
     running, learning, budget, cloud = found["running"], found["learning"], found["budget"], found["cloud"]
     if found["headline"]:
         yield "result", next(headline_lines(found["headline"]))

@@ -17,7 +17,7 @@ from edge.core.formatting import money, percent
 
 @takes("state")
 def command(
-    share: Annotated[list[str] | None, Argument(help="The share to look at, as 10%, 10 % or 0.1.", metavar="RATE")] = None,
+    share: Annotated[list[str] | None, Argument(help="The share to simulate, as 10%, 10 % or 0.1.", metavar="RATE")] = None,
     rate: Annotated[str | None, Option("--target-rate", help="The same.", metavar="RATE")] = None,
     sweep: Annotated[bool, Option("--sweep", help="A table over several rates.")] = False,
     task: Annotated[str | None, Option("--task", help="Answers to this task alone.", metavar="LABEL")] = None,

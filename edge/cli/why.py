@@ -17,7 +17,7 @@ from edge.state.reader import LAST_ANSWER
 def command(
     answer_id: Annotated[
         str | None,
-        Argument(help="The id that stands beside an answer; without it, the last answer.", metavar="[ID]", show_default=False),
+        Argument(help="The id shown with an answer; without it, the last answer.", metavar="[ID]", show_default=False),
     ] = None,
     *,
     settings: Settings,

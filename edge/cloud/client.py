@@ -42,7 +42,7 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Terms
 
 LOST_REASONS = frozenset({"UNREACHABLE", "CONNECTION_LOST", "DRAINING"})
-"""The coordinator itself is away; with any other reason it has answered, and what is behind it failed."""
+"""The coordinator itself is away; with any other reason it has answered, and what it called failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class CoordinatorLink:
                 raise type(refusal)(str(refusal), hint=hint)
 
     async def follow_budgets(self, serving_task: str) -> None:
-        """Follow the budgets of the task at hand and of people's questions. Where these may not ask, it is said what to do."""
+        """Follow the budgets of the task at hand and of people's questions. Where these may not ask, the error states what to do."""
         await self.watch.follow(self._learned.present_task)
         if not self.client.online or serving_task == self.watch.task:
             return

@@ -38,7 +38,7 @@ _STOP_S = 10.0
 _CRASH_HINT = "edge-agent doctor checks whether llama.cpp runs on this processor"
 _RESTART_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _HEALTHY_S = 30.0
-"""A child that ran so long begins its failures anew."""
+"""A child that ran this long starts with a clean count of failures."""
 _UPSTREAM_FIELDS = (
     "model", "path", "base_url", "api_key", "api_key_env", "price_in_uusd_per_mtok", "price_out_uusd_per_mtok", "tokens_field",
     "allow_plaintext", "threads",
@@ -85,7 +85,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
 
 
 def coordinator_command() -> list[str]:
-    """How the coordinator is started: the module beside this package, else the console script. Raises CoordinatorUnavailable."""
+    """How the coordinator is started: the module next to this package, else the console script. Raises CoordinatorUnavailable."""
     if importlib.util.find_spec("coordinator") is not None:
         return [sys.executable, "-c", "import sys; from coordinator.cli import main; sys.exit(main())"]
     script = shutil.which("edge-coordinator")

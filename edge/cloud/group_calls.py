@@ -43,7 +43,7 @@ def _unit_of(error: BudgetExhausted) -> Unit | None:
 
 
 def for_who_demanded_the_cloud(error: BudgetExhausted, *, own_coordinator: bool) -> BudgetExhausted:
-    """The same error in one line that says what can be done; a coordinator of one's own is held to the agent's configuration."""
+    """The same error in one line that states what can be done; one's own coordinator follows the agent's configuration."""
     what = what_is_used_up(error)
     unit = _unit_of(error)
     more = (
@@ -61,17 +61,18 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CloudOutcome:
-    """`completion` when answered; else `refused` marks a budget's refusal, not a failure; `reason` is one line.
-
-    `unsent`: it was decided on this device, and the coordinator was not asked. `lost_uusd`: what the ledger charged for a call that has
-    no answer to give, in micro-USD, where its reply says so.
-    """
+    """What became of a group's call."""
 
     completion: CloudCompletion | None
+    """None: it was not answered."""
     refused: bool = False
+    """A budget refused; that is not a failure."""
     reason: str = ""
+    """One line."""
     unsent: bool = False
+    """Decided on this device: the coordinator was not asked."""
     lost_uusd: int | None = None
+    """What the ledger charged for a call that has no answer to give, in micro-USD, where its reply states it."""
 
 
 class CallLimit(Protocol):

@@ -1,7 +1,7 @@
 """The SLM's own attempt as a hint for the cloud LLM.
 
-Off unless `coordinator.hint_chars` says how much may go along. What the privacy registry knows is cut out first, and every number of more
-than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.
+Off unless `coordinator.hint_chars` sets how much may be sent along. What the privacy registry knows is cut out first, and every number of
+more than 8 digits: before the hint is shortened, so that no half of it is left, and without placeholders, since a hint needs no way back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def hint_of(local: str, most_chars: int, cut: Cut = private_cut) -> str:
 
 
 def with_hint(messages: Sequence[Message], local: str, most_chars: int, cut: Cut = private_cut) -> tuple[Message, ...]:
-    """The messages with a hint behind the last one, which asks; as they are where hints are off (`most_chars` 0) or none is left."""
+    """The messages with a hint after the text of the last one; unchanged where hints are off (`most_chars` 0) or no text is left."""
     hint = hint_of(local, most_chars, cut) if most_chars else ""
     if not hint:
         return tuple(messages)

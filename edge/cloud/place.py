@@ -1,4 +1,4 @@
-"""Where the cloud is asked: what an error that ends a question says to do next."""
+"""Where the cloud is asked: what to do next after an error that ends a question."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.cloud.client import LOST_REASONS
 from edge.core.errors import CoordinatorError, InvalidRequest, RateLimited, Withheld
 
 _REFUSES_THE_REQUEST = ("http_400", "http_422")
-"""Its provider's own words stand in the error's message: asking the same again is pointless, and the connection is well."""
+"""The error's message holds the provider's own words: asking the same again is pointless, and the connection works."""
 _BY_CAUSE = {
     "http_402": "its provider wants to be paid first",
     "http_404": "check coordinator.embedded.base_url and coordinator.embedded.model",
@@ -28,12 +28,12 @@ class CloudPlace:
     key: str = ""
 
     def what_next(self, error: CoordinatorError) -> str:
-        """What to do about a call that failed: what the error itself says, where it says something."""
+        """What to do about a call that failed: the error's own hint, where it has one."""
         if self.own and error.reason in LOST_REASONS:
             return (
                 "this agent's own coordinator starts again by itself; its log is coordinator/coordinator.log in the state folder"
             )
-        if error.hint or isinstance(error, (Withheld, InvalidRequest)):  # these say what is wrong with the question
+        if error.hint or isinstance(error, (Withheld, InvalidRequest)):  # their message names what is wrong with the question
             return error.hint
         if isinstance(error, RateLimited):
             return f"ask again in {error.retry_after_s or 1.0:.0f} s"

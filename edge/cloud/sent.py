@@ -26,7 +26,7 @@ SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
 _DROPPED = "sent_dropped"
 _DAY_S = 86400.0
 _MOST_INQUIRIES = 1000
-"""Different repeated requests that are known; one that is met anew gets an entry of its own."""
+"""Different repeated requests that are known; one that is met again gets an entry of its own."""
 _CHECK_EVERY = 256
 """Entries between two checks for what is too old."""
 _COLUMNS = "id, at, kind, why, method, answer_id, call_key, length(payload), replaced, times, last_at, outcome"

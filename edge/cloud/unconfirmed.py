@@ -34,7 +34,7 @@ EndOf = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 class UnconfirmedCalls(ABC):
-    """A table of calls, and what reconciles it. What was seen of a call under way counts for one process; another one begins anew."""
+    """A table of calls, and what reconciles it. What was seen of a call under way counts for one process; another one begins again."""
 
     def __init__(self, clock: Clock, end_of: EndOf) -> None:
         self._clock = clock
@@ -158,7 +158,7 @@ class AnswerCalls(UnconfirmedCalls):
             if end["call_state"] == NEVER_ARRIVED:
                 return self.forget(key)
             record = json.loads(begun)
-        self._state.put_request(request_id, at, {**record, **end}, beside=lambda: self.confirm(key))
+        self._state.put_request(request_id, at, {**record, **end}, in_the_same_transaction=lambda: self.confirm(key))
         if end["charged_uusd"]:
             text = f"the cloud call of answer {request_id}, whose reply was lost, cost {money(end['charged_uusd'])}"
             self._sink.emit(Notice(text, self._clock.now()))

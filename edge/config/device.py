@@ -21,7 +21,7 @@ else:
 
 
 class DecodeRate(Section):
-    """How fast so many rows are decoded at once."""
+    """How fast this many rows are decoded at once."""
 
     rows: int = Field(ge=1, description="Rows decoded at once.")
     tokens_per_s: Positive = Field(description="Tokens/s of all of them together.")
@@ -99,7 +99,7 @@ class DeviceConfig(Section):
     dequantise_gweights_per_s: Positive | None = Field(None, description="G weights/s turned from the file's form into floats.")
     model: str = Field("", description="The model that the engine's numbers were taken with.")
     prefill_tokens_per_s: Positive | None = Field(None, description="Tokens/s of one prompt in the engine.")
-    decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows behind a short prompt.")
+    decode: tuple[DecodeRate, ...] = Field((), description="Tokens/s for some numbers of rows after a short prompt.")
     machine: str = Field("", description="What the machine reported of itself; a profile of another one is not picked by itself.")
     processor: Literal["", "cpu", "cpu-phone", "cuda", "cuda-shared", "metal"] = Field(
         "", description="What the model is computed on; cuda-shared is a GPU that shares the machine's memory, as a Jetson's."

@@ -34,7 +34,7 @@ NOT_PICKED = "not picked"
 _PACKAGED, _SOURCE = Path(__file__).parent / "devices", Path(__file__).parents[2] / "devices"
 _GIB = 1024
 _SMALL_SHARE = 0.8
-"""Of the memory that is sold, so much a system shows at least."""
+"""The least share of the memory it was sold with that a system reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def known_device(facts: MachineFacts) -> str:
 
 
 def _has(memory_gib: int) -> Callable[[MachineFacts], bool]:
-    """Whether the machine was sold with so much memory."""
+    """Whether the machine was sold with this much memory."""
     return lambda facts: _SMALL_SHARE * memory_gib * _GIB <= facts.memory_mib <= memory_gib * _GIB
 
 

@@ -34,7 +34,7 @@ class ValueAt(ValueError):
 
 
 class UnknownKey(ConfigError):
-    """A key that the schema does not have; `section` is where it stands, as `edge.config.reference` writes paths ("" at the top)."""
+    """A key that the schema does not have; `section` is the section it is in, as `edge.config.reference` writes paths ("" at the top)."""
 
     def __init__(self, place: str, key: str, suggestion: str, section: str) -> None:
         super().__init__(f"{place}: unknown key {key}{suggestion}")
@@ -268,7 +268,7 @@ class _Merged(Generic[ConfigT]):
         wanted = next((key.type for key in keys_beside(self._schema, path) if key.name == path[-1]), "")
         complaint = _complaint(error, wanted)
         if place.startswith("--") and not place.startswith("--set") and self._origins.get(path) == place:
-            return Problem(place, dotted(path), f"{place} {complaint}")  # an option stands for its key
+            return Problem(place, dotted(path), f"{place} {complaint}")  # an option sets its key
         text = f"{dotted(path)} {complaint}" if path else complaint
         return Problem(place, dotted(path), f"{place}: {text}" if place else text)
 
@@ -302,7 +302,7 @@ _COMPLAINTS = {
 
 
 def _complaint(error: ErrorDetails, wanted: str) -> str:
-    """What is wrong with a value, to stand after its key; `wanted` is its type in the reference's words."""
+    """What is wrong with a value, to be printed after its key; `wanted` is its type in the reference's words."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind in _COMPLAINTS:
         length, elements = len(value) if isinstance(value, str) else 0, counted(context.get("min_length", 0), "element")

@@ -1,7 +1,7 @@
 """The reference of a configuration: every key with its type, range, default and description, read from the schema itself; and a
 file to begin with, of the keys that people set first.
 
-NAME in a path stands for a name of one's own choice, `[]` for any element of a list.
+NAME in a path means a name of one's own choice, `[]` for any element of a list.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Key:
 
     @property
     def parent(self) -> str:
-        """The path it stands under; "" at the top."""
+        """The path of the section it is in; "" at the top."""
         return self.path.rpartition(".")[0]
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def keys_beside(schema: type[BaseModel], path: Sequence[object]) -> list[Key]:
 
 
 def text_of(keys: Sequence[Key]) -> str:
-    """The keys for people, at most WIDTH columns wide; what holds for several sections alike stands at the first."""
+    """The keys for people, at most WIDTH columns wide; what holds for several sections alike is printed at the first."""
     shown, lines = set[str](), list[str]()
     before: Key | None = None
     for key in keys:
@@ -233,13 +233,13 @@ def _bounds_text(bounds: Mapping[str, float]) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers without a point, and those beside a high power of two as such."""
+    """Whole numbers without a point; a high power of two, or one less, as such."""
     if value != int(value):
         return str(value)
-    for beside in (0, 1):
-        power = int(value) + beside
+    for less in (0, 1):
+        power = int(value) + less
         if power >= 2**31 and power & (power - 1) == 0:
-            return f"2^{power.bit_length() - 1}" + ("-1" if beside else "")
+            return f"2^{power.bit_length() - 1}" + ("-1" if less else "")
     return str(int(value))
 
 
@@ -300,7 +300,7 @@ FIRST_KEYS = (
     "budget.dial",
     "chat.history",
 )
-"""In the schema's order, so that each section stands once."""
+"""In the schema's order, so that each section appears once."""
 _HEAD = """\
 # Configuration of edge-agent: what people set first. Every value here is the default; what is left out keeps it, too.
 # All keys: edge-agent config keys. Is it right: edge-agent config check FILE. Use it: edge-agent run --config FILE.

@@ -69,7 +69,7 @@ class EngineConfig(Section):
     """The engine: what computes answers, and how it uses the machine.
 
     `edge-agent doctor` shows which engine `auto` chooses. `streamed` weights are turned into floats matrix by matrix. `onnx` serves with
-    ONNX Runtime while torch trains: from NAME.onnx beside the model's NAME.gguf, else from a graph that is made of it once and kept in the
+    ONNX Runtime while torch trains: from NAME.onnx next to the model's NAME.gguf, else from a graph that is exported once and kept in the
     state folder.
     """
 
@@ -118,25 +118,27 @@ class AdapterConfig(Section):
 
 
 class WhenConfig(Section):
-    """When learning may use the machine; looked at between steps.
+    """When learning may use the machine; checked between steps.
 
     A limit whose reading a machine does not give holds nothing back: a desktop has no battery. `edge-agent run` obeys it, `learn` does not.
     """
 
     on_mains: bool = Field(True, description="Only on mains power; a machine without a battery is.")
     min_battery_percent: Annotated[float, Field(ge=0.0, le=100.0)] | None = Field(
-        20.0, description="Only with the battery at least so full, also on mains (null: any)."
+        20.0, description="Only with at least this much battery charge, also on mains (null: any)."
     )
     max_temperature_c: Positive | None = Field(90.0, description="Only while the processor is no hotter, in °C (null: any).")
     max_other_load: Rate | None = Field(
         None, description="Only while other programs keep no larger share of the processors busy (null: any)."
     )
-    quiet_s: NotNegative = Field(0.0, description="Only so many seconds after the last answer; never while somebody is answered.")
+    quiet_s: NotNegative = Field(
+        0.0, description="Only when the last answer was at least this many seconds ago; never while somebody is answered."
+    )
     from_hour: int = Field(0, ge=0, le=23, description="Only from this hour of the day on, local time.")
     until_hour: int = Field(
         24, ge=1, le=24, description="Only until this hour of the day; an earlier one than from_hour is tomorrow's."
     )
-    check_s: Positive = Field(5.0, description="Seconds between two looks while learning waits.")
+    check_s: Positive = Field(5.0, description="Seconds between two checks while learning waits.")
 
 
 class LearningConfig(Section):
@@ -167,7 +169,7 @@ class LearningConfig(Section):
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
     controller: Controller = Field(
         "dial",
-        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it beside λ (dial), or λ alone (paper).",
+        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it and λ (dial), or λ alone (paper).",
     )
     dual_lr: NotNegative | None = Field(
         None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
@@ -239,7 +241,7 @@ class LearningConfig(Section):
     )
     skills: list[str] = Field(
         ["practice:group1", "practice:group2"],
-        description="Sources that nothing is learned at the cost of: right answers to them are kept up beside given ones, and the gate "
+        description="Sources that learning must not make worse: right answers to them are trained along with given ones, and the gate "
         "examines them though no phase learns them ([]: none).",
     )
 
@@ -309,7 +311,9 @@ class GateConfig(Section):
         "where it is beyond chance.",
     )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
-    max_refusals: int = Field(5, ge=1, description="So many rejected adapters in a row take training back to the adapter in use.")
+    max_refusals: int = Field(
+        5, ge=1, description="This many rejected adapters in a row take training back to the adapter in use."
+    )
     keep: int = Field(3, ge=1, description="Versions that were active and stay on disk, to go back to.")
     recheck_every: int | None = Field(
         20,
@@ -371,7 +375,7 @@ class EmbeddedCoordinatorConfig(Section):
     """
 
     upstream: Literal["bundled", "openai_compatible", "anthropic", "recorded"] = Field(
-        "bundled", description="Who answers: a model beside the agent, a server, Anthropic's Messages API, or a cassette."
+        "bundled", description="Who answers: the bundled model, a server, Anthropic's Messages API, or a cassette."
     )
     model: str = Field(
         "nano-cloud",
@@ -518,7 +522,7 @@ class ServeConfig(Section):
         description="File (mode 0600) with the token that clients must show; edge-agent serve-token makes it (null: none is asked for).",
     )
     names: tuple[str, ...] = Field(
-        (), description="Host names, beside those of loopback and the address itself, under which clients may ask."
+        (), description="Further host names under which clients may ask, in addition to those of loopback and the address itself."
     )
     allow_origins: tuple[str, ...] = Field(
         (), description="Web pages that may ask, by origin as https://HOST or http://HOST:PORT (none: only the agent's own page)."
@@ -565,7 +569,7 @@ class ProgramsConfig(Section):
 class BudgetConfig(Section):
     """Hard limits of the embedded coordinator's ledger, and the dial.
 
-    What `edge-agent budget limit` says wins over the limits and the period here. When learning has used its limits of a day up, it goes on
+    What `edge-agent budget limit` sets wins over the limits and the period here. When learning has used its limits of a day up, it goes on
     without the cloud.
     """
 
@@ -609,7 +613,8 @@ class PrivacyConfig(Section):
 
     enabled: bool = Field(True, description="Replace what is private, and test for leaks; never_send holds in any case.")
     kinds: tuple[PrivateKind, ...] = Field(
-        ("secret", "email", "card", "iban", "phone", "ip", "path"), description="What is looked for, beside the private terms."
+        ("secret", "email", "card", "iban", "phone", "ip", "path"),
+        description="What is searched for, in addition to the private terms.",
     )
     terms: tuple[Annotated[str, AfterValidator(checked_term)], ...] = Field(
         (), description="Words that are private: names of people, customers, projects; in any case, and in the plural."

@@ -69,7 +69,7 @@ def parse_yaml(text: str, name: str) -> LinedData:
         raise ConfigError(f"{place}: not valid YAML ({problem})", hint=_YAML_HINT) from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # an escape in a text that stands for no character
+    except (ValueError, OverflowError) as error:  # an escape that is no character
         raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
     finally:
         loader.dispose()  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ _YAML_HINT = "check quotes, brackets and indentation up to there"
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects aliases: a few lines of them stand for more values than there is memory."""
+    """Rejects aliases: a few lines of them can expand to more values than there is memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node. Raises ComposerError at an alias."""

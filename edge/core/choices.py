@@ -2,8 +2,8 @@
 
 A lone letter names the option of this letter, as prompts ask for it, also where another option's text is this letter (the blood groups O, A
 and B); a file's answer that may mean either is refused (`two_readings`). Where no option has the letter, it is a text like others (of the
-notes E, G and C the answer E). "A) text" must agree with itself. What names two options, or one by a text that stands there twice,
-names none. A number names an option only where the question numbers its options: `\\boxed{1}` under options A, B and C says nothing.
+notes E, G and C the answer E). "A) text" must agree with itself. What names two options, or one by a text that occurs there twice,
+names none. A number names an option only where the question numbers its options: `\\boxed{1}` under options A, B and C names none.
 """
 
 from __future__ import annotations

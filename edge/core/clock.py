@@ -41,9 +41,9 @@ def local_day(at: float) -> str:
 
 
 def day_began(at: float, days_before: int = 0) -> float:
-    """When the day of a time began, or a day so many days before it, in seconds since the epoch.
+    """When the day of a time began, or the day this many days before it, in seconds since the epoch.
 
-    Midnight is looked up anew for that day: where the clocks change it has another offset than the rest of the day.
+    Midnight is looked up again for that day: where the clocks change it has another offset than the rest of the day.
     """
     midnight = datetime.fromtimestamp(at, UTC).astimezone().replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     return (midnight - timedelta(days=days_before)).astimezone().timestamp()

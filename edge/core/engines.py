@@ -1,6 +1,6 @@
 """The table of engines: what each reads, needs and can do; and which ONNX execution providers to run on.
 
-docs/extending.md shows what a new engine takes besides its row.
+docs/extending.md shows what a new engine needs in addition to its row.
 """
 
 from __future__ import annotations
@@ -14,31 +14,36 @@ TORCH_LEARNER = "edge.app.openers:torch_learner"
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """One engine.
-
-    `name` is the value of engine.backend and `title` the name for people; `about` states who serves and who trains. `distribution` is the
-    package whose version the doctor shows, `extra` the part of pyproject.toml that brings it, `packages` what must be importable before the
-    engine is chosen. `open_backend` and `open_learner` name functions ("module:function") with the signatures of edge/app/openers.py.
-
-    `reads_folders`: folders of safetensors too, not GGUF files alone. `auto`: where engine.backend auto may choose it. `on_graphics`:
-    whether rows lie on a graphics processor. `shares_cores`: it computes with threads that other programs slow down. `splits_layers`:
-    engine.gpu_layers applies. `row_value_bytes`: bytes of a number among a row's keys and values.
-    """
+    """One engine."""
 
     name: str
+    """The value of engine.backend."""
     title: str
+    """The name for people."""
     about: str
+    """What serves and what trains."""
     distribution: str
+    """The package whose version the doctor shows."""
     extra: str
+    """The extra of pyproject.toml that installs it."""
     open_backend: str
+    """A function ("module:function") with the signature of those in edge/app/openers.py."""
     open_learner: str = TORCH_LEARNER
+    """Likewise for the learner."""
     packages: tuple[str, ...] = ()
+    """What must be importable before the engine is chosen."""
     reads_folders: bool = False
+    """It reads folders of safetensors as well as GGUF files."""
     auto: Literal["anywhere", "apple silicon", "never"] = "never"
+    """Where engine.backend auto may choose it."""
     on_graphics: Literal["always", "as built", "never"] = "never"
+    """Whether rows lie on a graphics processor."""
     shares_cores: bool = True
+    """It computes with threads that other programs slow down."""
     splits_layers: bool = False
+    """engine.gpu_layers applies."""
     row_value_bytes: int = 2
+    """Bytes of a number among a row's keys and values."""
 
     @property
     def trains_in_torch(self) -> bool:
@@ -89,7 +94,7 @@ ENGINES: Mapping[str, EngineInfo] = {
 
 
 def engine_named(backend: str) -> EngineInfo:
-    """The engine behind a value of engine.backend; of `auto` the one that reads GGUF files anywhere."""
+    """The engine that a value of engine.backend names; for `auto` the one that reads GGUF files on any machine."""
     return ENGINES["llamacpp" if backend == "auto" else backend]
 
 

@@ -1,6 +1,6 @@
 """The error tree: what went wrong and what to do next; rpc/errors.py translates to gRPC codes.
 
-EdgeError                       one line for a person, `hint` says what to do next; exit code 1
+EdgeError                       one line for a person, `hint` is what to do next; exit code 1
 ├── UsageError                  wrong command line or argument; exit code 2
 │   └── Unsupported             a demand that cannot be met as things are set up; names the parameter
 │       └── CloudOff            the cloud was demanded and may not be asked; exit code 1

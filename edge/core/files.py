@@ -43,10 +43,10 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int | None = None) 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` at which the block writes a file; it takes the place of `path` when the block ends well.
+    """A path next to `path` at which the block writes a file; it takes the place of `path` when the block ends well.
 
     The file is on the disk before it is renamed, and the rename before this returns. Whatever fails, `path` is as it was and nothing is
-    left beside it. Each writer has a path of its own, so that several may write at once: the last one stays. Raises OSError.
+    left next to it. Each writer has a path of its own, so that several may write at once: the last one stays. Raises OSError.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A new, empty folder beside `path` that takes its place, with all that the block puts into it, when the block ends well.
+    """A new, empty folder next to `path` that takes its place, with all that the block puts into it, when the block ends well.
 
     Everything is on the disk before the rename. There may be one writer only: what a killed one has left is removed first. Raises OSError.
     """

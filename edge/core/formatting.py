@@ -63,7 +63,7 @@ PRACTICE_MODEL = "nano-cloud"
 
 
 def practice_note(cloud_model: str) -> str:
-    """What stands behind an amount of the bundled cloud model; "" behind that of another one."""
+    """What is printed after an amount of the bundled cloud model; "" for any other model."""
     return f" ({PRACTICE_CLOUD})" if cloud_model == PRACTICE_MODEL else ""
 
 

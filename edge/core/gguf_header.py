@@ -48,14 +48,14 @@ _SCALARS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ArrayLength:
-    """Stands for an array in the metadata."""
+    """In the metadata, an array of which only the length is kept."""
 
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor's name, its shape (rows first, as torch has it), ggml's number for its type, and its place behind `data_start` in bytes."""
+    """A tensor's name, its shape (rows first, as torch has it), ggml's number for its type, and its offset from `data_start` in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -196,7 +196,7 @@ def _header(path: Path, file: _Reader, arrays: Collection[str]) -> GgufHeader:
 
 
 def _end_of(tensors: Sequence[TensorEntry]) -> int:
-    """Where the last tensor ends behind `data_start`. Raises ValueError unless every tensor has a name and bytes of its own."""
+    """Where the last tensor ends, counted from `data_start`. Raises ValueError unless every tensor has a name and bytes of its own."""
     names: set[str] = set()
     end = 0
     for tensor in sorted(tensors, key=lambda entry: entry.offset):

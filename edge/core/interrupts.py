@@ -19,7 +19,7 @@ def end_quietly() -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Also where it was raised anew as something else, as Python 3.11 does of what comes while a class is made."""
+    """Also where it was raised again as something else, as Python 3.11 does of what comes while a class is made."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 

@@ -2,7 +2,7 @@
 
 A virtual machine may announce AMX and fault at its first instruction, and some compilers' own header declares that the instruction that
 loads the shape of tiles reads 8 of its 64 bytes: the rest is then optimised away, and llama.cpp faults there. So before the first build,
-where AMX is announced, the header is looked at, and a small program compiled and run; AMX is left out where either is bad. Where nothing
+where AMX is announced, the header is checked, and a small program compiled and run; AMX is left out where either is bad. Where nothing
 can be tried nothing is left out; the trial after the build (tools/setup.py) decides then. The engine that learns uses no tiles in any build
 (edge/inference/gguf_model.py, `has_tiles`); a build that dies of them would still fail that trial.
 """

@@ -32,7 +32,7 @@ class Registry:
         return sorted({*self._builtin, *(point.name for point in self._entry_points())})
 
     def load(self, name: str) -> Any:
-        """The object behind a name. Raises UsageError naming the known ones when there is none."""
+        """The object that a name refers to. Raises UsageError naming the known ones when there is none."""
         for point in self._entry_points():
             if point.name == name:
                 return point.load()

@@ -6,7 +6,7 @@ import math
 
 
 def rate_of(value: object) -> float:
-    """The share in [0, 1] that `30%`, `30 %`, `0.3` or a number stands for. Raises ValueError, which says what to write instead."""
+    """The share in [0, 1] that `30%`, `30 %`, `0.3` or a number means. Raises ValueError, which states what to write instead."""
     if isinstance(value, str):
         text = value.strip()
         try:

@@ -18,7 +18,7 @@ CUT = "[cut]"
 
 
 def without_secrets(text: str) -> str:
-    """The text without what has the form of a secret, or stands behind a secret's name."""
+    """The text without what has the form of a secret, or follows a secret's name."""
     for form in SECRET_FORMS:
         text = form.sub(CUT, text)
     text = _BEARER.sub(rf"\1 {CUT}", text)

@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 
 
 def with_options(group: Any, names: Sequence[str]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a command the options that these fields of the dataclass `group` describe. In its help they stand where its parameter
-    `settings` stands, and they reach it there as one `group`."""
+    """Give a command the options that these fields of the dataclass `group` describe. In its help they appear where its parameter
+    `settings` is declared, and they reach the command there as one `group`."""
     hints, defaults = get_type_hints(group, include_extras=True), {field.name: field.default for field in fields(group)}
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hints[name]) for name in names
@@ -38,6 +38,6 @@ def with_options(group: Any, names: Sequence[str]) -> Callable[[Callable[..., Re
 
 
 def keys_of_options(group: Any) -> dict[str, str]:
-    """The configuration key that each option sets: what stands behind it in the field's annotation."""
+    """The configuration key that each option sets: what follows the option in the field's annotation."""
     hints = get_type_hints(group, include_extras=True)
     return {name: hint.__metadata__[1] for name, hint in hints.items() if len(getattr(hint, "__metadata__", ())) > 1}

@@ -27,15 +27,17 @@ class Message:
 
 
 def joined_parts(texts: Iterable[str]) -> str:
-    """The text of a message that came in parts, in learning and in serving: nothing stands between them, as chat templates that read parts
-    write them; who wants a line end writes it."""
+    """The text of a message that came in parts, in learning and in serving.
+
+    They are joined without a separator, as in chat templates that read parts; who wants a line end writes it.
+    """
     return "".join(texts)
 
 
 class AnswerKind(StrEnum):
     """How an answer is judged: its name in files, what a prompt asks for, and the verifier's class ("module:class").
 
-    Without an `instruction` a question is asked as it stands. Without a `verifier` one must be given (edge.verifiers.by_kind).
+    Without an `instruction` a question is asked as it is. Without a `verifier` one must be given (edge.verifiers.by_kind).
     """
 
     instruction: str
@@ -56,28 +58,29 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """One question with its reference answer.
-
-    `task` is the label whose dual λ and target rate τ apply; `family` the generator or data set; `level` the difficulty from 1
-    (0 where unknown); `max_steps` the limit of reasoning steps; `solution` a worked solution in the response format, or "".
-    For a program, `answer` holds the tests that judge it (see edge.verifiers.program) and `preamble` the code that is put before
-    what the model writes: imports and functions that the question gives. `context` is what a conversation holds before the question: system
-    messages and earlier turns.
-    """
+    """One question with its reference answer."""
 
     id: str
     task: str
+    """The label whose dual λ and target rate τ apply."""
     family: str
+    """The generator or data set."""
     level: int
+    """Difficulty from 1; 0 where unknown."""
     split: Split
     question: str
     answer: str
+    """For a program, the tests that judge it (see edge.verifiers.program)."""
     kind: AnswerKind
     max_steps: int
+    """The limit of reasoning steps."""
     options: tuple[str, ...] = ()
     solution: str = ""
+    """A worked solution in the response format, or ""."""
     preamble: str = ""
+    """For a program, code that is put before what the model writes: imports and functions that the question gives."""
     context: tuple[Message, ...] = ()
+    """What a conversation holds before the question: system messages and earlier turns."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -98,40 +101,41 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one response is sampled. Temperature 1 and no truncation for rollouts; temperature 0 is greedy.
-
-    `max_steps` stops a response as soon as it opens step max_steps + 1 (None: no limit). `help_bias` is added to the logit of the
-    help phrase's first token where that phrase would be a request; `suppress_help` makes the token impossible there and wherever else the
-    phrase would look like one. With `exact` nothing but the bias changes what is drawn, so that log-probabilities are those of one policy,
-    which can be learned from.
-
-    Of the likeliest tokens only as many as reach the share `top_p` are drawn from. `presence_penalty` is taken from the logit of every
-    token that the response has, `frequency_penalty` once for each time it did. Generation ends where one of `stops` begins, and
-    the text with it: anywhere, or with `stops_in_answer` only in the answer behind the reasoning and never in a request for help.
-    `ignore_eos`: go on behind the token that ends a text. `top_logprobs`: how many of the likeliest tokens are reported beside each token
-    (`LocalResponse.tokens`); None reports nothing and costs nothing. `grammar` (GBNF of llama.cpp) is what a streamed response is held to
-    ("": nothing): no decision is taken in it then, and log-probabilities are those of the model itself, without the grammar.
-    """
+    """How one response is sampled."""
 
     temperature: float = 1.0
+    """1, without truncation, for rollouts; 0 is greedy."""
     max_tokens: int = 288
     max_steps: int | None = None
+    """A response stops as soon as it opens step max_steps + 1; None: no limit."""
     help_bias: float = 0.0
+    """Added to the logit of the help phrase's first token where that phrase would be a request."""
     suppress_help: bool = False
+    """Makes that token impossible there, and wherever else the phrase would look like a request."""
     exact: bool = False
+    """Nothing but the bias changes what is drawn, so that log-probabilities are those of one policy, which can be learned from."""
     top_p: float = 1.0
+    """Only the likeliest tokens that together reach this share are drawn from."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the response already has."""
     frequency_penalty: float = 0.0
+    """Likewise, once for each time the token occurred."""
     stops: tuple[str, ...] = ()
+    """Generation, and the text, end where one of these begins."""
     stops_in_answer: bool = False
+    """Stop strings count only in the answer after the reasoning, and never in a request for help."""
     ignore_eos: bool = False
+    """Go on after the token that ends a text."""
     top_logprobs: int | None = None
+    """How many of the likeliest tokens are reported with each token (`LocalResponse.tokens`); None reports and costs nothing."""
     grammar: str = ""
+    """GBNF of llama.cpp that a streamed response must follow; "": none. No decision to ask is taken in it then, and log-probabilities
+    are those of the model itself, without the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingWishes:
-    """What a client may ask of the sampling of its local text, beside temperature, length and seed; see `Sampling`."""
+    """What a client may ask of the sampling of its local text, in addition to temperature, length and seed; see `Sampling`."""
 
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -158,20 +162,20 @@ class TokenChance:
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """One token of a text with its log-probability, and the likeliest tokens in its place, the likeliest first.
-
-    `logprob` (nats, temperature 1, penalties and biases included) is None for the first token of a text, which nothing predicts.
-    `greedy`: no token was likelier. `start` and `end` are offsets in characters in the text; they are equal for a token that adds no
-    character, such as the end of the text or the first part of a character of several bytes.
-    """
+    """One token of a text with its log-probability."""
 
     token_id: int
     piece: bytes
     logprob: float | None
+    """Nats, temperature 1, penalties and biases included; None for the first token of a text, which nothing predicts."""
     greedy: bool = False
+    """No token was likelier."""
     top: tuple[TokenChance, ...] = ()
+    """The likeliest tokens in its place, the likeliest first."""
     start: int = 0
+    """Offset in characters in the text."""
     end: int = 0
+    """Equal to `start` for a token that adds no character, such as the end of the text or the first byte of a longer character."""
 
 
 DialOverride = Literal["", "to ask", "not to ask"]
@@ -188,26 +192,25 @@ class BiasedDecision:
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
-    """One sampled response y^θ.
-
-    `token_ids` are the sampled ids, EOS included, never re-tokenised. `logprobs` (nats, same length) are the behaviour
-    log-probabilities at temperature 1 of the row each token was sampled from. `help_log_odds` is log p/(1-p) of the help
-    phrase's first token at the first decision point reached, or None when none was reached. `tokens` are those of the text, where
-    `Sampling.top_logprobs` asked for them: without the ones that a stop string cut off. `overridden`: the decision that the budget
-    dial's `help_bias` forced, "" where it would have been the same without. Where it made the response ask, the text ends there, with the
-    help phrase in place of the last token: what a model writes after a beginning that it would not have chosen is no request. `biased`
-    are the tokens that were drawn with a help bias, whose log-probabilities contain it.
-    """
+    """One sampled response y^θ."""
 
     text: str
     token_ids: tuple[int, ...]
+    """The sampled ids, EOS included, never re-tokenised."""
     logprobs: tuple[float, ...]
+    """Behaviour log-probabilities (nats, temperature 1), one per id, of the row that the token was sampled from."""
     finish: FinishReason
     adapter_version: int = 0
     help_log_odds: float | None = None
+    """log p/(1-p) of the help phrase's first token at the first decision point reached; None: none was reached."""
     tokens: tuple[ScoredToken, ...] = ()
+    """The tokens of the text, where `Sampling.top_logprobs` asked for them; without those that a stop string cut off."""
     overridden: DialOverride = ""
+    """The decision that the budget dial's `help_bias` forced; "" where it would have been the same without. Where it made the response
+    ask, the text ends there, with the help phrase in place of the last token: what a model writes after a beginning that it would not
+    have chosen is no request."""
     biased: tuple[BiasedDecision, ...] = ()
+    """The tokens that were drawn with a help bias, whose log-probabilities contain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +236,17 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One response as the learner sees it: ids, behaviour log-probabilities (nats) and its advantage Â.
-
-    `off_policy`: somebody else wrote it, with nobody knows which probabilities; `behaviour_logprobs` are zeros then. `biased`: tokens
-    that the policy drew with a help bias; it is part of the policy that learns, too.
-    """
+    """One response as the learner sees it."""
 
     token_ids: tuple[int, ...]
     behaviour_logprobs: tuple[float, ...]
+    """Nats."""
     advantage: float
+    """Â."""
     off_policy: bool = False
+    """Another author wrote it, with unknown probabilities; `behaviour_logprobs` are zeros then."""
     biased: tuple[BiasedDecision, ...] = ()
+    """Tokens that the policy drew with a help bias; it is part of the policy that learns, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +344,7 @@ class ToolConversation:
 class ToolUse:
     """Tools that a local model calls, where its chat template knows any.
 
-    `calls` (GBNF) is what stands behind the first CALL_OPENING; `required`: nothing but calls will do. With `calls_or_form` (GBNF) an
+    `calls` (GBNF) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` (GBNF) an
     answer without calls has a form too; it begins with CALL_OPENING where there are calls.
     """
 

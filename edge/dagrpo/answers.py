@@ -30,7 +30,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def answer_part(text: str) -> str | None:
-    """What stands between the last `<answer>` and its `</answer>`, blanks removed; None when there is no such pair."""
+    """The text between the last `<answer>` and its `</answer>`, blanks removed; None when there is no such pair."""
     found = _ANSWER.findall(text)
     return found[-1].strip() if found else None
 

@@ -8,7 +8,7 @@ from edge.dagrpo.format import help_trigger_span
 def compose(local: str, cloud: str) -> str:
     """C(y^θ, y^c): the local part up to the trigger, then the cloud completion in the trigger's place.
 
-    A local response that does not ask stays as it is, whatever the cloud said.
+    A local response that does not ask stays as it is, whatever the cloud answered.
     """
     span = help_trigger_span(local)
     if span is None:

@@ -42,7 +42,7 @@ def with_words_left_out(question: str, rng: random.Random) -> str:
 def similar_question(question: str, rng: random.Random, others: Sequence[str], rarity: Callable[[str], tuple[int, ...]]) -> str:
     """The question with another number in its first line, or another of its rarer words: one that has an answer of its own.
 
-    `others`: words to take. `rarity` of a word grows as it gets rarer; the rarer half says what a question is about.
+    `others`: words to take. `rarity` of a word grows as it gets rarer; the rarer half shows what a question is about.
     """
     first, newline, rest = question.partition("\n")
     words = first.split()

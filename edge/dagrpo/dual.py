@@ -38,7 +38,7 @@ def shared_lr(lr: float, units: int, round_units: int) -> float:
 class ProportionalIntegral:
     """The rule of λ with what slow or noisy devices may add to it; by default it is `dual_step`'s.
 
-    `lr` is η. `proportional` k_p answers at once to how far the rate misses τ, as the mean of the last `window` reports says (small
+    `lr` is η. `proportional` k_p answers at once to how far the rate misses τ, by the mean of the last `window` reports (small
     batches are noisy); `ceiling` is the highest λ: an anti-windup bound where asking does not react to λ.
     """
 

@@ -114,7 +114,7 @@ def _has_answer(rest: str) -> bool:
 
 
 def _answer_content(rest: str) -> str | None:
-    """What stands inside the one `<answer>` pair that fills `rest`, or None."""
+    """The text inside the one `<answer>` pair that fills `rest`, or None."""
     stripped = rest.strip()
     if not (stripped.startswith("<answer>") and stripped.endswith("</answer>")):
         return None

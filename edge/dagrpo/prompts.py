@@ -59,7 +59,7 @@ def compact_question(item: TaskItem) -> str:
 
 
 def _options(item: TaskItem) -> str:
-    """The lettered options behind the question; "" where there are none, or the question lists them itself."""
+    """The lettered options, to be put after the question; "" where there are none, or the question lists them itself."""
     if not item.options or ((listed := listed_options(item.question)) is not None and listed.options == item.options):
         return ""
     return "\n".join(f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(item.options))

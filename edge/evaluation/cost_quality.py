@@ -1,8 +1,8 @@
 """Cost against quality: what other thresholds on the help log-odds would have given, as numbers and as a figure.
 
 At threshold θ an item goes to the cloud when its help log-odds at the decision are at least θ and stays local (forced) otherwise; items
-that reached no decision always stay. Beside the curve: random routing (the straight line from forced-local to cloud accuracy) and the
-oracle-router bound forced-local + min(q, 1 - forced-local) · cloud.
+that reached no decision always stay. The curve is compared with random routing (the straight line from forced-local to cloud accuracy)
+and the oracle-router bound forced-local + min(q, 1 - forced-local) · cloud.
 """
 
 from __future__ import annotations

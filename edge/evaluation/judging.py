@@ -25,7 +25,7 @@ from edge.verifiers.verifier import PartialVerifier, Verifier
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An item to judge. Its weight in sums counts only beside the others'. `repeats`: how many further sources hold it."""
+    """An item to judge. Its weight in sums is relative to the others'. `repeats`: how many further sources hold it."""
 
     item: TaskItem
     weight: float = 1.0
@@ -134,13 +134,7 @@ UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELL
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """What every rollout of a run has in common. `prompt_form` is the SLM's, `cloud_prompt_form` the cloud LLM's.
-
-    `skip_unanimous_calls`: the cloud is not called for a group in which all responses ask. All of them would get the same completion and
-    cost, so every Â is 0 whatever it is. `may_ask`: without it a request for help breaks the format. `hint_chars`: how much of the
-    first response that asks goes along in the call (0: nothing). `cloud_samples`: the cloud's completion joins its group where the SLM
-    may learn from it.
-    """
+    """What every rollout of a run has in common."""
 
     run_id: str
     seed: int
@@ -148,14 +142,20 @@ class RolloutSettings:
     temperature: float
     max_tokens: int
     prompt_form: str
+    """The form of the SLM's prompts."""
     cloud_prompt_form: str
+    """The form of the cloud LLM's prompts."""
     max_output_tokens: int
     model_alias: str = "default"
     skip_unanimous_calls: bool = False
+    """Do not call the cloud for a group in which all responses ask: all would get the same completion and cost, so every Â is 0."""
     may_ask: bool = True
+    """Without it a request for help breaks the format."""
     hint_chars: int = 0
+    """How much of the first response that asks is sent along with the call; 0: nothing."""
     hint_cut: Cut = private_cut
     cloud_samples: bool = False
+    """The cloud's completion joins its group where the SLM may learn from it."""
 
 
 def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:

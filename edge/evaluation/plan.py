@@ -191,7 +191,7 @@ class EvalRun:
         return EvalOutcome(replace(report, seconds=self.clock.monotonic() - began), tuple(judged))
 
     def _identity(self) -> dict[str, Any]:
-        """All that a verdict depends on besides the item itself."""
+        """All that a verdict depends on except the item itself."""
         settings = self.settings
         return {
             "model": self.roles.backend.model.sha256,

@@ -7,11 +7,11 @@ Contract (tests/contracts/test_inference_backend.py):
 - `stream` yields text as it is decoded; the joined text equals the final response's text.
 - `swap_adapter` is atomic: on failure AdapterError is raised and the adapter in use stays. Responses carry the version they were
   sampled with.
-- A raw prompt is continued as it stands: a text (control tokens in it are control tokens) or token ids, without the chat template.
+- A raw prompt is continued as it is: a text (control tokens in it are control tokens) or token ids, without the chat template.
 - With stop strings the text ends before the first of them, and generation with it. With `top_logprobs`, the reported tokens are those of
   the text and the tokens of a stream join to those of its response.
 - With a grammar a stream's text is one of its texts, unless the response ended for its length; the engine may refuse with Unsupported.
-- `read` reports how likely each token of a text is behind those before it, as the engine reads a prompt.
+- `read` reports how likely each token of a text is after those before it, as the engine reads a prompt.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
 
@@ -38,19 +38,18 @@ RawPrompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded: name, architecture, parameters, file size in bytes, sha256 of the file. `context_tokens`: what it was trained for;
-    what is served is in `TokenizerInfo`.
-
-    `prompt_form` is "compact" when the model's own chat template carries the system prompt (the bundled models), else "full".
-    """
+    """The model that is loaded."""
 
     name: str
     architecture: str
     parameters: int
     context_tokens: int
+    """The context that it was trained for; the context that is served is in `TokenizerInfo`."""
     file_bytes: int
     sha256: str
+    """Of the file."""
     prompt_form: str = "full"
+    """"compact" when the model's own chat template carries the system prompt (the bundled models), else "full"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class TokenizerInfo:
     """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
 
     `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
-    `calls_tools`: the template reads tools and writes calls of them as CALL_OPENING says.
+    `calls_tools`: the template reads tools and writes calls of them in the form of CALL_OPENING.
     """
 
     chat_template: str
@@ -71,14 +70,17 @@ class TokenizerInfo:
 
 
 class RawText(Protocol):
-    """The part of a backend that works without the chat template: continues and reads texts as they stand."""
+    """The part of a backend that works without the chat template: continues and reads texts as they are."""
 
     def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
-        """Stream the continuation of a raw prompt, behind people's answers. Raises ContextOverflow, UsageError for an empty prompt."""
+        """Stream the continuation of a raw prompt, at a lower priority than people's answers.
+
+        Raises ContextOverflow, UsageError for an empty prompt.
+        """
         ...
 
     async def read(self, prompt: RawPrompt, top_logprobs: int = 0) -> tuple[ScoredToken, ...]:
-        """The tokens of a raw text, each with its log-probability behind those before it; behind people's answers."""
+        """The tokens of a raw text, each with its log-probability given those before it, at a lower priority than people's answers."""
         ...
 
     def text_tokens(self, text: str) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ class RawText(Protocol):
         ...
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text that ids stand for, control tokens written out. Raises UsageError for an id that the model does not know."""
+        """The text of these ids, control tokens written out. Raises UsageError for an id that the model does not know."""
         ...
 
     @property
@@ -100,7 +102,7 @@ class ThreadedBackend(Protocol):
     """A backend that computes with threads of the processor, whose number can be changed while it runs."""
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next decode on; returns immediately, also while it computes."""
+        """Compute with this many from the next decode on; returns immediately, also while it computes."""
         ...
 
 

@@ -39,7 +39,7 @@ class BatchedBackend:
     """Implements `InferenceBackend` over an engine of rows.
 
     At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. `close_model` is called once, on the
-    worker's thread, behind the engine's own `close`; None where the model belongs to another backend. The worker is shared and not closed
+    worker's thread, after the engine's own `close`; None where the model belongs to another backend. The worker is shared and not closed
     here.
     """
 
@@ -120,7 +120,7 @@ class BatchedBackend:
         return group.responses[0].tokens
 
     async def _raw_ids(self, prompt: RawPrompt, room: int = 1) -> tuple[int, ...]:
-        """The ids that the model reads for a raw prompt. Raises ContextOverflow when they leave no room for so many more."""
+        """The ids that the model reads for a raw prompt. Raises ContextOverflow when they leave no room for this many more."""
 
         def ids() -> tuple[int, ...]:
             self._require_open()
@@ -146,13 +146,13 @@ class BatchedBackend:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
         tokens, ends = self._tokens, self._tokens.ends
         shown = {spelt for spelt, token in tokens.control_ids.items() if tokens.pieces[token]}
-        # A turn ends with what the template writes behind one, else the end of text, else any token that ends one; some models have none.
+        # A turn ends with what the template writes after one, else the end of text, else any token that ends one; some models have none.
         likely = (self._template.turn_end(), tokens.control_ids.get(self.tokenizer.eos), *range(len(ends)))
         end = [token for token in likely if token is not None and ends[token]][:1]
         return (*self._template.response_ids(text, shown), *end)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text that ids stand for; see `InferenceBackend`."""
+        """The text of these ids; see `InferenceBackend`."""
         return b"".join(map(self._batcher.piece, self._known(token_ids))).decode("utf-8", "replace")
 
     @property
@@ -204,7 +204,7 @@ class BatchedBackend:
     async def score(
         self, prompt_ids: Sequence[int], token_ids: Sequence[int], priority: Priority = Priority.ROLLOUT
     ) -> tuple[float, ...]:
-        """Log-probabilities (nats, temperature 1) of given ids behind a prompt, computed row by row exactly as sampling does."""
+        """Log-probabilities (nats, temperature 1) of given ids after a prompt, computed row by row exactly as sampling does."""
         if len(prompt_ids) + len(token_ids) > self._n_ctx:
             raise EdgeError(f"{len(prompt_ids)} + {len(token_ids)} tokens exceed the context of {self._n_ctx}")
         if not prompt_ids:
@@ -215,7 +215,7 @@ class BatchedBackend:
         return group.responses[0].logprobs
 
     async def feed(self, prompt_ids: Sequence[int], token_ids: Sequence[int], rows: int) -> None:
-        """Decode the same ids behind one prompt in so many rows together, exactly as a rollout that came to sample them; for measuring."""
+        """Decode the same ids after one prompt in this many rows together, exactly as a rollout that sampled them would; for measuring."""
         self._require_open()
         if len(prompt_ids) + len(token_ids) > self._n_ctx or not prompt_ids or not token_ids:
             raise UsageError(f"{len(prompt_ids)} + {len(token_ids)} tokens do not make a row of at most {self._n_ctx}")
@@ -233,7 +233,7 @@ class BatchedBackend:
                 for priority in () if self._closed else Priority:  # pump again what was on hold
                     self._ensure_pump(priority)
 
-    def beside(self, *, max_rows: int | None = None) -> BatchedBackend:
+    def sharing_weights(self, *, max_rows: int | None = None) -> BatchedBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         raise NotImplementedError
 

@@ -43,11 +43,11 @@ class Engine(Protocol):
     vocab_size: int
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row; logits [V] behind it."""
+        """Put a prompt into a row; logits [V] after it."""
         ...
 
     def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row; logits [T, V] behind each of its tokens, some at a time, each valid until the next ones."""
+        """Put a text into a row; logits [T, V] after each of its tokens, some at a time, each valid until the next ones."""
         ...
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
@@ -76,7 +76,7 @@ class Engine(Protocol):
 
 
 class TokenFilter(Protocol):
-    """Says token by token what one response may be (grammar.Grammar)."""
+    """Decides token by token what one response may be (grammar.Grammar)."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
@@ -299,9 +299,11 @@ class Batcher:
         return decoded
 
     def _next_request(self, busy_rows: int) -> Request | None:
-        """The most urgent request with a response to start, if a row would be left for it beside this many busy ones."""
+        """The most urgent request with a response to start, if a row is left for it when this many are busy."""
         while self._waiting and not (self._waiting[0][2].waiting and not self._waiting[0][2].over):
             heapq.heappop(self._waiting)
+        # Normally only the most urgent one counts: a later one must not overtake it. On hold (an adapter is about to change) only requests
+        # that have begun may go on, wherever they wait, so that all of their responses come from one adapter.
         for _, _, request in sorted(self._waiting) if self.hold else self._waiting[:1]:
             if self._may_start(request) and busy_rows < self._rows_for(request):
                 return request
@@ -312,7 +314,7 @@ class Batcher:
         return request.waiting and not request.over and (request.started > 0 or not self.hold)
 
     def _read(self, request: Request, row: int) -> None:
-        """Read a text in a row and resolve its request: each token with how likely it was behind those before it."""
+        """Read a text in a row and resolve its request: each token with how likely it was after those before it."""
         request.started = 1
         self._prompt_in_row[row] = None
         ids, top = request.prompt_ids, request.sampling.top_logprobs or 0
@@ -338,7 +340,7 @@ class Batcher:
         return self._tokens.pieces[token] or self._control_pieces.get(token, b"")
 
     def _scored(self, token: int, logprob: float, logits_V: Floats, top: int) -> ScoredToken:
-        """A token beside the likeliest ones of the row that it was taken from."""
+        """A token with the likeliest ones of the row that it was taken from."""
         ids, above = likeliest(logits_V, max(1, top), token)
         chances = [
             TokenChance(one, self.piece(one), logprob + float(more)) for one, more in zip(ids.tolist(), above, strict=True)
@@ -357,8 +359,11 @@ class Batcher:
         room = self._engine.n_ctx - len(request.prompt_ids)
         sequence = _Sequence(request, request.started, self._help, room, self.adapter_version)
         request.started += 1
+        # The first token comes from the prompt's logits, before any row is used: a response that ends with it costs no copy of a row.
+        # The logits are copied because sampling changes them in place, and the request's other responses start from them too.
         if self._sample([sequence], request.prompt_logits[None].copy())[0]:
             return False
+        # Any row that was filled from this prompt will do as the source: generated tokens come after the prompt's, and are not copied.
         source = row if self._prompt_in_row[row] is request else self._prompt_in_row.index(request)
         self._engine.fork(source, row, len(request.prompt_ids))
         self._prompt_in_row[row] = request
@@ -367,12 +372,14 @@ class Batcher:
 
     def _close_gaps(self, over: Sequence[bool]) -> None:
         """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
+        # From the last row to the first: the last active row, which is moved into a gap, is then never itself over.
         for row in [row for row, ended in enumerate(over) if ended][::-1]:
             if self._refill(row):
                 continue
             last = len(self._active) - 1
             moved = self._active.pop()
             if row != last:
+                # Up to `position` only: the newest token is not in the row yet, the next decode puts it there.
                 self._engine.fork(last, row, moved.position)
                 self._active[row] = moved
                 self._prompt_in_row[row] = self._prompt_in_row[last]
@@ -412,8 +419,8 @@ class Batcher:
     def _permitted(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
         """The token that the grammar lets through: the one that these logits give, else one drawn from what it leaves of them.
 
-        That is the distribution of what it leaves, and looking at one token is much faster than at all. Where nothing is left, as with a
-        character that the vocabulary cannot spell, the response ends unfinished.
+        The result has the distribution of the allowed tokens, and checking one token is much faster than checking all. Where nothing is
+        left, as with a character that the vocabulary cannot spell, the response ends unfinished.
         """
         assert sequence.filter is not None
         token = self._choice(sequence, logits_V, uniform)
@@ -432,8 +439,8 @@ class Batcher:
     def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.
 
-        White space postpones the decision, so the log-odds that stand are those of the row that the first other token came from. The bias
-        acts only where the phrase would be a request; what would be taken without it is noted, to know whether the bias decides.
+        White space postpones the decision, so the log-odds that are kept are those of the row that the first other token came from. The
+        bias acts only where the phrase would be a request; the choice without it is noted, to know whether the bias decides.
         """
         key = sequence.follower.pending or ""
         starts = self._help_ids[key]
@@ -465,7 +472,7 @@ class Batcher:
         return int(ids[0])
 
     def _dial_override(self, sequence: _Sequence, token: int) -> DialOverride:
-        """What the bias has made of this token, where there was one."""
+        """Whether the bias, where there was one, changed the decision, and which way."""
         free, sequence.free_choice = sequence.free_choice, None
         if free is None:
             return ""

@@ -32,18 +32,18 @@ class ChannelText:
 class AnswerReader:
     """Text by channel, the content cut at the first stop string. Tags are swallowed, and so is white space between the channels.
 
-    Of an open `<answer>` all that stands in it is content; behind a closed one that is not empty only another one is.
+    All text in an open `<answer>` is content; after a closed one that is not empty, only the text of another one is.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._search = StopSearch(stops)
         self._part, self._fresh, self._source = "content", True, ""
-        """Where the text is: in the reasoning, the answer, other content, or in the rest behind an answer, which is not shown."""
+        """Where the text is: in the reasoning, the answer, other content, or in the rest after an answer, which is not shown."""
         self.answer = ""
-        """What stands in the last `<answer>` so far."""
+        """The text in the last `<answer>` so far."""
         self._held = ""
         self._sorted = 0
-        """Characters of the whole text that have their channel or are tags; those held back lie behind them."""
+        """Characters of the whole text that have their channel or are tags; those held back come after them."""
         self._content, self._shown = "", 0
         self._parts: deque[tuple[int, int, int]] = deque()
         """Of each part of the content: where it begins and ends in the whole text, and where it begins in the content."""
@@ -53,7 +53,7 @@ class AnswerReader:
         self, text: str, tokens: Sequence[ScoredToken] = (), *, verbatim: bool = False, source: str = "local"
     ) -> list[ChannelText]:
         """What may be shown of the text so far. Tokens come in order, with offsets in the whole text. A verbatim text is content as it
-        stands. Where another source goes on, its text is read anew."""
+        is. Where another source goes on, its text is read again."""
         out: list[ChannelText] = []
         if text and source != self._source:
             self._source = source

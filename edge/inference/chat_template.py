@@ -38,7 +38,7 @@ CHATML = (
 MOST_STEPS = 1_000_000
 """Turns of loops, calls and repeated elements in one rendering: at most some seconds. Long conversations take some thousands."""
 MOST_CHARACTERS = 16 << 20
-"""Of one rendering; no context holds so many."""
+"""Of one rendering; no context holds this many."""
 _PRIVATE_USE = range(0xE000, 0xF900)
 _TURN = "A turn of the model."
 SystemTurns = Literal["anywhere", "first", "none"]
@@ -99,8 +99,8 @@ def _paragraphs(*texts: str) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def _turns(*said: tuple[str, str]) -> tuple[Turn, ...]:
-    return tuple({"role": role, "content": content} for role, content in said)
+def _turns(*messages: tuple[str, str]) -> tuple[Turn, ...]:
+    return tuple({"role": role, "content": content} for role, content in messages)
 
 
 # Conversations that show how a template reads: every text in them occurs once, and hardly in a template. Some templates take words of
@@ -118,7 +118,7 @@ class ChatTemplate:
 
     `own_system`: the template writes a system text of its own and may leave out the conversation's. `clock` gives the date that some
     templates write into a prompt. Raises ModelFileError for a template that cannot be read, refuses plain conversations, leaves out what
-    users or the model said, or does not end.
+    users or the model wrote, or does not end.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class ChatTemplate:
         return ""
 
     def _writes_calls(self) -> bool:
-        """Whether the template shows tools, their results, and calls of them as CALL_OPENING says; other families have other forms."""
+        """Whether the template shows tools, their results, and calls of them as CALL_OPENING has them; other families differ."""
         function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
         call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
         asked, called = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -209,13 +209,13 @@ class ChatTemplate:
         return self._tokenise(hidden, {masked: plain for plain, masked in masks.items()})
 
     def turn_end(self) -> int | None:
-        """The first control token that the template writes behind a turn of the model; None where it writes none, or fails."""
+        """The first control token that the template writes after a turn of the model; None where it writes none, or fails."""
         turns = [Message("user", "?"), Message("assistant", _TURN)]
         try:
-            _, found, behind = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)
+            _, found, rest = self._render(turns, self._masks([]), open_turn=False).rpartition(_TURN)
         except EdgeError:
             return None
-        written = self._control.search(behind) if self._control and found else None
+        written = self._control.search(rest) if self._control and found else None
         return None if written is None else self._tokeniser.control_ids[written.group()]
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -269,7 +269,7 @@ class ChatTemplate:
             raise Unsupported(problem, parameter="messages", hint=hint) from refused
 
     def _run(self, turns: Sequence[Turn], tools: Any = None, *, open_turn: bool = True) -> str:
-        """What the template makes of turns as they stand. Raises _Refused where that fails, ModelFileError where it does not end."""
+        """What the template makes of turns as they are. Raises _Refused where that fails, ModelFileError where it does not end."""
         given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": open_turn, **self._special_texts}
         pieces: list[str] = []
         size = 0
@@ -398,7 +398,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The marked part as it stands, with variables of its own."""
+        """The marked part as it is, with variables of its own."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 

@@ -1,9 +1,9 @@
 """Where a response may decide to ask for help, and where it opens a step.
 
 A *decision point* is a position at which the text so far ends in `</think>` or `<answer>` plus optional white space: what comes next
-either starts the help phrase or does not. Only behind the one `</think>`, or in the `<answer>` right behind it, is the phrase a request; at
+either starts the help phrase or does not. The phrase is a request only after the one `</think>`, or in the `<answer>` right after it; at
 other such places it is text. Token tables are computed once per vocabulary, so that following a response costs one
-table look-up per token and text is looked at only where a tag or a step line can end.
+table look-up per token, and text is read only where a tag or a step line can end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPENINGS = ("<answer>", r"\boxed{")
 """What follows each tag in a response that answers."""
 _AT_DECISION = re.compile(r"(?:</think>|<answer>)\s*\Z")
 _FIRST_DECISION = re.compile(r"(?:</think>|<answer>)\s*")
-_BEHIND_THINKING = re.compile(r"</think>\s*(?:<answer>\s*)?\Z")
+_AFTER_THINKING = re.compile(r"</think>\s*(?:<answer>\s*)?\Z")
 _TAIL_CHARACTERS = 48
 
 
@@ -49,7 +49,7 @@ def _step_opening(step: int) -> re.Pattern[str]:
 
 
 def opens_step(text: str, step: int) -> int | None:
-    """Offset behind the first line `Step {step}:` of the thinking of a whole text, or None."""
+    """Offset after the first line `Step {step}:` of the thinking of a whole text, or None."""
     found = _step_opening(step).search("\n" + text)
     if found is None or "</think>" in text[: found.start()]:
         return None
@@ -62,7 +62,7 @@ class HelpTokens:
     `starts` maps "" to the tokens whose text, white space aside, starts the phrase, and e.g. ">" to those that close the tag and start
     the phrase in one piece. `is_space[id]` and `may_matter[id]` (the token can end a tag, or a part of one that another token
     completes together with the phrase's start) let a follower skip all other tokens. `may_open_step[id]`: the token holds a colon.
-    `instead` maps each tag to the tokens that begin what the format wants behind it in place of the phrase.
+    `instead` maps each tag to the tokens that begin what the format wants after it in place of the phrase.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -132,11 +132,11 @@ class ResponseFollower:
 
     @property
     def may_ask(self) -> bool:
-        """Whether the help phrase would be a request here, as edge.dagrpo.format has it: behind the only `</think>`, or in the answer
-        right behind that. Elsewhere it would be text, which a person reads."""
+        """Whether the help phrase would be a request here, as edge.dagrpo.format has it: after the only `</think>`, or in the answer
+        right after that. Elsewhere it would be text, which a person reads."""
         missing = self.pending or ""
         closings = self._closings + _more_closings(self._tail, missing)
-        return closings == 1 and _BEHIND_THINKING.search(self._tail + missing) is not None
+        return closings == 1 and _AFTER_THINKING.search(self._tail + missing) is not None
 
     @property
     def request_text(self) -> str:
@@ -145,7 +145,7 @@ class ResponseFollower:
         return missing + HELP_PHRASE + ("</answer>" if self.last_tag(missing) == "<answer>" else "")
 
     def last_tag(self, missing: str = "") -> str:
-        """The tag that the decision stands behind, once `missing` is written."""
+        """The tag that the decision follows, once `missing` is written."""
         return next((tag for tag in TAGS if (self._tail + missing).rstrip().endswith(tag)), TAGS[0])
 
     def _pending_now(self) -> str | None:

@@ -3,7 +3,7 @@
 Rollouts need none of this: their text is put together once, at the end. A character of several tokens that the end of a response cuts is
 left out of its text; other bytes that are no UTF-8 are U+FFFD.
 
-In a chat a stop string ends the answer: it is not looked for in the reasoning before it, which the person who set it does not see, nor
+In a chat a stop string ends the answer: it is not searched for in the reasoning before it, which the person who set it does not see, nor
 in a request for help, which is no text for a person but a decision.
 """
 
@@ -128,7 +128,7 @@ class StopSearch:
 
 
 def answer_start(text: str) -> tuple[int, bool]:
-    """The offset behind the reasoning and the tags at the beginning, and whether more of them may come."""
+    """The offset after the reasoning and the tags at the beginning, and whether more of them may come."""
     found = _BEFORE_THE_ANSWER.match(text)
     start = found.end() if found else 0
     return start, text.startswith("<think>", start) or _may_begin_tag(text[start:])

@@ -67,7 +67,7 @@ PLAIN_FLOATS = (0, 1, GGML_BF16)
 def has_tiles() -> bool:
     """Whether this build of llama.cpp multiplies repacked matrices with AMX's tiles.
 
-    It shapes the tiles once a thread, and torch's products shape them anew: the next decode on that thread would end the process.
+    It shapes the tiles once a thread, and torch's products shape them again: the next decode on that thread would end the process.
     """
     return b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info()
 
@@ -173,7 +173,7 @@ class Vocabulary:
         """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end.
 
         llama.cpp cuts a text at the tokens that its vocabulary takes whole in a time that grows with the square of their number, so
-        that a text with very many of them is given to it in parts. A part ends behind such a token, where llama.cpp begins anew.
+        that a text with very many of them is given to it in parts. A part ends after such a token, where llama.cpp begins again.
         """
         ids: list[int] = []
         for part in self._parts(text):

@@ -1,7 +1,7 @@
 """JSON schemas as grammars of llama.cpp (GBNF): every text of the grammar is JSON that fits the schema.
 
 A grammar may hold less than its schema allows: properties come in the order of the schema, an object has no others unless
-`additionalProperties` says so, numbers have at most 16 digits, 29 February is no date. It never holds more. What it cannot hold is
+`additionalProperties` allows them, numbers have at most 16 digits, 29 February is no date. It never holds more. What it cannot hold is
 refused by the keyword's name and place. llama-cpp-python's own converter ignores such keywords, and lets strings hold line ends.
 """
 
@@ -210,8 +210,8 @@ class _Converter:
         values = [rest["const"]] if word == "const" else rest["enum"]
         if not isinstance(values, list) or not values:
             raise MalformedSchema(f"{place}.enum", "must be a list of at least one value")
-        if beside := next((name for name in rest if name not in ("const", "enum", "type")), ""):
-            _refuse(f"{place}.{beside}", f"cannot be enforced beside {word}")
+        if other := next((name for name in rest if name not in ("const", "enum", "type")), ""):
+            _refuse(f"{place}.{other}", f"cannot be enforced together with {word}")
         if word == "const" and "enum" in rest:
             values = [each for each in values if each in rest["enum"]]
         if "type" in rest:
@@ -236,8 +236,8 @@ class _Converter:
         least, most = _size(schema, "minLength", place) or 0, _size(schema, "maxLength", place)
         form = schema.get("format", "")
         if form in _FORMATS or form in _ASSERTED:
-            if beside := next((word for word in ("pattern", "minLength", "maxLength") if word in schema), ""):
-                _refuse(f"{place}.{beside}", "cannot be enforced beside format")
+            if other := next((word for word in ("pattern", "minLength", "maxLength") if word in schema), ""):
+                _refuse(f"{place}.{other}", "cannot be enforced together with format")
             if form not in _FORMATS:
                 _refuse(f"{place}.format", f"{form!r} cannot be enforced; only {', '.join(_FORMATS)}")
             return rf'"\"" {_FORMATS[form]} "\""'
@@ -248,7 +248,8 @@ class _Converter:
                 _refuse(f"{place}.pattern", str(error))
             if least > found.least or (most is not None and (found.most is None or found.most > most)):
                 _refuse(
-                    f"{place}.{'minLength' if least > found.least else 'maxLength'}", "cannot be enforced beside this pattern"
+                    f"{place}.{'minLength' if least > found.least else 'maxLength'}",
+                    "cannot be enforced together with this pattern",
                 )
             return rf'"\"" {found.rule} "\""'
         if most is not None and least > most:
@@ -268,7 +269,7 @@ class _Converter:
             room = 0
         needed = max(0, least - len(listed))
         if room is not None and needed > room:
-            _refuse(f"{place}.minItems", "there cannot be so many")
+            _refuse(f"{place}.minItems", "there cannot be this many")
         if room == 0:
             return f'"[" ws {_joined(listed)} ws "]"' if listed else '"[" ws "]"'
         item = self.value(items, f"{place}.items")
@@ -303,16 +304,16 @@ class _Converter:
 
     def _pairs(self, pairs: Sequence[tuple[str, bool]], more: str) -> str:
         """The object of these pairs in order, each with whether it must be there, and of any number of `more`."""
-        behind = f'( "," ws {more} )* ws "}}"' if more else 'ws "}"'
-        alternatives: list[str] = ['"}"', *([f"{more} {behind}"] if more else [])]
+        rest = f'( "," ws {more} )* ws "}}"' if more else 'ws "}"'
+        alternatives: list[str] = ['"}"', *([f"{more} {rest}"] if more else [])]
         for pair, needed in reversed(pairs):
             rule = f"v{len(self._rules)}"
-            self._rules[rule] = f"{pair} {behind}"
+            self._rules[rule] = f"{pair} {rest}"
             alternatives = [rule] if needed else [rule, *alternatives]
-            behind = f'"," ws {rule}' if needed else f'( "," ws {rule} | {behind} )'
+            rest = f'"," ws {rule}' if needed else f'( "," ws {rule} | {rest} )'
             if not needed:
                 after = f"v{len(self._rules)}"
-                self._rules[after], behind = behind, after
+                self._rules[after], rest = rest, after
         return f'"{{" ws ( {" | ".join(alternatives)} )'
 
     def _check_counts(self, schema: dict[str, Any], place: str, fewest: int, most: int | None) -> None:
@@ -390,7 +391,7 @@ def _closed(merged: dict[str, Any], parts: Sequence[dict[str, Any]], place: str)
         if not others or additional is True:
             continue
         if additional is not False:
-            _refuse(f"{place}.additionalProperties", "cannot be enforced beside properties of another part")
+            _refuse(f"{place}.additionalProperties", "cannot be enforced together with properties of another part")
         kept = {name: each for name, each in merged["properties"].items() if name not in others}
         merged = {**merged, "properties": kept}
     return merged

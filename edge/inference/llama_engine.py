@@ -44,7 +44,7 @@ PREFILL_CHUNK = 512
 """Longest piece of a prompt in one decode call; fixed, so that results do not depend on settings."""
 
 MOST_ROWS = int(llama_cpp.llama_max_parallel_sequences()) - 1
-"""Rows that a context can have beside the idle one."""
+"""Rows that a context can have in addition to the idle one."""
 _IDLE = 0
 _FIRST = 1
 """Sequence ids in llama.cpp: the idle row, and row 0. llama.cpp splits a batch wherever the ids of its rows are not consecutive."""
@@ -80,11 +80,11 @@ class LlamaEngine:
         self._batch = _Batch(max(PREFILL_CHUNK, streams))
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next decode on; may be called on any thread."""
+        """Compute with this many from the next decode on; may be called on any thread."""
         self._threads = threads
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Clear a row, decode a prompt into it, and return the logits behind its last token [V] (a copy)."""
+        """Clear a row, decode a prompt into it, and return the logits after its last token [V] (a copy)."""
         llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, -1, -1)
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = ids[start : start + PREFILL_CHUNK]
@@ -96,7 +96,7 @@ class LlamaEngine:
         return last_V
 
     def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Clear a row, decode a text into it, and yield the logits [T, V] behind its tokens; each lot is valid until the next one.
+        """Clear a row, decode a text into it, and yield the logits [T, V] after each of its tokens; each lot is valid until the next one.
 
         A lot has as many tokens as the context gives logits at once, which is one for each of its rows.
         """
@@ -110,7 +110,7 @@ class LlamaEngine:
             yield self._logits(len(chunk))
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
-        """Decode one token in each of rows 0..R-1 and return the logits behind them [R, V].
+        """Decode one token in each of rows 0..R-1 and return the logits after them [R, V].
 
         The result is a view that the caller may overwrite; it is valid until the next call of any method here.
         """
@@ -218,7 +218,7 @@ class _Batch:
         self.struct.n_tokens = count
 
     def want_logits(self, first: int) -> None:
-        """Logits behind this token of the batch and all later ones."""
+        """Logits after this token of the batch and after all later ones."""
         self._wants_logits[:first] = 0
         self._wants_logits[first : self.struct.n_tokens] = 1
 

@@ -21,7 +21,7 @@ class LlamaCppBackend(BatchedBackend):
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
     `serving_rows` more are reserved for served requests. `n_ctx` is the context of one row in tokens (prompt and response; at
     most what the model was trained for). `n_threads` defaults to the physical cores this process may use. What `flash_attention` costs in
-    precision stands in llama_engine. The worker is shared and not closed here.
+    precision is documented in llama_engine. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LlamaCppBackend(BatchedBackend):
         flash_attention: bool = True,
         loaded: GgufModel | None = None,
     ) -> None:
-        """`loaded` is a model of another backend, which closes it; see `beside`."""
+        """`loaded` is a model of another backend, which closes it; see `sharing_weights`."""
         model = loaded or GgufModel(Path(model_path), gpu_layers=gpu_layers, repack=repack)
         try:
             row_tokens = min(n_ctx, model.trained_context_tokens or n_ctx)
@@ -69,10 +69,10 @@ class LlamaCppBackend(BatchedBackend):
         self._batcher.sampler.use_threads(n_threads or physical_cores())
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next decode on."""
+        """Compute with this many from the next decode on."""
         self._llama.use_threads(threads)
 
-    def beside(self, *, max_rows: int | None = None) -> LlamaCppBackend:
+    def sharing_weights(self, *, max_rows: int | None = None) -> LlamaCppBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         options: dict[str, Any] = {**self._options, "max_rows": max_rows, "serving_rows": 0}
         return LlamaCppBackend(self._model.path, self._worker, loaded=self._model, **options)

@@ -2,7 +2,7 @@
 
 The decoder is handed in (edge.models.mlx_decoder), so that training can share its weights. A *row* is one sequence: its keys and values
 lie at places 0..length-1 of that row's own memory, so a row's place is its position whatever the others do. Prompts are decoded alone.
-Single tokens are decoded over a number of rows and of places that are rounded up to `ROW_STEP` and `PLACE_STEP`; what lies behind a row's
+Single tokens are decoded over a number of rows and of places that are rounded up to `ROW_STEP` and `PLACE_STEP`; what lies beyond a row's
 position is masked and adds exact zeros.
 
 Measured on the CPU build: with these steps a row's logits are the same bits in any company (tests/engine/test_mlx_backend.py). On Apple's
@@ -51,7 +51,7 @@ class MlxEngine:
         self._memory: list[_LayerRows] = []
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row and return the logits behind its last token [V]."""
+        """Put a prompt into a row and return the logits after its last token [V]."""
         for hidden in self._hidden_states(row, ids, PREFILL_CHUNK):
             self._settle(hidden)
             last = hidden
@@ -59,7 +59,7 @@ class MlxEngine:
         return last_V
 
     def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row and yield the logits [T, V] behind its tokens, READ_CHUNK at a time."""
+        """Put a text into a row and yield the logits [T, V] after each of its tokens, READ_CHUNK at a time."""
         for hidden in self._hidden_states(row, ids, READ_CHUNK):
             yield self._as_numpy(self._decoder.logits(hidden[0]))
 
@@ -71,7 +71,7 @@ class MlxEngine:
             yield self._decoder.hidden_states(chunk, [_OneRow(layer, row, start) for layer in memory])
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
-        """One more token in each of rows 0..R-1 and the logits behind them [R, V] (a copy)."""
+        """One more token in each of rows 0..R-1 and the logits after them [R, V] (a copy)."""
         count = len(tokens)
         rows = min(_up_to(ROW_STEP, count), len(self._open_memory()[0].keys))
         places = min(_up_to(PLACE_STEP, int(positions.max()) + 1), self.n_ctx)
@@ -117,7 +117,7 @@ class MlxEngine:
         self._memory = []
 
     def _open_memory(self) -> list[_LayerRows]:
-        """The rows' memory, made on the thread that uses it; the place behind a row's last takes what padding writes."""
+        """The rows' memory, made on the thread that uses it; the place after a row's last takes what padding writes."""
         if not self._memory:
             shape = self._decoder.shape
             size = (_up_to(ROW_STEP, self.rows), shape.kv_heads, self.n_ctx + 1, shape.head_dim)
@@ -155,7 +155,7 @@ class _OneRow:
         return "causal" if length > 1 else None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Store [1, K, T, d] behind what is there and return all up to here."""
+        """Append [1, K, T, d] to what is stored and return all of it."""
         layer, row, end = self._layer, self._row, self.offset + keys.shape[2]
         layer.keys[row, :, self.offset : end] = keys[0]
         layer.values[row, :, self.offset : end] = values[0]
@@ -218,6 +218,6 @@ class MlxBackend(BatchedBackend):
             close_model=tokenizer.close,
         )
 
-    def beside(self, *, max_rows: int | None = None) -> MlxBackend:
+    def sharing_weights(self, *, max_rows: int | None = None) -> MlxBackend:
         """Another backend over the same weights and worker, with rows and an adapter of its own. It must be closed before this one."""
         return MlxBackend(self._path, self._decoder, self._worker, n_ctx=self._n_ctx, max_rows=max_rows)

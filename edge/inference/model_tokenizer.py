@@ -94,7 +94,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """Byte-level BPE's printable stand-in for each byte: visible Latin-1 characters for themselves, the rest from U+0100 on."""
+    """Byte-level BPE's printable character for each byte: visible Latin-1 characters for themselves, the rest from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}

@@ -6,7 +6,7 @@ part in use and gives back the new keys and values.
 
 A row's logits do not depend on its company: rows are computed together only with rows whose caches have the same width, a multiple of
 BUCKET that follows from a row's own length, so that the sums over its cache are added up in one order; and a single row is computed
-beside a copy of itself, because products over one column and over several add up in different orders.
+together with a copy of itself, because products over one column and over several add up in different orders.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OnnxEngine:
         self._adapter: Adapter = self._bare
 
     def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row; logits [V] behind it (a copy)."""
+        """Put a prompt into a row; logits [V] after it (a copy)."""
         rows = np.array([row])
         logits_RV: Floats = np.empty((0, 0), dtype=np.float32)
         for start in range(0, len(ids), PREFILL_CHUNK):
@@ -94,7 +94,7 @@ class OnnxEngine:
         return last_V
 
     def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row, token by token because the graph gives the logits of a run's last one only; logits [1, V] behind each."""
+        """Put a text into a row, token by token because the graph gives the logits of a run's last one only; logits [1, V] after each."""
         rows = np.array([row])
         for start, token in enumerate(ids):
             width = min(-(-start // BUCKET) * BUCKET, self.n_ctx)
@@ -141,7 +141,7 @@ class OnnxEngine:
         self._cache = self._cache[:, :, :0]
 
     def _run(self, rows: NDArray[Any], ids_RT: NDArray[np.int64], starts_R: NDArray[Any], width: int) -> Floats:
-        """Compute T tokens a row behind its first `starts_R` cached ones, of which `width` places are looked at."""
+        """Compute T tokens a row after its first `starts_R` cached ones, of which `width` places are read."""
         length = ids_RT.shape[1]
         past_k, past_v = self._cache[:, :, rows, :, :width]
         feed = {
@@ -163,7 +163,7 @@ class OnnxEngine:
 
 
 def _attention_bias(starts_R: NDArray[Any], width: int, length: int) -> Floats:
-    """0 where a new token may look and -inf elsewhere, [R, 1, 1, T, width + T]: at its row's cached tokens, at new ones up to itself."""
+    """0 where a new token may attend and -inf elsewhere, [R, 1, 1, T, width + T]: at its row's cached tokens, at new ones up to itself."""
     bias = np.zeros((len(starts_R), 1, 1, length, width + length), dtype=np.float32)
     bias[..., :width] = np.where(np.arange(width) < starts_R[:, None], 0.0, -np.inf)[:, None, None, None, :]
     bias[..., width:] = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)
@@ -205,7 +205,7 @@ class OnnxBackend(BatchedBackend):
         serving_rows: int = 2,
         loaded: OnnxModel | None = None,
     ) -> None:
-        """`loaded` is the model of another backend, which closes it; see `beside`."""
+        """`loaded` is the model of another backend, which closes it; see `sharing_weights`."""
         model = loaded or _load(Path(model_path), Path(graph_path), providers, n_threads or physical_cores())
         graph = model.graph
         row_tokens = min(n_ctx, model.info.context_tokens or n_ctx)
@@ -222,7 +222,7 @@ class OnnxBackend(BatchedBackend):
             close_model=model.tokenizer.close if loaded is None else None,
         )
 
-    def beside(self, *, max_rows: int | None = None) -> OnnxBackend:
+    def sharing_weights(self, *, max_rows: int | None = None) -> OnnxBackend:
         """Another backend over the same session and worker, with rows and an adapter of its own. It must be closed before this one."""
         return OnnxBackend(
             self._model_path,

@@ -12,7 +12,7 @@ from typing import Any
 
 Ranges = tuple[tuple[int, int], ...]
 PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
-"""What stands in a JSON string as it is."""
+"""The characters that a JSON string contains unescaped."""
 _EVERYTHING: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 _LINE_ENDS = (0x0A, 0x0D, 0x2028, 0x2029)
 _BLOCK = 1000
@@ -30,7 +30,7 @@ class RegexRule:
 
 
 def literal(text: str) -> str:
-    """A text as it stands."""
+    """A literal text."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
@@ -64,7 +64,7 @@ def repeated(rule: str, least: int, most: int | None) -> str:
 
 
 def from_regex(pattern: str) -> RegexRule:
-    """The texts in which the pattern is found. Raises ValueError where that cannot be said as a grammar."""
+    """The texts in which the pattern is found. Raises ValueError where that cannot be written as a grammar."""
     try:
         parsed = parser.parse(pattern)
     except re.error as error:
@@ -136,7 +136,7 @@ def _set(members: Sequence[Any]) -> Ranges:
 
 
 def _character(ranges: Ranges) -> str:
-    """One character of these as it stands in a JSON string: escaped where it must be."""
+    """One character of these as a JSON string contains it: escaped where it must be."""
     plain = tuple(
         (max(low, first), min(high, last)) for low, high in ranges for first, last in PLAIN if max(low, first) <= min(high, last)
     )

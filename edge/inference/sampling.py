@@ -40,7 +40,7 @@ class RowSampler:
         self.use_threads(threads)
 
     def use_threads(self, threads: int) -> None:
-        """Share large batches out among so many from now on; not while one is sampled."""
+        """Divide large batches among this many threads from now on; not while one is sampled."""
         self._threads = ThreadPoolExecutor(threads, "sampling")
 
     def sample(
@@ -91,7 +91,7 @@ class RowSampler:
         return peak_R, sums_RB
 
     def _exponentials(self, logits_RV: Floats, peak_R: Floats, part: slice) -> Floats:
-        """exp(logit - peak) in these rows of the scratch memory, zeros behind the vocabulary."""
+        """exp(logit - peak) in these rows of the scratch memory, zeros after the vocabulary."""
         live = self._mass[part, : self.vocab_size]
         np.subtract(logits_RV, peak_R[:, None], out=live)
         np.exp(live, out=live)
@@ -155,7 +155,7 @@ def first_above(edges_RN: Doubles, target_R: Doubles) -> Ids:
 def keep_likeliest(mass_V: Floats, share: float) -> None:
     """Set to zero, in place, all but the likeliest entries that together reach `share` of the mass; at least one stays.
 
-    An entry that could not lift the rest above 1 - share even with all that are no larger beside it needs no sorting.
+    An entry that could not lift the rest above 1 - share even together with all that are no larger needs no sorting.
     """
     total = float(mass_V.sum(dtype=np.float64))
     small = mass_V < np.float32((1.0 - share) * total / len(mass_V))
@@ -178,16 +178,16 @@ def log_probabilities(logits_TV: Floats, ids_T: Ids) -> Doubles:
     return found_T
 
 
-def likeliest(logits_V: Floats, count: int, beside: int) -> tuple[Ids, Doubles]:
-    """The `count` likeliest ids of a row, the likeliest first, equals by id, and by how many nats each is likelier than `beside`.
+def likeliest(logits_V: Floats, count: int, reference: int) -> tuple[Ids, Doubles]:
+    """The `count` likeliest ids of a row, the likeliest first, equals by id, and by how many nats each is likelier than `reference`.
 
-    Ids that are impossible (-inf) are left out. The difference is exactly 0 for `beside` itself.
+    Ids that are impossible (-inf) are left out. The difference is exactly 0 for `reference` itself.
     """
     count = min(count, len(logits_V))
     ids = np.argpartition(logits_V, -count)[-count:] if count < len(logits_V) else np.arange(count)
     ids = ids[np.isfinite(logits_V[ids])]
     ids = ids[np.lexsort((ids, -logits_V[ids]))]
-    return ids, logits_V[ids].astype(np.float64) - float(logits_V[beside])
+    return ids, logits_V[ids].astype(np.float64) - float(logits_V[reference])
 
 
 def log_sum_exp(logits_V: Floats) -> float:

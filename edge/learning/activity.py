@@ -112,7 +112,7 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
     """Four numbers for every page: the share of this month's answers that came from this device, the share of the validation questions
     that is right in the end at the present rate, how much of it was gained since the beginning, and spend today and this month.
 
-    The validation questions are the person's own where there are some (`own`); `practice` has those of practice beside them, else None.
+    The validation questions are the person's own where there are some (`own`); `practice` then has those of practice separately, else None.
     Shares are None where there was nothing to count.
     """
     month, steps = period_began("month", now), (made_steps or MadeSteps()).read(database)
@@ -132,7 +132,7 @@ def headline(database: sqlite3.Connection, now: float, made_steps: MadeSteps | N
 
 
 def _ends(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Right in the end over some sources, for the headline. `learned_from`: so many of the validation questions are learned from, too."""
+    """Right in the end over some sources, for the headline. `learned_from`: how many of the validation questions are learned from, too."""
     end = _together(tasks)
     learned_from = sum(task["in_the_end"]["items"] for task in tasks if task["in_the_end"] and task["learned_from"])
     return {
@@ -355,7 +355,7 @@ def _spend_over_time(database: sqlite3.Connection, since: float) -> dict[str, An
 
 
 def _rates(database: sqlite3.Connection, since: float) -> list[dict[str, Any]]:
-    """Of the answers in which the model could ask: how many did, beside the newest τ of the dial (None: the model decided alone)."""
+    """Of the answers in which the model could ask: how many did, with the newest τ of the dial (None: the model decided alone)."""
     rows = database.execute(
         "SELECT json_extract(record, '$.task'), count(*), sum(coalesce(json_extract(record, '$.asked'), 0)),"
         " json_extract(record, '$.target_rate'), max(created_at)"

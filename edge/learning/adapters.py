@@ -23,21 +23,20 @@ HINT = "see edge-agent adapters list"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version on disk. `at` seconds since the epoch; `gate` as in StepFinished; `size_bytes` of its whole folder.
-
-    `serving`: it answers people (as the state has it); `head`: training goes on from it; `on_line`: what is trained now came from it.
-    `damage` is one line, "" when all can be read. None where nothing is known (a step that was cut before its commit).
-    """
+    """One version on disk. None where nothing is known (a step that was cut before its commit)."""
 
     version: int
     folder: str
     at: float | None
+    """Seconds since the epoch."""
     phase: int | None
     task: str | None
     source: str | None
     base: int | None
     size_bytes: int
+    """Of its whole folder."""
     gate: str
+    """As in StepAdapter."""
     gate_reason: str
     gate_before: float | None
     gate_after: float | None
@@ -45,9 +44,13 @@ class Version:
     joint_accuracy: float | None
     assist_rate: float | None
     serving: bool
+    """It answers people (by the state folder)."""
     head: bool
+    """Training goes on from it."""
     on_line: bool
+    """The version in training came from it."""
     damage: str
+    """One line; "" when all can be read."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

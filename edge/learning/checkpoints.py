@@ -27,12 +27,7 @@ _PREFIX = "step-"
 
 @dataclass(frozen=True, slots=True)
 class StepManifest:
-    """All that reporting and committing a step needs, so that a restart can do it.
-
-    `draft`: the step's event before it is closed. `base`: the version that it trained on. `used`: keys of one's own items in it,
-    `demonstrated` of those whose answer had to be shown; `kept`: what the model keeps
-    answering beside these.
-    """
+    """All that reporting and committing a step needs, so that a restart can do it."""
 
     opened: OpenStep
     units: StepUnits
@@ -41,14 +36,19 @@ class StepManifest:
     cursor_seed: int
     cursor_after: int
     used: tuple[str, ...]
+    """Keys of one's own items in it."""
     demonstrated: tuple[str, ...]
+    """Keys of those whose answer had to be shown."""
     kept: tuple[SimilarAnswer, ...]
+    """Similar questions that the model goes on answering."""
     draft: StepFinished
+    """The step's event before it is closed."""
     base: int
+    """The version that it trained on."""
     gate_due: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in manifest.json."""
+        """As it is in manifest.json."""
         return {
             "opened": asdict(self.opened),
             "total_units": self.units.total,

@@ -54,7 +54,7 @@ class AgentComponents:
     sound: Callable[[Path], None] = lambda adapter_folder: None
     """Reads an adapter's files through. Raises AdapterError when they are damaged."""
     own_use: OwnUse | None = None
-    """What is learned beside the phases: feedback on answers, watched task files."""
+    """What is learned in addition to the phases: feedback on answers, watched task files."""
     conditions: LearningConditions | None = None
     """When learning may use the machine; None: always."""
     fit_threads: Callable[[Sequence[InferenceBackend], Learner | None], None] | None = None

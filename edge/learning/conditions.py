@@ -116,7 +116,7 @@ T = TypeVar("T")
 class MachineProbe:
     """`Probe` over psutil. The first reading of `other_load` is None: it is measured from one reading to the next.
 
-    `ours`: pids of further processes that are no other programs, such as a running agent beside this command.
+    `ours`: pids of further processes that are no other programs, such as an agent that runs at the same time as this command.
     """
 
     def __init__(self, clock: Clock, ours: Collection[int] = ()) -> None:
@@ -212,7 +212,7 @@ class DiskSpace:
         return self._has_failed
 
     def _needed(self) -> int:
-        """Twice the newest checkpoint: the next one is written beside it, and the database needs some, too."""
+        """Twice the newest checkpoint: the next one is written while it still exists, and the database needs some, too."""
         size, newest = 0, max((self.folder / "checkpoints").glob("[!.]*"), default=None)
         for file in newest.rglob("*") if newest is not None else ():
             with suppress(OSError):
@@ -220,7 +220,7 @@ class DiskSpace:
         return max(LEAST_BYTES, 2 * size)
 
     def _can_write(self, count: int) -> bool:
-        """Take so many bytes of the disk; where the system cannot promise them, write one."""
+        """Reserve this many bytes of the disk; where the system cannot promise them, write one."""
         probe = self.folder / _PROBE
         try:
             with probe.open("wb") as file:

@@ -21,15 +21,10 @@ _PLAN = "plan"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step is about: its number (from 1), place in the phases, prompts, and where the data cursor stands afterwards.
-
-    `own`: a step of one's own use between those of the phases, whose place it leaves (`phases_done`: behind them). `stay_here`: ids of its
-    items whose questions must not leave this device. `used`: keys of its items, which are counted. `demonstrates`: given answers are
-    learned from where few responses are right. `generalises`: some questions of the label are held out, so that what is learned should
-    hold for questions like these, too. `rehearsed`: items of one's own whose answers are kept up beside this step.
-    """
+    """What one step is about: its place in the phases, its prompts, and the data cursor."""
 
     step: int
+    """Counts from 1."""
     steps_planned: int | None
     phase: int
     phase_step: int
@@ -39,14 +34,22 @@ class StepPlan:
     items: tuple[TaskItem, ...]
     cursor_seed: int
     cursor_after: int
+    """The position of the data cursor after the step."""
     ends_phase: bool = False
     own: bool = False
+    """A step of one's own use, between those of the phases; the position in the phases does not change."""
     phases_done: bool = False
+    """Of such a step: it comes after the last step of the phases."""
     stay_here: frozenset[str] = frozenset()
+    """Ids of its items whose questions must not leave this device."""
     used: tuple[str, ...] = ()
+    """Keys of its items, whose uses are counted."""
     demonstrates: bool = False
+    """Given answers are learned from where few responses are right."""
     generalises: bool = False
+    """Some questions of the label are held out: what is learned should hold for questions like these, too."""
     rehearsed: tuple[TaskItem, ...] = ()
+    """Items of one's own whose answers are trained again in this step, so that they are not forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class _Part:
 
 
 class Standing(Protocol):
-    """Where learning stands; as a StateFolder keeps it."""
+    """How far learning has come; as a StateFolder keeps it."""
 
     def position(self) -> Position: ...
 
@@ -80,7 +83,7 @@ class Standing(Protocol):
 
 
 class Curriculum:
-    """Phases over task sources, continued where the state folder stands.
+    """Phases over task sources, continued from the state folder's position.
 
     A file with several labels is learned label by label: each step is about one, with its own λ, and their turns are as many as they have
     questions. Their sources are called FILE#LABEL. A label whose questions are all held out is examined with the others.
@@ -98,7 +101,7 @@ class Curriculum:
         narrowed: Callable[[TaskSource], TaskSource] = lambda source: source,
     ) -> None:
         """Opens every source at once, so that a bad task file shows at the start. `demonstrates`: whether a source's given answers are
-        learned from. `skills`: sources that nothing is learned at the cost of. `narrowed`: what steps take of a source, or of one label of
+        learned from. `skills`: sources that learning must not make worse. `narrowed`: what steps take of a source, or of one label of
         it. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
@@ -112,7 +115,7 @@ class Curriculum:
         for part in (one for parts in phase_parts for one in parts):
             self._named.setdefault(part.name, part)
         self.skills = {name: opened.get(name) or open_source(name) for name in skills}
-        self._held_out_beside = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
+        self._also_held_out = {part.name: [one for one in parts if not one.share] for parts in phase_parts for part in parts}
         self._standing = standing
         self._seed = seed
         self._prompts = prompts_per_step
@@ -148,7 +151,7 @@ class Curriculum:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
 
         A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
-        first step of a phase there is nothing to begin anew.
+        first step of a phase there is nothing to begin again.
         """
         position = state.position()
         plan = [[phase.source, parts[0].task] for phase, parts in zip(self._phases, self._parts, strict=True)]
@@ -209,21 +212,21 @@ class Curriculum:
         )
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:
-        """At most `limit` items that stand for a phase's source, always the same: held-out ones, else its first training items; likewise
+        """At most `limit` items that represent a phase's source, always the same: held-out ones, else its first training items; likewise
         for each label of its file that is only held out. Also of a skill.
 
         {} for a source that no phase has any more.
         """
         if source not in self._named:
             return {source: self._anchors_of(self.skills[source], limit)} if source in self.skills else {}
-        parts = dict.fromkeys([self._named[source], *self._held_out_beside[source]])
+        parts = dict.fromkeys([self._named[source], *self._also_held_out[source]])
         return {part.name: self._anchors_of(part.source, limit) for part in parts}
 
     def _anchors_of(self, source: TaskSource, limit: int) -> tuple[TaskItem, ...]:
         return tuple(source.test(limit)) or tuple(itertools.islice(source.train(self._seed, 0), limit))
 
     def _current(self, position: Position) -> Position:
-        """The position with finished phases left behind."""
+        """The position moved past finished phases."""
         while position.phase < len(self._phases):
             steps = self._phases[position.phase].steps
             if steps is None or position.phase_step < steps:
@@ -232,9 +235,9 @@ class Curriculum:
         return position
 
     def _take(self, source: str, cursor: int) -> tuple[TaskItem, ...]:
-        """The next items of a source from `cursor`; a stream that stands there is continued, else it is opened there."""
-        stands_at, stream = self._streams.get(source, (-1, iter(())))
-        if stands_at != cursor:
+        """The next items of a source from `cursor`; a stream that is at that place is continued, else one is opened there."""
+        position, stream = self._streams.get(source, (-1, iter(())))
+        if position != cursor:
             stream = self._named[source].source.train(self._seed, cursor)
         items = tuple(itertools.islice(stream, self._prompts))
         if len(items) < self._prompts:

@@ -229,8 +229,8 @@ def _name_phases(axis: Any, spans: Sequence[PhaseSpan]) -> None:
         x, side = ((span.first + span.last) / 2, "center")
         if rows == 2 and number in (0, len(spans) - 1):
             x, side = (span.first, "left") if number == 0 else (span.last, "right")
-        beside = sum(other.end == span.end for other in spans[:number])
-        offset = 3 + 12 * (beside or number % rows)
+        at_the_same_end = sum(other.end == span.end for other in spans[:number])
+        offset = 3 + 12 * (at_the_same_end or number % rows)
         axis.annotate(
             span.name, (x, 1.0), xycoords=axis.get_xaxis_transform(), xytext=(0, offset), textcoords="offset points",
             ha=side, va="bottom", fontsize=9, color=_GREY,

@@ -88,7 +88,7 @@ class RetentionWatch:
         run_id: str,
         every: int | None = None,
     ) -> None:
-        """`seen` are earlier results of this run; `every`: also after each multiple of so many steps.
+        """`seen` are earlier results of this run; `every`: also after each multiple of this many steps.
 
         A source without held-out items is left out.
         """

@@ -1,12 +1,13 @@
-"""What a step imitates: given answers where few of its responses are right, and beside them answers that the model keeps.
+"""What a step imitates: given answers where few of its responses are right, and also answers that the model is to keep.
 
 Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had
 thirteen after five corrections (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
-questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and goes on giving it. And in
-each such step it answers a few questions of other skills; what it has right there is learned along.
+questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and this answer is trained
+along. In each such step the model also answers a few questions of other skills; its right answers there are trained along, too.
 
-A label with so many questions that some are held out teaches a rule. Answers learned by heart are in its way, and so is what the model says
-to similar questions: only what no response has right is shown there, no options, one of which is sampled soon, and nothing similar is kept.
+A label that has enough questions to hold some out teaches a rule. Answers learned by heart get in the way of a rule, and so do the model's
+answers to similar questions. So of such a label an answer is shown only where no response is right, and never for multiple choice, where
+the right option is sampled soon; and no similar answers are kept.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class GivenAnswers:
 
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
         """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
-        hardly ever sampled cannot be learned from samples; else one update that keeps them up, as beside steps on other tasks."""
+        hardly ever sampled cannot be learned from samples; else one update that keeps them up, as in steps on other tasks."""
         given = self._given(plan, groups)
         if not given:
             return NOTHING_GIVEN
@@ -191,7 +192,7 @@ class GivenAnswers:
         return await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:
-        """[] where nothing was looked for yet. Without answers to questions whose answer is given meanwhile."""
+        """[] where nothing was generated yet. Without answers to questions whose answer is given meanwhile."""
         query = """
             SELECT item, question, answer FROM kept_answers WHERE item = ?
             AND (answer = '' OR question NOT IN (SELECT question FROM kept_answers WHERE answer = '')) ORDER BY question

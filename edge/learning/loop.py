@@ -35,7 +35,7 @@ _DELIVERY_TRIES, _DELIVERY_PAUSE_S = 5, 1.0
 
 @dataclass(slots=True)
 class Learning:
-    """The learning of one agent: run it, hold it back, ask how it stands.
+    """The learning of one agent: run it, hold it back, ask for its state.
 
     It stops at safe points only: a step that has not begun its update is given up (it is made again, with the same seeds and call keys),
     one that has is finished. A step that a full disk cut is finished or made again once there is room.
@@ -159,7 +159,7 @@ class Learning:
         return step
 
     async def _loop(self, step: LearningStep, max_steps: int | None, between_steps: BetweenSteps | None) -> StopReason:
-        """Until the phases are done, so many steps are made, or a stop is asked for."""
+        """Until the phases are done, `max_steps` steps are made, or a stop is asked for."""
         made, is_cut = 0, False
         await self._report_own_use()
         while not self.stop.asked:

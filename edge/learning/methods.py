@@ -49,7 +49,7 @@ class GroupAdvantages:
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """What a method may know of a step beside its groups and λ: its number, its task label and τ."""
+    """What a method may know of a step in addition to its groups and λ: its number, its task label and τ."""
 
     step: int
     task: str

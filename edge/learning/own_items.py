@@ -80,9 +80,9 @@ def outlook(record: Mapping[str, Any], feedback: Feedback, *, learns: bool, when
     if not learns:
         return "not learned from: use.feedback is false, or use.share 0"
     if _not_alone(record):
-        return "not learned from: a question is learned that stands alone; ask it in a new chat and correct it there"
+        return "not learned from: only a question that needs no earlier messages is learned; ask it in a new chat and correct it there"
     if feedback.verdict == "bad" and feedback.correction is None:
-        return "say what is right, and it is learned"
+        return "write what is right, and it is learned"
     return when
 
 

@@ -20,7 +20,7 @@ from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT
 
 WATCHED = "watched"
 _HELD_OUT_OF = 10
-"""One in so many of one's own questions is held out to be examined on, where a label has FEWEST_TO_HOLD_OUT. Task files state theirs."""
+"""One in this many of one's own questions is held out for examinations, where a label has FEWEST_TO_HOLD_OUT. Task files state theirs."""
 MOST_SHOWN, MOST_REHEARSED = 8, 8
 
 
@@ -162,7 +162,7 @@ class OwnUse:
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
-        """A uniform sample of at most `limit` items that stand for a source as they were when it was last checked, by the seed; None
+        """A uniform sample of at most `limit` items that represent a source as it was when last checked, by the seed; None
         where there was no such source any more.
 
         Each item has a number drawn by its content, and the smallest are the sample: when items come and go, the others stay in it.
@@ -184,7 +184,7 @@ class OwnUse:
                 database.execute("DELETE FROM demonstrated WHERE item = ?", (item,))
 
     def _sources(self) -> list[OwnSource]:
-        """Those of the watched files are made anew only when files or labels have changed."""
+        """Those of the watched files are made again only when files or labels have changed."""
         mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
         items = self._folder.items if self._folder else ()
         if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
@@ -200,7 +200,7 @@ class OwnUse:
         return tuple(one.item for one in drawn)
 
     def _ready(self, sources: Sequence[OwnSource], uses: Mapping[str, int]) -> list[tuple[OwnSource, list[OwnItem]]]:
-        """The sources that have items with passes left, with these: the least used first, drawn anew for each pass."""
+        """The sources that have items with passes left, with these: the least used first, drawn again for each pass."""
         ready = []
         for source in sources:
             left = [(used, one) for one in source.train if (used := uses.get(one.key, 0)) < self.rules.passes]

@@ -28,7 +28,7 @@ from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, ref
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8
-"""Between the steps of one source there may be so many of others."""
+"""How many steps of other sources there may be between two of one source."""
 Exam = Callable[[AdapterRef | None, Sequence[Candidate]], Awaitable[Mapping[str, ExamAnswer]]]
 """What an adapter makes of candidates, by their keys. Raises AdapterError."""
 
@@ -87,8 +87,8 @@ class Judgement:
 class PromotionGate:
     """Judges candidates. Its decisions depend on the state folder, the checkpoint and seeds only, so a repeated one is the same.
 
-    `anchors_of` a phase's source, with those of what is only held out beside it, never change. `own_anchors` of one's own use do; None:
-    the source is none, or is gone. `skills`: sources that are examined though no phase learns them.
+    `anchors_of` a phase's source, with those of labels that are only held out, never change. `own_anchors` of one's own use do; None:
+    the source is not of one's own use, or is gone. `skills`: sources that are examined though no phase learns them.
     """
 
     rules: GateRules
@@ -100,7 +100,7 @@ class PromotionGate:
     skills: tuple[str, ...] = ()
 
     def is_due(self, step: int, ends_phase: bool) -> bool:
-        """Whether the adapter of this step is judged: where it, or an own step right before it, ends so many steps, and a phase."""
+        """Whether the adapter is judged: a phase ends, or this or an unjudged own step right before it reaches a multiple of `every`."""
         before = step - 1
         while (
             before > 0 and (made := self.state.step_at(before)) is not None and is_own_use(made.source) and not made.adapter.gate

@@ -1,7 +1,7 @@
 """Taking back a version that turns out worse than one before it.
 
 The gate lets a fall pass that is no larger than allowed, an adapter's file can be damaged later, and anchors show little of what a person
-asks. So every so many steps the version that serves is examined anew, from its file, and compared item by item
+asks. So at a fixed interval of steps the version that serves is examined again, from its file, and compared item by item
 with what each kept version, the best one so far and the bare model made of the same anchors; and its ratings with those of the version
 before. Where one of them is better beyond chance (edge.training.promotion_rules) the best of them is active again, immediately.
 

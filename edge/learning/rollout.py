@@ -43,22 +43,22 @@ from edge.verifiers.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The prompts of one step. `step` numbers the run's steps, `task_step` the task's at the coordinator.
-
-    `offline`: the coordinator does not know of this step, so its cloud is not asked and requests for help are masked. `stay_here`: ids of
-    items whose questions must not leave this device; requests for help with them are masked, too. `help_bias`: nats on every decision to
-    ask; it belongs to the policy that is sampled from, and that learns. `call_cost`: what a call costs where λ acts on tokens or
-    money (None: each call counts the same).
-    """
+    """The prompts of one step."""
 
     step: int
+    """Counts the run's steps."""
     task: str
     task_step: int
+    """Counts the task's steps at the coordinator."""
     items: tuple[TaskItem, ...]
     offline: bool = False
+    """The coordinator does not know of this step, so its cloud is not asked and requests for help are masked."""
     stay_here: frozenset[str] = frozenset()
+    """Ids of items whose questions must not leave this device; requests for help with them are masked, too."""
     help_bias: float = 0.0
+    """Nats on every decision to ask; part of the policy that is sampled from, and that learns."""
     call_cost: CallCost | None = None
+    """What a call costs where λ acts on tokens or money; None: each call counts the same."""
 
     @classmethod
     def of(cls, plan: StepPlan, opened: OpenStep, call_cost: CallCost | None = None) -> Batch:
@@ -125,12 +125,7 @@ class ScoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """One prompt's scored responses, and the cloud's completion where one was asked for and came.
-
-    `lost_uusd`: what a call cost that brought no answer (None: no such call).
-    `cloud_sample`: the completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from (else ()).
-    `cost_weight`: w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same.
-    """
+    """One prompt's scored responses, and the cloud's completion where one was asked for and came."""
 
     item: TaskItem
     prompt_ids: tuple[int, ...]
@@ -138,8 +133,11 @@ class ScoredGroup:
     completion: CloudCompletion | None
     cloud_reason: str = ""
     cloud_sample: tuple[int, ...] = ()
+    """The completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from; else ()."""
     lost_uusd: int | None = None
+    """What a call cost that brought no answer; None: no such call."""
     cost_weight: float = 1.0
+    """w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same."""
 
     @property
     def right_alone(self) -> float:
@@ -172,7 +170,7 @@ class Rollout:
         """The scored groups in the order of the batch. `on_group` gets how many are done.
 
         A prompt that cannot be answered or judged (too long for the context, a sandbox that does not start) is left out, and `left_out`
-        says why. Raises EdgeError when no prompt is left.
+        has the reason. Raises EdgeError when no prompt is left.
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
 

@@ -43,7 +43,7 @@ def other_settings(then: AgentConfig, now: AgentConfig, *, under: str = "") -> s
     """In one line what differs so that the record would be false, `target_rate 0.3 -> 0.7`; "" where the run can go on.
 
     It may grow: its last phase may be longer now, and phases may follow it. `under` is the section of a larger configuration that the
-    agent's settings stand in, as `agent.`: keys are named with it and in full.
+    agent's settings are in, as `agent.`: keys are named with it and in full.
     """
     before, after = _record(then, len(then.phases)), _record(now, len(then.phases))
     one_phase = len(then.phases) == 1 and not under

@@ -31,10 +31,9 @@ from edge.training.learner import Learner
 
 @dataclass(slots=True)
 class TrainingSession:
-    """Opened when learning begins, and closed with the agent. `version` is what the learner holds (-1: there is none yet).
+    """Opened when learning begins, and closed with the agent.
 
-    `cloud`: how learning asks it. `pace`: what calls cost and a budget leaves (None: λ acts on calls).
-    With a gate learning has a second engine beside the one that serves; `closing` closes it.
+    With a gate, learning has a second engine in addition to the one that serves.
     """
 
     components: AgentComponents
@@ -42,9 +41,13 @@ class TrainingSession:
     adapter: ServingAdapter
     reporter: StepReporter
     cloud: GroupCalls
+    """How learning asks the cloud."""
     closing: AsyncExitStack
+    """Closes the second engine."""
     pace: Pace | None = None
+    """What calls cost and a budget leaves; None: λ acts on calls."""
     version: int = field(default=-1, init=False)
+    """What the learner holds; -1: there is none yet."""
     _engine: InferenceBackend | None = field(default=None, init=False)
     _learner: Learner | None = field(default=None, init=False)
 

@@ -36,20 +36,17 @@ from edge.training.learner import Learner
 
 @dataclass(slots=True)
 class LearningStep:
-    """Makes steps one after the other. `interruptible`: cancelling loses nothing but work that can be made again.
-
-    `backend` answers people, `rollout_backend` samples for the learner; without a gate they are one and every step's adapter is active.
-    `learner` is called in every step, because going back to the bare model begins with another one. `switching` is held by whoever
-    changes the active adapter. With a `measure` of the device, steps are reported beside the least time they could take. With a `pace`, λ
-    acts on what calls cost, and τ is what the budget leaves.
-    """
+    """Makes steps one after the other."""
 
     backend: InferenceBackend
+    """Answers people."""
     rollout_backend: InferenceBackend
+    """Samples for the learner; without a gate it is `backend`, and every step's adapter is active."""
     rollout: Rollout
     given: GivenAnswers
     method: Method
     learner: Callable[[], Learner]
+    """Called in every step, because going back to the bare model begins with another learner."""
     group_size: int
     reporter: StepReporter
     checkpoints: Checkpoints
@@ -57,11 +54,15 @@ class LearningStep:
     sink: EventSink
     clock: Clock
     switching: asyncio.Lock
+    """Held by whoever changes the active adapter."""
     gate: PromotionGate | None = None
     pace: Pace | None = None
+    """With it, λ acts on what calls cost, and τ is what the budget leaves."""
     measure: Callable[[], StepMeasure | None] = lambda: None
+    """With it, steps are reported with the least time they could take on the device."""
     failpoint: Callable[[str], None] = lambda name: None
     interruptible: bool = field(default=True, init=False)
+    """Cancelling now loses nothing but work that can be made again."""
     was_refused: bool = field(default=False, init=False)
     was_unanswered: bool = field(default=False, init=False)
 
@@ -96,7 +97,7 @@ class LearningStep:
             self.interruptible = True
 
     async def finish(self, saved: Checkpoint, phase: StepPhases | None = None) -> StepFinished:
-        """Report, judge, commit and activate what a checkpoint holds; also of a step that was cut behind its checkpoint.
+        """Report, judge, commit and activate what a checkpoint holds; also of a step that was cut off after its checkpoint.
 
         Idempotent up to the commit: the coordinator answers a repeated report with its first answer.
         """
@@ -268,7 +269,7 @@ _FAILPOINTS: Mapping[str, str] = {
     "close": "closed",
     "gate": "judged",
 }
-"""The named place behind each phase (edge.core.failpoint)."""
+"""The named place after each phase (edge.core.failpoint)."""
 
 
 @dataclass(slots=True)

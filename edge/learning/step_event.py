@@ -153,7 +153,7 @@ def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
 def help_gain(groups: Sequence[ScoredGroup]) -> float | None:
     """Mean reward of the responses that asked less that of the others, over the groups that hold both; None without such a group.
 
-    A group in which all are right is left out: nothing was to be gained there, which says nothing against asking. At a high τ these are
+    A group in which all are right is left out: nothing was to be gained there, which is no evidence against asking. At a high τ these are
     soon all groups that hold both, since where asking is needed all ask.
     """
     gains = []

@@ -1,6 +1,6 @@
 """Opening and closing learning steps at the coordinator; while it is away their reports wait in the state folder.
 
-A report that is refused, as of a task that was taken away from this device, is set aside: a notice says so once, and it is sent again only
+A report that is refused, as of a task that was taken away from this device, is set aside with one notice, and it is sent again only
 when its task is learned again, or learning ends. So it holds up neither the start of the agent nor other tasks.
 
 A batch runs against the one λ that `open` returned. `StepReporter` alone numbers steps: the kept terms have the step that the coordinator

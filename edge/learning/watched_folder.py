@@ -44,7 +44,7 @@ class WatchedFolder:
     folder: Path
     notice: Callable[[str], None]
     items: tuple[OwnItem, ...] = field(default=(), init=False)
-    """Of every good file at the last check, files in the order of their names; a question that stands in several counts once."""
+    """Of every good file at the last check, files in the order of their names; a question that occurs in several counts once."""
     _checking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
     _files: dict[Path, _File] = field(default_factory=dict, init=False)

@@ -1,7 +1,7 @@
 """Which models are on this machine, and what each is.
 
 Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
-is looked for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
+is searched for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
 config.json as MLX reads it, means itself. A model is a GGUF file or such a folder; ONNX graphs are made of GGUF files and no models by
 themselves.
 """
@@ -100,13 +100,13 @@ def hub_models() -> Iterator[Found]:
 
 
 def find_model(name: str) -> Path:
-    """The GGUF file, or the MLX folder, that a name or path stands for. Raises ModelFileError."""
+    """The GGUF file, or the MLX folder, that a name or path means. Raises ModelFileError."""
     found = _on_disk(name)
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)
     if found is not None:
         if found.suffix == ".onnx":
-            hint = "name the GGUF file it was made of; with engine.backend onnx the graph beside that file is used"
+            hint = "name the GGUF file it was made of; with engine.backend onnx the graph next to that file is used"
             raise ModelFileError(f"{shown(name)}: a graph alone is no model", hint=hint)
         return found
     known = ", ".join(sorted(file.stem for folder in (bundled_folder(), models_folder()) for file in folder.glob("*.gguf")))

@@ -224,7 +224,7 @@ class _Gated(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm and a residual."""
+    """Attention and feed-forward, each after its norm and with a residual."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerCache]:
         """The new residual stream [B, T, D], and the layer's keys and values.
 
-        Norms give the type of the products behind them: one tensor is made and kept for all of these, not a copy for each.
+        Norms return the type of the products that follow: one tensor is made and kept for all of these, not a copy for each.
         """
         dtype = product_dtype(x)
         mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, attend, past)
@@ -321,9 +321,9 @@ class Decoder(nn.Module):
 
 
 def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tensor | None:
-    """Who may look at whom, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention is the same.
+    """Which token may attend to which, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention is the same.
 
-    Without a cache it always does: rows are padded on the right, so no real token can look at padding.
+    Without a cache it always does: rows are padded on the right, so no real token can attend to padding.
     """
     length = ids_BT.shape[1]
     if cached == 0:

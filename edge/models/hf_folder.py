@@ -61,7 +61,7 @@ def _incomplete(path: Path, error: Exception) -> ModelFileError:
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """The shape, what rotary frequencies are divided by where they are [head_dim / 2], and the whole file for what else is looked up."""
+    """The shape, what rotary frequencies are divided by where they are [head_dim / 2], and the whole file for further look-ups."""
 
     spec: DecoderSpec
     rope_factors: NDArray[np.float32] | None

@@ -1,4 +1,4 @@
-"""A decoder on MLX: mlx_lm's model classes over a GGUF file or an MLX folder, with LoRA beside its linear layers.
+"""A decoder on MLX: mlx_lm's model classes over a GGUF file or an MLX folder, with LoRA on its linear layers.
 
 `twin` makes a second decoder over the very same weight arrays, so that serving and training each have an adapter of their own and the
 weights are in memory once.
@@ -79,7 +79,7 @@ class MlxDecoder:
     # --- adapter ---
 
     def add_lora(self, rank: int, scale: float, targets: Sequence[str] = LINEARS) -> None:
-        """Put a zero adapter beside the target layers of every block, in place of one that is there."""
+        """Add a zero adapter to the target layers of every block, in place of one that is there."""
         self.remove_lora()
         for parent, name in self._linears(targets):
             parent[name] = LoraLinear(parent[name], rank, scale)
@@ -138,7 +138,7 @@ class MlxDecoder:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer with scale * B A beside it, computed in float32 and added in the layer's own type."""
+    """A frozen linear layer plus scale * B A, which is computed in float32 and added in the layer's own type."""
 
     def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
         super().__init__()
@@ -152,8 +152,8 @@ class LoraLinear(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         """[..., in] -> [..., out]."""
         y: mx.array = self.base(x)
-        beside = (x.astype(mx.float32) @ self.lora_a.T) @ self.lora_b.T
-        return y + (self._scale * beside).astype(y.dtype)
+        adapted = (x.astype(mx.float32) @ self.lora_a.T) @ self.lora_b.T
+        return y + (self._scale * adapted).astype(y.dtype)
 
 
 class FileRope(nn.Module):

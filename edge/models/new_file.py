@@ -13,7 +13,7 @@ from edge.core.files import replacing
 
 @contextmanager
 def new_file(out: Path, *, force: bool) -> Iterator[Path]:
-    """A temporary path beside `out` to write to; renamed to `out` at the end, removed when the body raises.
+    """A temporary path next to `out` to write to; renamed to `out` at the end, removed when the body raises.
 
     Raises UsageError when `out` exists and not `force`, ModelFileError when it cannot be written.
     """

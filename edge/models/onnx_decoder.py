@@ -3,7 +3,7 @@
 Inputs, axes R rows, T new tokens, S cached places, L layers, K key/value heads, d head width, r rank:
   ids [R, T] int64, positions [R, T] int64, bias [R, 1, 1, T, S + T] (added to attention scores: 0 where allowed, -inf where not),
   past_keys and past_values [L, R, K, S, d], and for each linear layer of the blocks NAME.lora_a [in, r] and NAME.lora_b [r, out].
-Outputs: logits [R, V] behind the last new token, keys and values [L, R, K, T, d] of the new tokens, to be put into the cache.
+Outputs: logits [R, V] after the last new token, keys and values [L, R, K, T, d] of the new tokens, to be put into the cache.
 
 LoRA tensors are inputs rather than merged into the weights: a swap then costs no copy of the weights and no new session, takes effect
 between two runs, and what is served is W x + B A x as in training. Weights are float32, dequantised from the GGUF file.
@@ -89,7 +89,7 @@ class _Graph:
         self.op("Concat", *new_v, axis=0, result="values")
 
     def _attention(self, root: str, x: str, cos: str, sin: str, past_k: str, past_v: str) -> tuple[str, str, str]:
-        """Grouped-query attention; the heads that share keys stand beside each other as more queries of those keys."""
+        """Grouped-query attention; the heads that share keys are laid out next to each other as more queries of those keys."""
         spec, name = self._spec, root + "self_attn."
         groups = spec.heads // spec.kv_heads
         q = self._rotated(self._heads(self._linear(name + "q_proj", x), spec.heads, name + "q_norm"), cos, sin)

@@ -104,7 +104,7 @@ def stored_matrix(source: GGUFModel, name: str, spec: DecoderSpec) -> StoredMatr
 
 
 class StreamedLinear(nn.Linear):
-    """x W^T + b with W in the file. `weight` has W's shape and type for those who ask, and no memory behind it."""
+    """x W^T + b with W in the file. `weight` has W's shape and type for those who ask, but no memory of its own."""
 
     def __init__(self, stored: StoredMatrix, bias: Tensor | None = None, device: torch.device = CPU) -> None:
         nn.Module.__init__(self)

@@ -61,7 +61,7 @@ def available_memory(free: Callable[[], int] | None = None, cgroup: Path = _CGRO
 
 
 def _reclaimable(file: Path, name: str) -> int:
-    """The number behind a name in memory.stat, 0 where there is none."""
+    """The number after a name in memory.stat, 0 where there is none."""
     try:
         return int(dict(line.split() for line in file.read_text(encoding="ascii").splitlines())[name])
     except (OSError, ValueError, KeyError):

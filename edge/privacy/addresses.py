@@ -34,7 +34,7 @@ def emails(text: str) -> Iterator[Found]:
 
 
 def ips(text: str) -> Iterator[Found]:
-    """Addresses of version 4 and 6, with a network's length, and of network cards; a port behind one stays."""
+    """Addresses of version 4 and 6, with a network's length, and of network cards; a port after one stays."""
     for pattern in (_IP4, _IP6) if ":" in text else (_IP4,):
         for match in pattern.finditer(text):
             address = _address(match.group())

@@ -1,4 +1,4 @@
-"""Private things that were found in a text, and the views of the text in which they are looked for.
+"""Private things that were found in a text, and the views of the text in which they are searched for.
 
 A view is the text as a reader sees it, with the way back to its characters: invisible characters are taken out, compatibility forms
 (full-width letters, ligatures) and accents are folded, letters of other alphabets that look Latin become Latin, percent, HTML and backslash
@@ -58,7 +58,7 @@ _UNSEEN = frozenset({"Cf", "Mn", "Me"})
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`text` as it is read. `starts[i]` and `ends[i]` bound the characters of the source that its character i stands for; None: it is the
+    """`text` as it is read. `starts[i]` and `ends[i]` bound the characters of the source that its character i represents; None: it is the
     source itself."""
 
     text: str
@@ -73,7 +73,7 @@ class View:
 
 
 def views_of(text: str) -> Iterator[View]:
-    """The text as it stands, its letters folded, and where it has escapes, with these read as well."""
+    """The text as it is, its letters folded, and where it has escapes, with these read as well."""
     if text.isascii():
         yield View(text)
     else:

@@ -37,7 +37,7 @@ _VENDORS = tuple(
 )
 _BEARER = re.compile(r"(?i)\b(?:bearer|basic)\s+(?=[^\s\"']*[\d/+_=-])([A-Za-z0-9._~+/=-]{12,})")
 _BEGINS = r"(?:(?<![^\W_])|(?-i:(?<=[a-z])(?=[A-Z])))"
-"""Where a name begins, `my_` or `my` before it or not. No pattern walks over what stands before: that takes its square in time."""
+"""Where a name begins, `my_` or `my` before it or not. No pattern walks over the text before it: that takes quadratic time."""
 _NAME = (
     rf"{_BEGINS}(?:api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?|access[_-]?key|(?:auth|access|refresh)[_-]?token|token|credential"
     r"|client[_-]?secret|private[_-]?key)"
@@ -77,7 +77,7 @@ _CLAUSE_WORDS = _words("""
     and or but because since so if when while until unless as than then which who what where why how please thanks i i'm
     it it's we you they he she can can't cannot could should must may might will won't would und oder aber weil wenn
 """)
-"""Behind one of these a sentence goes on, and no password."""
+"""After one of these a sentence goes on, and no password follows."""
 _SENTENCE_WORDS = (
     _ARTICLES
     | _CLAUSE_WORDS
@@ -96,7 +96,7 @@ _BITS_OF_A_KEY, _BITS_OF_A_NAMED_KEY = 4.2, 3.0
 
 
 def secrets_in(text: str) -> Iterator[Found]:
-    """Private keys, vendors' keys, tokens, passwords behind their name, and words that can only be random."""
+    """Private keys, vendors' keys, tokens, passwords after their name, and words that can only be random."""
     for form in (*_VENDORS, *SECRET_FORMS):
         yield from (_found(match, 0) for match in form.finditer(text) if not _is_plain_words(match.group()))
     yield from (_found(match, 1) for match in _BEARER.finditer(text))
@@ -171,7 +171,7 @@ def _is_random_word(word: str) -> bool:
 
 
 def _looks_random(text: str, bits: float) -> bool:
-    """Shannon's entropy per character is at least so many bits, and it has a digit; names in a program have none."""
+    """Shannon's entropy per character is at least this many bits, and it has a digit; names in a program have none."""
     if not any(char.isdigit() for char in text) or _is_code(text):
         return False
     return -sum(count / len(text) * math.log2(count / len(text)) for count in Counter(text).values()) >= bits

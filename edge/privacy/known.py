@@ -1,6 +1,6 @@
-"""What was found once and stands in a text again.
+"""What was found once and occurs in a text again.
 
-All known things are looked for together, by a tree of their pieces, so that the work is in proportion to the text however many they are.
+All known things are searched for together, by a tree of their pieces, so that the work is in proportion to the text however many they are.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SIGN = re.compile(r"[^\W_]")
 _GAP = re.compile(r"[ ().,/-]{0,2}")
 _Tree = dict[str, Any]
 _END = ""
-"""The key of a tree under which stands what ends there; no piece of a text is empty."""
+"""The key of a tree that holds what ends there; no piece of a text is empty."""
 
 
 class KnownWords:
-    """Texts that are looked for as they are written, not inside a longer word."""
+    """Texts that are searched for as they are written, not inside a longer word."""
 
     def __init__(self, words: Iterable[tuple[str, Any]]) -> None:
         """`words`: each with what to report of it; very short and very long ones do not count."""
@@ -54,10 +54,10 @@ class KnownWords:
 
 
 class Known:
-    """Everything that was found in a conversation, ready to be looked for again: numbers in any grouping, all else as it was written."""
+    """Everything that was found in a conversation, ready to be searched for again: numbers in any grouping, all else as it was written."""
 
     def __init__(self, known: Iterable[tuple[Found, str]]) -> None:
-        """Given with its text. Terms are not among it: they are found wherever they stand."""
+        """Given with its text. Terms are not among it: they are found wherever they occur."""
         words = []
         self._numbers: _Tree = {}
         for one, original in known:

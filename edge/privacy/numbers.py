@@ -1,7 +1,7 @@
 """Numbers that belong to somebody: cards, bank accounts and telephones.
 
-A number without a plus sign is a telephone's only where it is written as one, with brackets or single separators, or stands behind a word
-such as `phone`; between operators, behind a currency or in a longer row of numbers it is a quantity. Ten digits in one are a telephone's
+A number without a plus sign is a telephone's only where it is written as one, with brackets or single separators, or follows a word
+such as `phone`; between operators, after a currency or in a longer row of numbers it is a quantity. Ten digits in one are a telephone's
 where the plan of the region has them and the clause does not count, compare or number anything with them.
 """
 
@@ -76,7 +76,7 @@ def ibans(text: str) -> Iterator[Found]:
 
 
 def phones(text: str, region: str | None) -> Iterator[Found]:
-    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any behind a word such as "phone"."""
+    """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any after a word such as "phone"."""
     if _SEVERAL.search(text) is None:
         return
     yield from _behind_a_word(text)
@@ -105,7 +105,7 @@ def _of_a_plan(text: str, region: str | None) -> Iterator[Found]:
 
     for match in PhoneNumberMatcher(text, region or "ZZ", leniency=Leniency.VALID, max_tries=65535):
         start, raw = match.start, match.raw_string
-        if raw[:1] == "(" and raw[1:].isdigit():  # digits in one behind a bracket that is not the number's
+        if raw[:1] == "(" and raw[1:].isdigit():  # digits in one after a bracket that is not the number's
             start, raw = start + 1, raw[1:]
         if not raw[:1].isdigit() and raw[:1] not in "+(＋":
             continue

@@ -24,7 +24,7 @@ _NOT_BEFORE = r"(?<![A-Za-z0-9_\\{$<.])"
 _LINKS_ON = r"\((?:mailto|tel|file|https?):"
 _LINK = re.compile(_LINKS_ON)
 LINK_CHARS = len("(mailto:")
-"""So many characters behind a name show whether it is the text of a link."""
+"""How many characters after a name show whether it is the text of a link."""
 _LABEL = re.compile(
     rf"(?P<escaped>\\)?\[(?P<kind>(?i:{_NAMES}))\\?_(?P<number>\d{{1,6}})(?(escaped)\\)\](?(escaped)|(?P<link>(?={_LINKS_ON}))?)"
     rf"|{_NOT_BEFORE}(?P<bare>{_NAMES})\\?_(?P<bare_number>\d{{1,6}})(?![A-Za-z0-9_]| ?=|[(\[{{}}>]|\.[A-Za-z_])"
@@ -34,12 +34,12 @@ _UNFINISHED = re.compile(
     rf"|{_NOT_BEFORE}(?:[A-Z]{{1,6}}|(?:{_NAMES})(?:\\|\\?_\d{{0,6}}|\\?_\d{{1,6}}[ .]))\Z"
 )
 _SUBSCRIBED = re.compile(r"[\w)\]$]")
-"""Behind this, something in brackets and small letters is an index."""
+"""After this, something in brackets and small letters is an index."""
 _LONGEST = 32
 
 
 class Placeholders:
-    """The names given so far, and what they stand for."""
+    """The names given so far, and what each replaces."""
 
     def __init__(self, conversation: Iterable[str]) -> None:
         """`conversation`: all texts, whose own words that look like names are left alone."""
@@ -63,18 +63,18 @@ class Placeholders:
         return self._names[key]
 
     def label(self, one: Found, original: str, after: str) -> str:
-        """The name as it stands in a text before `after`. Escaped where that would make a link of its brackets, which would then stay."""
+        """The name as it is written before the text `after`. Escaped where its brackets would otherwise become a link and stay."""
         name = self.name(one, original)
         return rf"\[{name}\]" if _LINK.match(after) else f"[{name}]"
 
 
 def spans_of_names(text: str, originals: Mapping[str, str]) -> list[tuple[int, int]]:
-    """Where known names stand in a text."""
+    """Where known names occur in a text."""
     return [match.span() for match in _LABEL.finditer(text) if _name_of(match) in originals]
 
 
 def restored(text: str, originals: Mapping[str, str]) -> str:
-    """The text with what its names stand for; unknown names stay."""
+    """The text with what its names replaced put back; unknown names stay."""
     return _LABEL.sub(lambda match: _meant(match, originals), text) if originals else text
 
 
@@ -127,7 +127,7 @@ def _name_of(match: re.Match[str]) -> str:
 
 
 Change = Callable[[str, bool], str]
-"""From a string, and whether it is a name that programs use, to what stands in its place."""
+"""From a string, and whether it is a name that programs use, to what is put in its place."""
 _MOST_DEPTH = 200
 _NAME_KEYS = frozenset({"name"})
 

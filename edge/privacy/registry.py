@@ -1,6 +1,6 @@
 """The privacy registry: what may leave the device in which form. The one place that knows what is private.
 
-A conversation is redacted as a whole and restored with what its redaction remembers. The leak test looks at what is about to leave, by
+A conversation is redacted as a whole and restored with what its redaction remembers. The leak test checks what is about to leave, by
 itself: nothing that was replaced may be left in it, and nothing that would have been.
 """
 
@@ -27,7 +27,7 @@ Detector = Callable[[str], Iterable[Found]]
 
 
 class Finder:
-    """Looks for the kinds that are wanted. Terms are looked for wherever there are some."""
+    """Searches for the kinds that are wanted, and for terms wherever there are some."""
 
     def __init__(self, kinds: Collection[Kind] = KINDS, terms: Sequence[str] = (), region: str | None = None) -> None:
         """`region`: the two letters of the country whose telephone numbers are known without a prefix. Raises ValueError for a bad term."""
@@ -66,7 +66,7 @@ _ADDRESS = re.compile(r"[^\s@<>\"'()]{1,64}@[^\s@<>\"'()]{1,250}\.\w+")
 _GROUPED = re.compile(r"\d+(?:[ ,.()/\-]\d{2,})*")
 _LONG_WORD = re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{24,}={0,2}")
 MOST_CHARS = 1_000_000
-"""The longest conversation that is looked through: some seconds of work."""
+"""The longest conversation that is searched: some seconds of work."""
 _NOT_IN_NAMES: frozenset[Kind] = frozenset({"path"})
 """A task is often called after the file that it comes from."""
 
@@ -82,7 +82,7 @@ class Redacted:
     replaced: Mapping[str, int] = field(default_factory=dict)
 
     def restored(self, text: str) -> str:
-        """A text of the answer with what its placeholders stand for."""
+        """A text of the answer with what its placeholders replaced put back."""
         return restored(text, self.originals)
 
     def restored_json(self, text: str) -> str:
@@ -124,7 +124,7 @@ class Registry:
 
     @property
     def most_chars(self) -> float:
-        """How long a conversation may be in all to be looked through; without a limit where nothing is looked for."""
+        """How long a conversation may be in all to be searched; without a limit where nothing is searched for."""
         return MOST_CHARS if self.enabled else math.inf
 
     def kinds_in_names(self, names: Sequence[str]) -> set[Kind]:
@@ -186,7 +186,7 @@ class _Replacing:
     names: Placeholders
 
     def whole(self, conversation: Redacted) -> Redacted:
-        """The conversation after one more pass: beside a placeholder, something may stand free that did not before."""
+        """The conversation after one more pass: next to a placeholder, something may be a word of its own that was not before."""
         again = Known(self.known.values())
         texts = tuple(self.text(text, again) for text in conversation.texts)
         json = changed_json(conversation.json, partial(self.string, again=again)) if conversation.json else ""

@@ -29,7 +29,7 @@ _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
 
 
 class Terms:
-    """A list of terms, ready to be looked for."""
+    """A list of terms, ready to be searched for."""
 
     def __init__(self, terms: Sequence[str]) -> None:
         """Raises ValueError for a term that is too short to be distinguished, or too long."""

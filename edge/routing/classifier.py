@@ -185,7 +185,7 @@ def export(model: Logistic, threshold: float, out: Path) -> None:
 
 
 class ThresholdRouter:
-    """Implements `OffloadPolicy`: wants the cloud where the classifier's p(fail) exceeds the threshold, whatever the response says.
+    """Implements `OffloadPolicy`: wants the cloud where the classifier's p(fail) exceeds the threshold, whatever the response is.
 
     `providers` are wished for in this order and fall back to the CPU. `threshold` None takes the file's. Raises ModelFileError for a file
     that is no router of these features.

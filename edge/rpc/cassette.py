@@ -7,7 +7,7 @@
 `request` is a digest of messages, model, output limit, temperature and OpenAI's fields, never the request itself; `beyond_text` is JSON
 text of the answer's calls of tools, or ""; `usage` may be null. The device knows a cloud LLM by its alias only, so an evaluation digests
 the alias as the model: to play its file in a coordinator, give the upstream `model:` the alias's name. `model`, `max_output_tokens` and
-`prompt_form` say how to ask again, so that a replay finds its answers whatever is configured.
+`prompt_form` record how to ask again, so that a replay finds its answers whatever is configured.
 """
 
 from __future__ import annotations

@@ -49,16 +49,16 @@ class StepOpened:
 
 @dataclass(frozen=True, slots=True)
 class StepUnits:
-    """Responses of a step: `help` of `total` validly asked, `uncalled` of these in groups that the cloud was not called for.
-
-    `own_rate`: what λ acts on in place of help / total: the share that would have asked without the rollouts' help bias, where λ
-    acts on tokens or money each response weighted by what its call costs (None: there was no bias, and λ acts on calls).
-    """
+    """The responses of a step."""
 
     total: int
     help: int
+    """Validly asked."""
     uncalled: int = 0
+    """Of `help`, in groups that the cloud was not called for."""
     own_rate: float | None = None
+    """What λ acts on in place of help / total: the share that would have asked without the help bias, by cost where λ acts on cost.
+    None: there was no bias, and λ acts on calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,40 +101,40 @@ def question_chars(messages: Sequence[Message]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CloudCall:
-    """One request for a cloud completion. `step` -1 means outside training (serving); `help_units` responses of the group asked.
-    `temperature` None is the cloud LLM's own.
-
-    `openai_json`: what of OpenAI's request `messages` cannot say, see openai_fields; its own `messages`, where there are any, are sent
-    instead of these. An upstream that cannot take it is InvalidRequest, before anything is held.
-    """
+    """One request for a cloud completion."""
 
     call_key: str
     task: str
     step: int
+    """-1: outside training (serving)."""
     prompt_id: str
     help_units: int
+    """Responses of the group that asked."""
     messages: tuple[Message, ...]
     max_output_tokens: int
     model_alias: str = "default"
     temperature: float | None = None
+    """None: the cloud LLM's own."""
     openai_json: str = ""
+    """What of OpenAI's request `messages` cannot carry, see openai_fields; its own `messages`, where there are any, are sent instead.
+    An upstream that cannot take it answers InvalidRequest, before anything is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloudCompletion:
-    """The cloud LLM's answer. `charged_uusd` in micro-USD; `cached`: answered from the cache without a new charge.
-
-    `openai_json`: why it ended and, where the cloud LLM calls tools, its calls, see openai_fields.
-    """
+    """The cloud LLM's answer."""
 
     call_key: str
     text: str
     usage: TokenUsage
     charged_uusd: int
+    """Micro-USD."""
     cached: bool
+    """Answered from the cache without a new charge."""
     model: str
     budget: BudgetSnapshot | None = None
     openai_json: str = ""
+    """Why it ended and, where the cloud LLM calls tools, its calls, see openai_fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class CloudDelta:
 
 
 class CallProgress(StrEnum):
-    """Where a call stands. DROPPED: it waited for its turn and is gone, uncharged; RUNNING: sent, it will be settled by itself."""
+    """The state of a call. DROPPED: it waited for its turn and is gone, uncharged; RUNNING: sent, it will be settled by itself."""
 
     DROPPED = "dropped"
     RUNNING = "running"

@@ -61,7 +61,7 @@ def encode_call(call: CloudCall) -> call_pb2.CompleteRequest:
 
 
 def decode_call(request: call_pb2.CompleteRequest) -> CloudCall:
-    """The call a request stands for. Raises InvalidRequest on an unknown role."""
+    """The call that a request describes. Raises InvalidRequest on an unknown role."""
     if unknown := [turn.role for turn in request.messages if turn.role not in _ROLE_FROM_WIRE]:
         raise InvalidRequest(f"a message has the unknown role {unknown[0]}")
     return CloudCall(
@@ -128,7 +128,7 @@ def encode_progress(progress: CallProgress) -> call_pb2.CallState:
 
 
 def decode_progress(wire: int) -> CallProgress | None:
-    """The state a number stands for; None for unspecified. Raises InvalidRequest on an unknown one."""
+    """The state that a number means; None for unspecified. Raises InvalidRequest on an unknown one."""
     if wire == call_pb2.CALL_STATE_UNSPECIFIED:
         return None
     if wire not in _PROGRESS_FROM_WIRE:
@@ -161,7 +161,7 @@ def encode_registration(registration: Registration) -> device_pb2.RegisterDevice
 
 
 def decode_registration(response: device_pb2.RegisterDeviceResponse) -> Registration:
-    """The registration a reply stands for."""
+    """The registration in a reply."""
     tasks = tuple(to_value(TaskTerms, terms) for terms in response.tasks)
     return Registration(response.device_id, response.protocol_version, tasks)
 

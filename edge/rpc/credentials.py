@@ -1,6 +1,6 @@
 """What a device shows to its coordinator: certificates and a token from files.
 
-Files are looked at before a connection or a call uses them, so that a renewed certificate or a token that was put there by hand is taken
+Files are checked before a connection or a call uses them, so that a renewed certificate or a token that was put there by hand is taken
 without a restart. The token's end is read without checking its signature: it only shows when to renew.
 """
 
@@ -62,7 +62,7 @@ class TokenFile:
         self._life_s = 0.0
 
     def token(self) -> str:
-        """As it stands in the file now. Raises ConfigError when there is none that could be sent."""
+        """As it is in the file now. Raises ConfigError when there is none that could be sent."""
         stamp = _stamp(self._path)
         if stamp != self._seen:
             token = _read(self._path, private=True).decode("ascii", "replace").strip()

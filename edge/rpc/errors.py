@@ -1,7 +1,7 @@
 """One table: what went wrong <-> how it travels.
 
 Every error leaves the service with `google.rpc.ErrorInfo{reason, domain, metadata}`; `RetryInfo` where a delay is known and `QuotaFailure`
-where a budget is gone. A reason stands for exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),
+where a budget is gone. A reason belongs to exactly one (class, code); a class may have several reasons. UNREACHABLE (nothing was sent),
 CONNECTION_LOST (sent, no reply), REPLY_LOST (the same, and nobody may say what became of it), DEADLINE_EXCEEDED and WITHHELD (kept on the
 device) are what a client finds out by itself; the service never sends them.
 """
@@ -30,7 +30,7 @@ MAX_RETRY_AFTER_S = 31 * 86400.0
 class ErrorRow:
     """One kind of failure: the reason on the wire, its class here, its status code.
 
-    `retry_after_s` is what RetryInfo says where the error itself knows no delay; None: no RetryInfo then.
+    `retry_after_s` is what RetryInfo states where the error itself knows no delay; None: no RetryInfo then.
     """
 
     reason: str
@@ -118,7 +118,7 @@ def to_status(error: errors.CoordinatorError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> errors.CoordinatorError:
-    """The error a google.rpc.Status stands for. Never raises: an unknown reason falls back to the code."""
+    """The error that a google.rpc.Status describes. Never raises: an unknown reason falls back to the code."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     has_info = _unpack(status, info) and info.domain == DOMAIN
     retry_after_s = _bounded(retry.retry_delay.ToNanoseconds() / 1e9) if _unpack(status, retry) else None
@@ -133,12 +133,12 @@ def from_status(status: status_pb2.Status) -> errors.CoordinatorError:
 
 
 def trailing_metadata(status: status_pb2.Status) -> tuple[tuple[str, bytes], ...]:
-    """The metadata that carries the details beside code and message."""
+    """The metadata that carries the details in addition to code and message."""
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
 def from_rpc_error(error: grpc.RpcError) -> errors.CoordinatorError:
-    """The typed error behind a failed RPC (grpc.aio.AioRpcError); the cause is for the caller to keep with `from`."""
+    """The typed error of a failed RPC (grpc.aio.AioRpcError); the cause is for the caller to keep with `from`."""
     failed: Any = error
     for key, value in failed.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -218,7 +218,7 @@ class GrpcCoordinatorClient:
         raise CoordinatorUnavailable("the coordinator ended the stream early", reason="CONNECTION_LOST")
 
     async def _complete_until(self, call: CloudCall, end: float, failures: int = 0, *, lost: bool = False) -> CloudCompletion:
-        """`lost`: an earlier try may have been executed. A refusal of this one says nothing of it."""
+        """`lost`: an earlier try may have been executed. A refusal of this try is no evidence about that one."""
         request = _encode(lambda: codec.encode_call(call))
 
         async def attempt() -> CloudCompletion:
@@ -240,7 +240,7 @@ class GrpcCoordinatorClient:
     async def _recover(self, call: call_pb2.CompleteRequest, end: float) -> CloudCompletion | None:
         """The stored answer of a call whose reply was lost; None when asking again is right: it is unknown, runs on, or was not taken.
 
-        Raises KeyReused when the key stands for other content.
+        Raises KeyReused when the key belongs to other content.
         """
         content = fingerprint(codec.decode_call(call))
         try:
@@ -416,7 +416,7 @@ def may_be_asked_again(error: CoordinatorError) -> bool:
 
 
 def is_upstream_failure(error: CoordinatorError) -> bool:
-    """The coordinator answered, and the cloud LLM behind it failed."""
+    """The coordinator answered, and the cloud LLM that it called failed."""
     return error.reason == "UPSTREAM_FAILED"
 
 

@@ -139,7 +139,7 @@ def _why_turned_away(who: str, tls: ClientTls, caller: Caller, now: float) -> Wh
 
 
 def _end_of_certificate(path: Path) -> float | None:
-    """Seconds since the epoch; None when it cannot be read. The two times of its validity stand side by side in every certificate."""
+    """Seconds since the epoch; None when it cannot be read. The two times of its validity are next to each other in every certificate."""
     try:
         der = ssl.PEM_cert_to_DER_cert(path.read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""OpenAI's fields that plain messages cannot say, as a call and its completion carry them.
+"""OpenAI's fields that plain messages cannot carry, as a call and its completion carry them.
 
-A call's `openai_json` is the JSON text of one object with any of FIELDS, as the client sent them; `messages`, where it is there, stands for
+A call's `openai_json` is the JSON text of one object with any of FIELDS, as the client sent them; `messages`, where it is there, replaces
 the call's own. What an upstream bills for the text and the tools in it has a bound; other contents have none, so they are refused.
 A completion's is an object with `finish_reason` and, where the assistant's message had them, `tool_calls` and `refusal`.
 """
@@ -18,7 +18,7 @@ MAX_OPENAI_BYTES = 1 << 20
 FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "messages")
 ROLES = ("assistant", "developer", "system", "tool", "user")
 CANNOT_FOLLOW = "this upstream cannot follow "
-"""Begins the refusal of a call whose fields the upstream never follows, whatever they hold; the fields' names are behind it."""
+"""Begins the refusal of a call whose fields the upstream never follows, whatever they hold; the fields' names follow it."""
 _TOOL_KINDS = ("function", "custom")
 _TEXT_KINDS = ("text", "refusal")
 

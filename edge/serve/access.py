@@ -3,7 +3,7 @@
 A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the answers.
 So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has named, and a
 body is declared as JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it does
-not protect against: other programs of this machine. Behind any other interface a bearer token is required.
+not protect against: other programs of this machine. On any other interface a bearer token is required.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Access:
             self._busy[steers] -= taken
 
     def _headers(self, raw: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """The headers by lower-case name. Raises RequestProblem where they are too many, or ambiguous to whoever stands between."""
+        """The headers by lower-case name. Raises RequestProblem where they are too many, or ambiguous to a proxy in between."""
         limits = self._limits
         if len(raw) > limits.header_lines or sum(len(name) + len(text) for name, text in raw) > limits.header_bytes:
             raise RequestProblem(431, "the request has too many or too long headers", code="headers_too_large")
@@ -236,7 +236,7 @@ class Access:
 
 
 def _check_own_page(method: str, path: str, headers: Mapping[str, str], host: str) -> None:
-    """Browsers say where a request comes from; only following a link to the page itself may come from elsewhere."""
+    """Browsers report where a request comes from; only following a link to the page itself may come from elsewhere."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     followed_link = method == "GET" and path == "/" and headers.get("sec-fetch-mode") == "navigate"
     if (origin is not None and origin.lower() != f"http://{host}") or (site not in ("none", "same-origin") and not followed_link):

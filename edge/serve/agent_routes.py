@@ -1,4 +1,4 @@
-"""The agent's own routes: health, usage, /openapi.json, and what the page and the commands look at and steer under /api.
+"""The agent's own routes: health, usage, /openapi.json, and what the page and the commands read and control under /api.
 
 Of the responses the fields that clients may rely on; the agent may add others."""
 
@@ -38,7 +38,7 @@ Amount = Annotated[int, Field(ge=0, le=2**53)]
 
 def _plain(text: str) -> str:
     if steers(text):
-        raise field_error("", "holds control characters; only line ends and tabs may stand in it")
+        raise field_error("", "holds control characters; only line ends and tabs are allowed")
     return text
 
 
@@ -68,7 +68,7 @@ class LimitRequest(RequestBody):
 
     @property
     def changes(self) -> dict[str, Any] | None:
-        """What is set (None: nothing but what the configuration has). Raises UsageError where nothing, or both, is said."""
+        """What is set (None: nothing but what the configuration has). Raises UsageError where nothing, or both, is given."""
         given = self.model_dump(exclude_unset=True, exclude={"off"})
         if self.off == bool(given) or given.get("period", "") is None:
             raise UsageError(
@@ -223,7 +223,7 @@ class Headline(ResponseBody):
     """Of this month's answers the share that came from this device; of the stored validation questions the share that is right in the end
     at the present rate, and what of it was gained since the beginning; spend in micro-USD. Null where nothing was counted.
 
-    `own`: the validation questions are the person's own, and those of practice are counted in `practice`. `learned_from`: so many of them
+    `own`: the validation questions are the person's own, and those of practice are counted in `practice`. `learned_from`: how many of them
     are learned from, too."""
 
     answered_locally: Share | None
@@ -352,7 +352,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
 
     @app.get("/api/why/{answer_id}", response_model=Explanation, responses=_NOT_FOUND)
     async def why(answer_id: str) -> Response:
-        """How one answer came about; `last` stands for the newest answer's id."""
+        """How one answer came about; `last` means the newest answer's id."""
         return JSONAnswer(await control.why(bare_id(answer_id)))
 
     @app.get("/api/adapters", response_model=AdapterVersions)

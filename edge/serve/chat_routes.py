@@ -157,7 +157,7 @@ class ChunkWriter:
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def of(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks of one event; behind the last answer comes the usage, where it was asked for."""
+        """The chunks of one event; after the last answer comes the usage, where it was asked for."""
         if isinstance(event, ChannelText):
             field = "reasoning_content" if event.channel == "reasoning" else "content"
             yield self._chunk(index, {field: event.text}, tokens=event.tokens)

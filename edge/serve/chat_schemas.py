@@ -69,7 +69,7 @@ class TextPart(Passed):
 
 
 class RefusalPart(Passed):
-    """A part in which a model said why it does not answer."""
+    """A part with the reason why a model did not answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -379,7 +379,7 @@ class EdgeMetadata(ResponseBody):
 
 
 class TokenAlternative(ResponseBody):
-    """One token that could stand at a place."""
+    """One token that is possible at a place."""
 
     token: str
     bytes: list[int]

@@ -1,6 +1,6 @@
 """POST /v1/completions, and the model's tokenizer for clients that count tokens.
 
-The tokenizer's routes have the form that vLLM gave them: evaluation harnesses look for them, and need no tokenizer of their own then."""
+The tokenizer's routes have the form that vLLM gave them: evaluation harnesses use them, and need no tokenizer of their own then."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def add_completion_routes(
 
     @app.post("/detokenize", response_model=Detokenized)
     async def detokenize(body: DetokenizeRequest) -> Response:
-        """The text that ids stand for."""
+        """The text of these ids."""
         return JSONAnswer({"prompt": texts.text_of(body.tokens)})
 
     @app.get("/tokenizer_info", response_model=Tokenizer)

@@ -71,7 +71,7 @@ def build_app(
     texts: RawText | None = None,
     serving: Serving = nullcontext,
 ) -> Access:
-    """The application behind its access check.
+    """The application, wrapped in its access check.
 
     `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
     model name for clients to ask for, with the meaning of `edge`; `context_tokens`: what a prompt and its answer share. `texts`: what
@@ -183,7 +183,7 @@ def _logged(error: Exception) -> RequestProblem:
         reason = error.__cause__
         if isinstance(reason, RequestProblem | ClientDisconnect):
             return _logged(reason)
-        if reason is not None:  # a body that could not be read, where FastAPI hides the reason behind a 400 of its own
+        if reason is not None:  # a body that could not be read: FastAPI replaces the reason by a 400 of its own
             return RequestProblem(400, f"the body is not JSON ({type(reason).__name__})", code="invalid_json")
         return RequestProblem(error.status_code, error.detail, code=error.detail.lower().replace(" ", "_"), headers=error.headers)
     if isinstance(error, ClientDisconnect):

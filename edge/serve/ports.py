@@ -1,4 +1,4 @@
-"""What the HTTP endpoint needs of an agent: `AnswerService` answers questions, `AgentControl` is looked at and steered.
+"""What the HTTP endpoint needs of an agent: `AnswerService` answers questions, `AgentControl` is read and controlled.
 
 running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values.
 """
@@ -88,7 +88,7 @@ _METADATA_FIELDS = tuple(
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
     """A piece of a streamed answer; the last one carries the note. `tokens` are the local ones that end in it, where they were asked for,
-    with offsets in the whole text. `verbatim`: it is content in the form that was asked for, in which tags are text. `source` says where
+    with offsets in the whole text. `verbatim`: it is content in the form that was asked for, in which tags are text. `source` is where
     the piece comes from."""
 
     text: str
@@ -111,7 +111,7 @@ class AnswerService(Protocol):
 
 
 class AgentControl(Protocol):
-    """An agent to look at and to steer, in JSON values. Every method may raise EdgeError and nothing else."""
+    """An agent to read and to control, in JSON values. Every method may raise EdgeError and nothing else."""
 
     async def why(self, answer_id: str) -> Mapping[str, Any]:
         """How one answer came about (`last`: the newest one). Raises NotFound for an unknown id."""

@@ -1,6 +1,6 @@
 """POST /v1/responses, and the responses that are stored: read, gone on from, deleted.
 
-They are stored in memory, the newest ones, until the agent ends: a conversation in a client is short-lived, and what was said stays out of
+They are stored in memory, the newest ones, until the agent ends: a conversation in a client is short-lived, and its content stays out of
 one more place on the disk.
 """
 
@@ -189,7 +189,7 @@ class ResponseWriter:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as a message of a chat, for the turns behind it."""
+        """The answer as a message of a chat, for the turns after it."""
         text = "".join(part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
         calls = [
             {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}

@@ -65,7 +65,7 @@ class ResponsesRequest(NamesIgnored):
         return self
 
     def as_chat(self, history: Sequence[Message]) -> ChatRequest:
-        """The same as a chat request, behind the messages of earlier turns. Raises RequestProblem in this request's words."""
+        """The same as a chat request, after the messages of earlier turns. Raises RequestProblem in this request's words."""
         tools = [_chat_tool(number, tool) for number, tool in enumerate(self.tools or ())]
         form = self.text.format if self.text else None
         fields = {

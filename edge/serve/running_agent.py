@@ -1,4 +1,4 @@
-"""A running agent behind the two ports of the endpoint: what answers questions, and what pages and commands look at and steer."""
+"""A running agent as the two ports of the endpoint: what answers questions, and what pages and commands read and control."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What all request bodies share: strict pydantic models, checks that name the field at fault, and fields of several routes.
 
-The ranges stand here once. FastAPI checks requests by them and describes them at /openapi.json.
+The ranges are defined here once. FastAPI checks requests by them and describes them at /openapi.json.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _plain_number(value: Any) -> Any:
 
 
 def _as_written(value: Any) -> Any:
-    """Text is read as people write rates, also in a list; of a number above 1 it is said what may be meant."""
+    """Text is read as people write rates, also in a list; for a number above 1 the error suggests what may be meant."""
     if isinstance(value, list):
         return [_as_written(one) for one in value]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -124,7 +124,7 @@ _ASKS_NOTHING: tuple[Any, ...] = (None, {}, [], "disabled")
 
 
 class NamesIgnored(RequestBody):
-    """A request for text, or a part of one: fields of other names have no effect, which edge.ignored_parameters of the answer says."""
+    """A request for text, or a part of one: fields of other names have no effect, which edge.ignored_parameters of the answer lists."""
 
     model_config = ConfigDict(extra="allow")
 

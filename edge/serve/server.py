@@ -90,7 +90,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Say that this is no HTTP, in the form of every other error; where an answer is on its way already, hang up."""
+        """Answer that this is no HTTP, in the form of every other error; where an answer is on its way already, hang up."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             for event in (
                 h11.Response(status_code=_NOT_HTTP.status_code, headers=_NOT_HTTP.raw_headers),
@@ -184,7 +184,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether the address stands for every one of this machine."""
+    """Whether the address means every one of this machine."""
     return host in _LOOPBACK_OF
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 Event = ChannelText | AnswerNote
 
 MOST_AT_ONCE = 4
-"""Of the answers or texts of one request, so many are computed together: the rows beside them are for other people."""
+"""How many answers or texts of one request are computed together: the other rows are for other people."""
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 SSE_DONE = b"data: [DONE]\n\n"
 

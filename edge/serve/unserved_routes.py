@@ -1,4 +1,4 @@
-"""OpenAI's routes that are not served here: each says so, and what is."""
+"""OpenAI's routes that are not served here: each answers so, and names what is."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A piece of streamed text; the last one carries the record. `source` says where the piece comes from.
+    """A piece of streamed text; the last one carries the record. `source` is where the piece comes from.
 
     `tokens` are the local ones that end in it, where `AnswerRequest.wishes` asked for them, with offsets in the streamed text.
     `verbatim`: it is content in the form that was asked for, in which tags are text.

@@ -56,19 +56,18 @@ class StepProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Where a step's time went, in seconds. `cloud` overlaps with `rollout`: it is the time from the first call to the last reply.
-
-    `gate` is the judging of the new adapter, where it was due; `swap` is the step's commit and the change to its adapter, which a step
-    that is read back from the state folder does not have yet.
-    """
+    """Where a step's time went, in seconds."""
 
     rollout: float
     cloud: float
+    """From the first call to the last reply; overlaps with `rollout`."""
     update: float
     save: float
     close: float
     swap: float
+    """The step's commit and the change to its adapter; 0 for a step that is read back from the state folder."""
     gate: float = 0.0
+    """Judging the new adapter, where that was due."""
 
     @property
     def total(self) -> float:
@@ -101,23 +100,23 @@ class BandShares:
 
 @dataclass(frozen=True, slots=True)
 class StepControl:
-    """The rate and its price. `assist_rate`: share of responses that asked. `offline`: λ could not be moved at the coordinator, the report
-    waits. `help_bias`: nats that the step's rollouts had on the decision to ask (None: λ alone holds the rate).
-
-    `own_rate`: the share that would have asked without it, which λ then acts on. `help_gain`: by how much asking raised the reward in the
-    groups where some asked and some did not (None: there were none). `cost_rate`: `assist_rate` with each response weighted by what its
-    call is expected to cost, which is then what is held at τ (None: each call counts the same).
-    """
+    """The assist rate of a step, and λ."""
 
     assist_rate: float
+    """Share of responses that asked."""
     target_rate: float
     dual_before: float
     dual_after: float
     offline: bool
+    """λ could not be moved at the coordinator; the report waits."""
     help_bias: float | None = None
+    """Nats that the step's rollouts had on the decision to ask; None: λ alone holds the rate."""
     own_rate: float | None = None
+    """The share that would have asked without the bias, which λ then acts on."""
     help_gain: float | None = None
+    """By how much asking raised the reward in groups where some asked and some did not; None: there were none."""
     cost_rate: float | None = None
+    """`assist_rate` weighted by what each response's call is expected to cost, which is then held at τ; None: all count the same."""
 
     @property
     def held_rate(self) -> float:
@@ -127,28 +126,30 @@ class StepControl:
 
 @dataclass(frozen=True, slots=True)
 class StepScores:
-    """What the responses were worth.
-
-    kept_accuracy: share right among responses that did not ask; coverage: share that did not ask; joint_accuracy: share right after
-    composition, over all that were judged. `masked`: left their group because the cloud failed; `refused`: asked, but the budget refused;
-    `uncalled`: all of their group asked, so that no call was made and nobody judged them. `families`: the same shares for each family of
-    questions, by name. `bands`: of practice questions alone.
-    """
+    """What the responses were worth."""
 
     prompts: int
     responses: int
     kept_accuracy: float | None
+    """Share right among responses that did not ask."""
     coverage: float
+    """Share that did not ask."""
     joint_accuracy: float | None
+    """Share right after composition, over all that were judged."""
     reward_mean: float
     reward_std: float
     format_ok: float
     truncated: float
     masked: int
+    """Left their group because the cloud failed."""
     refused: int
+    """Asked, but the budget refused."""
     uncalled: int = 0
+    """All of their group asked, so that no call was made and they were not judged."""
     families: tuple[FamilyScores, ...] = ()
+    """The same shares for each family of questions, by name."""
     bands: tuple[BandShares, ...] = ()
+    """Of practice questions alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,7 @@ class StepCloud:
 
 @dataclass(frozen=True, slots=True)
 class StepUpdate:
-    """What the learner reports (edge.training.learner.LearnerReport). `demonstrations`: given answers that were imitated, in so many
-    further updates."""
+    """What the learner reports (edge.training.learner.LearnerReport)."""
 
     groups_trained: int
     frac_reward_zero_std: float
@@ -185,27 +185,30 @@ class StepUpdate:
     learning_rate: float
     learner_skipped: str
     demonstrations: int = 0
+    """Given answers that were imitated."""
     imitation_updates: int = 0
+    """The further updates in which they were."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAdapter:
-    """The adapter of the step, and what became of it.
-
-    `base_version`: the one that it was trained on (-1: the step before). `serving_version`: the one that serves after the step (-1: this
-    step's). `gate`: promoted, refused, rolled back (training goes on from the active adapter), left (somebody went back to another version
-    meanwhile), or "" where none was due; `gate_before` and `gate_after` are the shares of all anchors that were right, `gate_rate` the
-    share that asks.
-    """
+    """The adapter of the step, and what became of it."""
 
     adapter_version: int
     base_version: int = -1
+    """The version that it was trained on; -1: the step before."""
     serving_version: int = -1
+    """The version that serves after the step; -1: this step's."""
     gate: str = ""
+    """promoted, refused, rolled back (training goes on from the active adapter), left (a person went back to another version);
+    "": no judgement was due."""
     gate_reason: str = ""
     gate_before: float | None = None
+    """Share of all anchors right before."""
     gate_after: float | None = None
+    """Share of all anchors right with this adapter."""
     gate_rate: float | None = None
+    """The share that asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,21 +347,22 @@ class AnchorsJudged:
 
 @dataclass(frozen=True, slots=True)
 class GateJudged(Event):
-    """The promotion gate has judged the adapter of `step`. `verdict` is promoted, refused, rolled back or left (see StepFinished).
-
-    `reason` is one line where it was not promoted; `refusals` in a row; `rate_before` None where it is not known.
-    """
+    """The promotion gate has judged the adapter of `step`."""
 
     kind: ClassVar[str] = "gate_judged"
     step: int
     verdict: str
+    """promoted, refused, rolled back or left (see StepAdapter)."""
     reason: str
+    """One line where it was not promoted."""
     serving_version: int
     refusals: int
+    """In a row."""
     anchors: tuple[AnchorsJudged, ...]
     target_rate: float
     rate: float
     rate_before: float | None
+    """None where it is not known."""
     at: float
 
 

@@ -1,7 +1,7 @@
 """What people thought of answers.
 
 One rating an answer, the last one counts: the one written last, whatever the clock had. What `give` returns is on disk. The table lies
-in the state folder's database, so this works beside answers that are being given and on a folder that nobody uses.
+in the state folder's database, so this works while answers are being given and on a folder that nobody uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rating = Literal["good", "bad", "none"]
 MOST_CORRECTION_CHARS = 10_000
 _OF_ONE_QUESTION = 20
 _LOOKED_AT = 3
-"""So many times as many ratings as are wanted are read to find them."""
+"""This many times the wanted number of ratings are read to find them."""
 _RATED = """
 SELECT r.record, f.request_id, f.verdict, f.correction, f.at FROM (
     SELECT v.place, row_number() OVER (
@@ -120,7 +120,7 @@ def checked(feedback: Feedback) -> Feedback:
     if correction is not None and len(correction) > MOST_CORRECTION_CHARS:
         raise UsageError(f"correction: longer than {MOST_CORRECTION_CHARS} characters")
     if correction is not None and steers(correction):
-        raise UsageError("correction: holds control characters; only line ends and tabs may stand in it")
+        raise UsageError("correction: holds control characters; only line ends and tabs are allowed")
     if correction is not None and feedback.verdict != "bad":
         raise UsageError(f"correction: goes with bad, not with {feedback.verdict}")
     return Feedback(feedback.id, feedback.verdict, correction)

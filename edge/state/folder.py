@@ -135,11 +135,15 @@ class StateFolder(StateReader):
             self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (reason, report_id))
 
     def put_request(
-        self, request_id: str, created_at: float, record: dict[str, Any], beside: Callable[[], None] = lambda: None
+        self,
+        request_id: str,
+        created_at: float,
+        record: dict[str, Any],
+        in_the_same_transaction: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keep an answer's record; what `beside` writes is kept with it or not at all."""
+        """Keep an answer's record; what `in_the_same_transaction` writes is kept with it or not at all."""
         with self._db:
-            beside()
+            in_the_same_transaction()
             self._db.execute(
                 "INSERT INTO requests VALUES (?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, record = excluded.record",

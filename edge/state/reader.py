@@ -68,7 +68,7 @@ class StateReader:
         return next(self._steps("WHERE step = ?", step), None)
 
     def first_step(self, phase: int, source: str) -> StepFinished | None:
-        """The first committed step of a source in a phase, of its last time where the phases began anew."""
+        """The first committed step of a source in a phase, of its last time where the phases began again."""
         query = (
             "WHERE json_extract(event, '$.phase') = ? AND json_extract(event, '$.source') = ?"
             " ORDER BY json_extract(event, '$.phase_step'), step DESC LIMIT 1"
@@ -107,7 +107,7 @@ class StateReader:
             raise NotFound(f"there is no answer in {self.folder} yet", hint="edge-agent ask gives one")
         row = self._db.execute("SELECT record FROM requests WHERE id = ?", (request_id,)).fetchone()
         if row is None:
-            raise NotFound(f"no answer with id {request_id} in {self.folder}", hint="the id stands on the line below each answer")
+            raise NotFound(f"no answer with id {request_id} in {self.folder}", hint="the id is on the line below each answer")
         record: dict[str, Any] = json.loads(row[0])
         return record
 
@@ -135,7 +135,7 @@ def serving_versions(folder: Path) -> tuple[int, ...]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[StateReader | None]:
-    """A state folder to look into, also while an agent uses it; None where there is none. Raises StateError for one that cannot be read."""
+    """A state folder to read, also while an agent uses it; None where there is none. Raises StateError for one that cannot be read."""
     path = folder / "agent.sqlite"
     if not path.is_file():
         yield None

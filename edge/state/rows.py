@@ -67,7 +67,7 @@ def version_name(version: int) -> str:
 
 
 def _newest(versions: tuple[int, ...], keep: int) -> tuple[int, ...]:
-    """The last `keep` different versions, each at the place where it stands last; the bare model needs no keeping."""
+    """The last `keep` different versions, each at its last place; the bare model needs no keeping."""
     ordered = dict.fromkeys(version for version in reversed(versions) if version)
     return tuple(reversed(list(ordered)[: max(keep, 1)]))
 

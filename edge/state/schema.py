@@ -134,7 +134,7 @@ def open_in_memory() -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Open the database to look into, also while an agent uses it. Raises sqlite3.Error, and StateError for one of another version."""
+    """Open the database for reading, also while an agent uses it. Raises sqlite3.Error, and StateError for one of another version."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
         _check_format(connection, path)

@@ -75,7 +75,7 @@ def used_since(database: sqlite3.Connection, since: float) -> Used:
 
 
 def is_billed(record: Mapping[str, Any]) -> bool:
-    """Whether an answer's record stands for a billed call."""
+    """Whether an answer's record is of a billed call."""
     ended = record.get("call_state") in ("completed", "in_doubt")
     return bool(record.get("charged_uusd")) or (ended and not record.get("cached"))
 

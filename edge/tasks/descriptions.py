@@ -123,7 +123,7 @@ def _listed(source: TaskSource) -> ListedItems:
         return source.items
     if isinstance(source, JsonLinesSource):
         return source
-    raise UsageError(f"{source.name}: this kind of source cannot be looked through")
+    raise UsageError(f"{source.name}: the items of this kind of source cannot be listed")
 
 
 def _practice_examples(name: str) -> Iterator[TaskItem]:

@@ -34,7 +34,7 @@ _NO_TOOLS = "remove the line, or its tools and their turns"
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question with the answer that is held right (None: none is given). `answer_key` is the field that the answer stands in.
+    """One question with the answer that is held right (None: none is given). `answer_key` is the field of the answer.
 
     `written` is the whole text of a completion, of which `answer` may be the boxed part; "" where the form has only an answer.
     """
@@ -51,10 +51,10 @@ def exchange_of(record: Record) -> Exchange:
     """What the record asks. Raises TaskFileError."""
     given = [form for form in _ANSWERS if form in record.fields]
     if len(given) > 1:
-        raise record.bad(given[1], f'stands beside "{given[0]}": give one of them')
+        raise record.bad(given[1], f'is given together with "{given[0]}": give one of them')
     form: Form = given[0] if given else "question"
     if foreign := [key for other, key in _ANSWERS.items() if other != form and key in record.fields]:
-        raise record.bad(foreign[0], f'does not go with "{form}", whose answer stands in "{_ANSWERS[form]}"')
+        raise record.bad(foreign[0], f'does not go with "{form}", whose answer is "{_ANSWERS[form]}"')
     if form == "messages":
         return _last_exchange(record)
     question, answer = record.text(form), record.fields.get(_ANSWERS[form])
@@ -83,8 +83,8 @@ def _last_exchange(record: Record) -> Exchange:
         if not message.content.strip():
             raise record.bad("messages", f"has an empty text in message {number}")
     written = answer.content.strip()
-    said = tuple(message for message in context if message.content.strip())
-    return Exchange("messages", question.content.strip(), final_answer(written), "messages", said, written)
+    earlier = tuple(message for message in context if message.content.strip())
+    return Exchange("messages", question.content.strip(), final_answer(written), "messages", earlier, written)
 
 
 def _message(record: Record, number: int, turn: Mapping[str, Any]) -> Message:

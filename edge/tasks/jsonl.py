@@ -20,8 +20,8 @@ One object a line, or one row:
 | id | text | from the question's hash |
 
 Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
-this schema. Byte order marks are passed over wherever they stand, as in files that were joined end to end. A line that says the same as an
-earlier one counts once; the same question with another answer is an error. A number as an answer is the text that stands in the file.
+this schema. Byte order marks are passed over wherever they are, as in files that were joined end to end. A line that repeats an earlier one
+counts once; the same question with another answer is an error. A number as an answer is kept as the text in the file.
 
 An answer of which nobody stated the kind, and which is too long to be compared, makes an open item: of kind feedback, with the answer as
 the one that is known to be right (edge.core.answer_key.OwnKey). It is learned from and never held out.
@@ -121,7 +121,7 @@ def read_file(path: Path) -> TaskFile:
         if item != same:
             what = f"id {shown(item.id)!r}" if "id" in record.fields else f"the question {shown(item.question)!r}"
             raise TaskFileError(
-                f"{record.where}: {what} occurs twice, first in line {earlier.where.rpartition(':')[2]}, where it says something else",
+                f"{record.where}: {what} occurs twice, first in line {earlier.where.rpartition(':')[2]}, with other content",
                 hint="remove one of them or give it its own id",
             )
     items = [item for _, item in first.values()]
@@ -130,7 +130,7 @@ def read_file(path: Path) -> TaskFile:
         sizes = Counter(item.task for item in items)
         items = [item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else replace(item, split="train") for item in items]
     notes = (
-        f"{counted(repeats, 'line says', 'lines say')} the same as an earlier one, which counts once" if repeats else "",
+        f"{counted(repeats, 'line repeats', 'lines repeat')} an earlier one, which counts once" if repeats else "",
         _note_on_long_answers(items),
         _note_on_tests(items),
     )
@@ -304,7 +304,7 @@ def _tests(record: Record, asked: Exchange, kind: AnswerKind | None) -> str:
     if kind is not AnswerKind.PROGRAM:
         raise record.bad("tests", 'belongs to items of kind "program"')
     if asked.answer is not None:
-        raise record.bad("tests", f'stands in place of "{asked.answer_key}": give one of them')
+        raise record.bad("tests", f'is given in place of "{asked.answer_key}": give one of them')
     value = record.fields["tests"]
     if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
         value = "\n".join(value)

@@ -55,7 +55,7 @@ def _is_stub(node: ast.AST) -> bool:
 
 
 def _handed_over(call: ast.Call) -> Iterator[ast.expr]:
-    """The arguments of a call, and what stands in lists, tuples and dictionaries among them."""
+    """The arguments of a call, and the elements of lists, tuples and dictionaries among them."""
     waiting: list[ast.expr | None] = [*call.args, *(keyword.value for keyword in call.keywords)]
     while waiting:
         match waiting.pop():
@@ -78,7 +78,7 @@ def _functions(tree: ast.AST) -> set[str]:
 
 
 def _program_under_test(tree: ast.AST, given: ast.AST) -> set[str]:
-    """The parameters that stand for a function of the program, as `candidate` in `def check(candidate): ...` with `check(f)`."""
+    """The parameters that are a function of the program, as `candidate` in `def check(candidate): ...` with `check(f)`."""
     bound = _bound(tree) | _bound(given) | set(dir(builtins))
     defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found: set[str] = set()

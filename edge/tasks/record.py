@@ -73,7 +73,7 @@ class Record:
 
 
 class _AsWritten:
-    """A number of which `str` is what stands in the file: an answer of 1.50 is not rewritten to 1.5."""
+    """A number of which `str` is the text in the file: an answer of 1.50 is not rewritten to 1.5."""
 
     def __init__(self, text: str) -> None:
         self._text = text

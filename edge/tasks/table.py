@@ -19,7 +19,7 @@ _PAIRS = (("question", "answer"), ("question", "tests"), ("prompt", "completion"
 _NUMBERS = ("level", "max_steps")
 _HEADER = "let its first line name the columns question and answer, or prompt and completion"
 _SEPARATOR_LINE = re.compile(r'\s*"?sep=[^\r\n]*', re.IGNORECASE)
-"""The first line in which Excel is told the delimiter."""
+"""A first line that gives Excel the delimiter."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+")
 """What pandas calls a column without a name."""
 
@@ -28,7 +28,7 @@ def table_records(path: Path, text: str, known: Collection[str]) -> Iterator[Rec
     """The rows in order, cells without blanks at their ends; empty cells are no fields. `options` are separated by |.
 
     The delimiter is the one of comma, semicolon and tab under which the header names a question and its answer. `known`: the names that a
-    column may have. One without a name must be empty, or stand first and hold whole numbers: a table's index. The header may come again,
+    column may have. One without a name must be empty, or be first and hold whole numbers: a table's index. The header may come again,
     as in files joined end to end. Raises TaskFileError with FILE:LINE.
     """
     text = _SEPARATOR_LINE.sub("", text, count=1) if _SEPARATOR_LINE.match(text) else text
@@ -42,7 +42,7 @@ def table_records(path: Path, text: str, known: Collection[str]) -> Iterator[Rec
         hint = f"remove it or name it otherwise; known columns: {', '.join(sorted(known))}"
         raise TaskFileError(f"{path}:{first}: unknown column {shown(name)!r}, number {place} of the header", hint=hint)
     if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
-        raise TaskFileError(f"{path}:{first}: the column {shown(twice[0])!r} stands there twice", hint="remove one of them")
+        raise TaskFileError(f"{path}:{first}: the column {shown(twice[0])!r} is there twice", hint="remove one of them")
     index_columns = next(place for place, name in enumerate(columns) if name)
     for line, cells in rows:
         where = f"{path}:{line}"

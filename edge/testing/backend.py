@@ -1,4 +1,4 @@
-"""A backend without a model: a script says what it answers.
+"""A backend without a model: a script defines what it answers.
 
 For tests, the simulator and dry runs. Token ids (one per word, with the white space before it) and log-probabilities are made up
 deterministically from the text and the seed.
@@ -45,7 +45,7 @@ _HELP_AT_DECISION = re.compile(rf"((?:</think>|<answer>)\s*){re.escape(HELP_PHRA
 class ScriptedBackend:
     """Implements `InferenceBackend` from a script: a function, or a list of texts of which a seed picks number seed mod length.
 
-    The contract holds whatever the script says: `max_tokens` and `max_steps` cut the text, `suppress_help` removes a request for
+    The contract holds whatever the script returns: `max_tokens` and `max_steps` cut the text, `suppress_help` removes a request for
     help. `seconds_per_token` makes a group take as long as its longest response (virtual time works).
     """
 
@@ -106,7 +106,7 @@ class ScriptedBackend:
         yield TextDelta("", response, len(prompt_tokens(messages)))
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
-        """What the script says to the prompt as a user's only message. See `InferenceBackend`."""
+        """What the script answers to the prompt as a user's only message. See `InferenceBackend`."""
         ids = self._raw_ids(prompt)
         async for delta in self.stream([Message("user", self.text_of(ids))], sampling, seed):
             yield replace(delta, prompt_tokens=len(ids)) if delta.response else delta

@@ -48,7 +48,7 @@ class ScriptedLearner:
         )
 
     async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = 1) -> Imitation:
-        """Record the demonstrations and what is kept beside them; one update."""
+        """Record the demonstrations and the kept answers; one update."""
         self.demonstrations.append(tuple(demonstrations))
         self.kept.append(tuple(kept))
         self.most.append(most)

@@ -74,10 +74,11 @@ def step_floor(device: DeviceSpeed, model: ModelCost, work: StepWork) -> Floor:
     prefill_s = 2 * model.block_weights * work.prompts * work.prompt_tokens / device.infer_flop_per_s
     reading_s, computing_s = decode_call_floor(device, model, work)
     calls = work.prompts * work.group_size * work.response_tokens / work.rows
+    # Groups that are dropped (all Â = 0) cost no training; a group's prompt counts once, because its responses share it.
     trained_tokens = (1 - work.dropped_share) * work.prompts * (work.prompt_tokens + work.group_size * work.response_tokens)
     return Floor(
         prefill_s=prefill_s,
-        decode_s=calls * max(reading_s, computing_s),
+        decode_s=calls * max(reading_s, computing_s),  # memory is read while the processor computes, so the slower one decides
         decode_bound="bandwidth" if reading_s >= computing_s else "compute",
         training_s=work.passes * model.weights * trained_tokens / device.train_flop_per_s,
     )
@@ -85,6 +86,7 @@ def step_floor(device: DeviceSpeed, model: ModelCost, work: StepWork) -> Floor:
 
 def decode_call_floor(device: DeviceSpeed, model: ModelCost, work: StepWork) -> tuple[float, float]:
     """Seconds of one decode of R rows for reading, (N·q + R·κ·(P+C/2))/BW, and for computing, 2N·R/F_i."""
+    # A response grows from 0 to C tokens while it is decoded: on average half of it is in the key/value memory.
     kv_bytes = work.rows * model.kv_bytes_per_token * (work.prompt_tokens + work.response_tokens / 2)
     reading_s = (model.weights * model.bytes_per_weight + kv_bytes) / device.bytes_per_s
     return reading_s, 2 * model.weights * work.rows / device.infer_flop_per_s

@@ -56,52 +56,54 @@ LOGITS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """How an update is made.
-
-    `max_grad_norm` clips the norm (0: never). Importance weights correct the difference between the sampler's and the trainer's
-    log-probabilities per token, truncated at `importance_cap`. A batch whose mean |Δ log p| exceeds `max_mismatch_nats` (per token) is
-    rejected. `tokens_per_slice` bounds a micro-batch in padded tokens, `vocab_chunk_elements`
-    the largest slab of logits. `gradient_checkpointing`: blocks are computed again in the backward pass, not kept. `threads` is the
-    number of torch threads (0: leave it alone). `rule` is what is optimised.
-    """
+    """How an update is made."""
 
     learning_rate: float
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     max_grad_norm: float = 1.0
+    """The gradient's norm is clipped to this; 0: never."""
     importance_cap: float = 2.0
+    """Importance weights, which correct per token the difference between sampler and trainer, are truncated here."""
     max_mismatch_nats: float = 0.5
+    """A batch whose mean |Δ log p| per token exceeds this is rejected."""
     tokens_per_slice: int = 1024
+    """Most padded tokens in a micro-batch."""
     vocab_chunk_elements: int = LOGITS_AT_ONCE
+    """The largest slab of logits."""
     precision: Precision = "auto"
     prefix_sharing: PrefixSharing = "auto"
     gradient_checkpointing: bool = False
+    """Blocks are computed again in the backward pass, not kept."""
     threads: int = 0
+    """Number of torch threads; 0: unchanged."""
     rule: UpdateRule = UpdateRule()
+    """What is optimised."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerReport:
-    """What one update did.
-
-    `mean_abs_logprob_diff` (nats per token), `kl` (nats per token, behaviour to current), `effective_sample_share` (0..1) and
-    `clipped_share` (0..1) compare the sampler's log-probabilities with the trainer's on the same tokens before the step.
-    `frac_reward_zero_std` is the share of groups dropped because all advantages were zero. `seconds` is busy time.
-    """
+    """What one update did."""
 
     groups: int
     frac_reward_zero_std: float
+    """Share of groups dropped because all advantages were zero."""
     tokens: int
     loss: float
     grad_norm: float
     entropy: float
     mean_abs_logprob_diff: float
+    """Nats per token: the sampler's log-probabilities against the trainer's on the same tokens before the step."""
     kl: float
+    """Nats per token, behaviour to current."""
     effective_sample_share: float
+    """0..1, of the importance weights."""
     clipped_share: float
+    """0..1, of the tokens whose weight was truncated."""
     learning_rate: float
     seconds: float
+    """Busy time."""
     skipped: str = ""
 
 
@@ -146,9 +148,9 @@ class Learner(Protocol):
     async def imitate(
         self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
     ) -> Imitation:
-        """Supervised updates on these right responses, one at least and so many at most, until they are likely enough.
+        """Supervised updates on these right responses, at least one and at most `most`, until they are likely enough.
 
-        Each update takes some of the `kept` answers beside them, with the same weight in all.
+        Each update also takes some of the `kept` answers, with the same total weight.
         """
         ...
 
@@ -170,7 +172,7 @@ class ThreadedLearner(Protocol):
     """A learner that computes with threads of the processor, whose number can be changed between updates."""
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next update on."""
+        """Compute with this many from the next update on."""
         ...
 
 

@@ -4,7 +4,7 @@ Names, values of a fresh adapter and files (`adapter_model.safetensors` with `ba
 peft's, so any peft tool can load one. peft itself is not imported: that takes three seconds and 130 MB a process, and its forward is not
 used. It makes a scaled copy of the pair's output, adds it to a third tensor, and does the same once more backwards. Here an adapted
 layer is one product, y = x W^T + b + s (x A^T) B^T, W frozen; adding into the base's product saves four passes over activations a layer
-(with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for anew in the
+(with the decoder's other written-out gradients: a tenth less time, a third less memory at 2 M parameters). W is asked for again in the
 backward pass, so that a layer whose matrix stays in the file keeps nothing.
 
 Axes: N tokens, I inputs, O outputs, r rank.
@@ -33,12 +33,12 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 LAST_OF_BLOCK = "down_proj"
-"""The layer of a block behind whose product there is only a sum."""
+"""The last layer of a block: only the residual sum follows its product."""
 _AGAIN = ContextVar("a block is computed again for its gradient", default=False)
 
 
 class AdaptedLinear(nn.Module):
-    """A frozen linear layer `base_layer` with a trained pair beside it. B is zero at first, so that nothing is changed yet."""
+    """A frozen linear layer `base_layer` plus a trained pair. B is zero at first, so that nothing is changed yet."""
 
     def __init__(self, base: nn.Linear, spec: LoraSpec) -> None:
         super().__init__()

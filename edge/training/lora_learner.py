@@ -104,7 +104,7 @@ class LoraLearner(ABC):
         return await self._worker.run(self._imitate_job(tuple(demonstrations), tuple(kept), most), Priority.TRAINING)
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
-        """The passes of an update, with as much memory beside them as the optimiser will take. Raises EdgeError when it runs out."""
+        """The passes of an update, while as much memory is held as the optimiser will take. Raises EdgeError when it runs out."""
         await self._worker.run(self._probe_job(tuple(groups)), Priority.TRAINING)
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
@@ -208,8 +208,8 @@ class LoraLearner(ABC):
             while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
                 if kept:
                     rows = kept_rows(kept, len(nats), kept_each)
-                    yield from self._timed(self._gradient(rows, beside := Tally()), beside)
-                    seconds += beside.seconds
+                    yield from self._timed(self._gradient(rows, of_kept := Tally()), of_kept)
+                    seconds += of_kept.seconds
                 report = yield from self._updated_on(imitated_rows(demonstrations, len(nats)), (), tally := Tally())
                 nats.append(tally.loss)
                 seconds += report.seconds

@@ -102,7 +102,7 @@ def token_scores(
     The vocabulary is taken block by block, each block of W once forward and once backward, so memory grows neither with N x V nor, where
     W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Products are taken in `dtype`
     (None: the projection's own; autocast is not used). Where that is narrower than float32 the target's own logit, whose rounding alone
-    would not average out, is computed in float32 beside them.
+    would not average out, is computed in float32 separately.
     """
     if isinstance(projection, Tensor):
         projection = DenseProjection(projection.detach())
@@ -130,6 +130,7 @@ def with_help_bias(
         known_MH = biased.help_ids_MH >= 0
         rows_MHD = projection.gather(biased.help_ids_MH.clamp_min(0).flatten()).view(*known_MH.shape, -1)
         logits_MH = torch.linalg.vecdot(hidden_MD[:, None], rows_MHD).masked_fill(~known_MH, -torch.inf)
+        # Rounding can bring π(H) to 1 and more, where e^b - 1 near -1 would leave the logarithm nothing finite.
         help_M = (logits_MH.logsumexp(-1) - normaliser_M).exp().clamp_max(1.0 - 1e-6)
         chosen_help_M = (biased.help_ids_MH == chosen_M[:, None]).any(-1)
         change_M = torch.where(chosen_help_M, biased.bias_M, 0.0) - torch.log1p(torch.expm1(biased.bias_M) * help_M)
@@ -231,6 +232,8 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
                 hidden_ND = hidden_ND.to(weight_CD.dtype)
                 inside_N, place_N = _within(targets_N, start, len(weight_CD))
                 logits_NC = _with_targets((hidden_ND @ weight_CD.T).float(), inside_N, place_N, exact_N)
+                # Online softmax: sums are relative to the greatest logit so far, so that exp never overflows. A greater one in this block
+                # shrinks the earlier sums; in the first block the factor is exp(-inf) = 0, and the sums are 0 anyway.
                 before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
                 shrink_N = (before_N - greatest_N).exp()
                 exp_NC = (logits_NC - greatest_N[:, None]).exp_()
@@ -238,10 +241,12 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
                 weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
                 target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
                 if others_ND is not None:
+                    # The target's own row is left out here and added exactly at the end: the two would nearly cancel in a narrow type.
                     exp_NC = _with_targets(exp_NC, inside_N, place_N, torch.zeros_like(target_N))
                     others_ND.mul_(shrink_N[:, None]).add_(exp_NC.to(weight_CD.dtype) @ weight_CD)
             normaliser_N = greatest_N + total_N.log()
             if others_ND is not None:
+                # 1 - p_y by expm1: for a likely target the plain difference would keep no digits.
                 missing_N = -torch.expm1(target_N - normaliser_N)
                 ctx.save_for_backward(own_ND.mul_(missing_N[:, None]).sub_(others_ND.div_(total_N[:, None])))
         entropy_N = normaliser_N - weighted_N / total_N

@@ -19,7 +19,7 @@ from edge.training.learner import LOGITS_AT_ONCE, Probing
 PLAIN_SCORES = 512 * 512
 """Largest T x S for which attention keeps its weights [H, T, S] (edge.models.decoder.MAX_PLAIN_SCORES)."""
 SLACK = 1.3
-"""Resident memory over the sum of an update's tensors: what the allocator keeps beside them. Measured 1.26, 1.25, 1.42 at three shapes."""
+"""Resident memory over the sum of an update's tensors: what the allocator keeps in addition. Measured 1.26, 1.25, 1.42 at three shapes."""
 SAFE_SHARE = 0.25
 """A need of at most this share of what is free is not tried: the estimate is not wrong by a factor of four."""
 _MIB = 1 << 20
@@ -54,7 +54,7 @@ class ModelShape:
         return self.kv_bytes(2)
 
     def kv_bytes(self, value_bytes: int) -> int:
-        """Key/value bytes of one token of a row whose numbers take so many bytes."""
+        """Key/value bytes of one token of a row whose numbers take this many bytes."""
         return 2 * value_bytes * self.layers * self.kv_width
 
     @property
@@ -148,15 +148,15 @@ class MemoryNeed:
 
     @property
     def training(self) -> int:
-        """What an update takes beside weights and key/value rows."""
+        """What an update takes in addition to weights and key/value rows."""
         return self.adapter + self.optimiser + self.activations + self.logits
 
 
 def memory_need(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> MemoryNeed:
-    """What the micro-batch needs at its fullest moment, in bytes."""
+    """What the micro-batch needs at its peak, in bytes."""
     adapter = 4 * lora_parameters(shape, setting)
     # In float32 three slabs of logits, two rows of the hidden states' gradient a token (edge.training.loss), and the rows of the
-    # projection behind a slab where these stay in the file.
+    # projection that a slab is computed with, where these stay in the file.
     tokens = max(1, batch.rows * batch.response_tokens)
     columns = min(shape.vocab_size, max(1, setting.vocab_chunk_elements // tokens))
     block = columns * shape.width if setting.weights == "streamed" else 0
@@ -208,7 +208,7 @@ def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSet
 
 
 def _graph_elements(shape: ModelShape, tokens: int, length: int, attended: int, rank: int) -> int:
-    """What one block keeps of `tokens` tokens in rows of `length` that look at `attended`: 4D + 2Q + 2K + 3F + 7r a token, and H·S scores.
+    """What one block keeps of `tokens` tokens in rows of `length` that attend to `attended`: 4D + 2Q + 2K + 3F + 7r and H·S scores a token.
 
     Two residual sums and two norms (D); queries and what was attended to (Q); keys and values (K); gate, up and their product (F).
     """
@@ -224,7 +224,7 @@ def _scores(shape: ModelShape, length: int, attended: int) -> int:
 def worst_micro_batch(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting) -> MicroBatch:
     """Of all micro-batches that the limits allow, with prompts as long as the context leaves room for, the one that needs most.
 
-    The longest responses are not always it: more, shorter ones fit the same budget, and each looks back at its whole prompt.
+    The longest responses are not always it: more, shorter ones fit the same budget, and each attends to its whole prompt.
     """
     candidates = []
     for response_tokens in range(
@@ -335,14 +335,14 @@ async def make_fit(learner: Probing, plan: ProbePlan, free_bytes: Callable[[], i
 # --- the batch that suits a device ---
 
 WORTH_IT = 1.05
-"""More rows are taken only for at least so many times the tokens/s."""
+"""More rows are taken only where the tokens/s grow by at least this factor."""
 MICRO_BATCH_TOKENS = (1024, 512, 256, 128, 64)
 FREE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAdvice:
-    """A batch. `memory_bytes` is what learning with it takes at its fullest, weights and rows included; `fits` where that is free."""
+    """A batch. `memory_bytes` is what learning with it takes at its peak, weights and rows included; `fits` where that is free."""
 
     rows: int
     prompts: int
@@ -360,7 +360,7 @@ def rows_worth(tokens_per_s: Mapping[int, float]) -> int:
 
 
 def batch_advice(shape: ModelShape, limits: BatchLimits, setting: TrainingSetting, rows: int, free_bytes: int) -> BatchAdvice:
-    """The batch for so many rows together; group size and lengths stay as `limits` has them, `free_bytes` is with nothing loaded.
+    """The batch for this many rows together; group size and lengths stay as `limits` has them, `free_bytes` is with nothing loaded.
 
     Prompts: as many as fill the rows with their responses, so that no decode reads the weights for fewer rows than it could. Micro-batch:
     as large as fits in half of what is free, up to where more gains nothing.

@@ -64,7 +64,7 @@ class MlxLearner(LoraLearner):
 
     @property
     def checkpointing(self) -> bool:
-        """Never: prompts hand their keys and values on beside the layers' outputs."""
+        """Never: prompts hand on their keys and values in addition to the layers' outputs."""
         return False
 
     def use_checkpointing(self, on: bool) -> None:
@@ -336,14 +336,14 @@ def shared_hidden(decoder: Any, rows: Sequence[Row]) -> mx.array:
 
 
 class _Recorder:
-    """The cache role of mlx_lm's layers for prompts from position 0 on; keeps what later tokens look at."""
+    """The cache role of mlx_lm's layers for prompts from position 0 on; keeps what later tokens attend to."""
 
     offset = 0
     keys: Any = None
     values: Any = None
 
     def make_mask(self, length: int, **_: Any) -> str | None:
-        """Plain causal: rows are padded on the right, so no real token can look at padding."""
+        """Plain causal: rows are padded on the right, so no real token can attend to padding."""
         return "causal" if length > 1 else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -353,7 +353,7 @@ class _Recorder:
 
 
 class _Continued:
-    """The cache role of mlx_lm's layers for responses behind right-padded prompts of several lengths."""
+    """The cache role of mlx_lm's layers for responses after right-padded prompts of several lengths."""
 
     def __init__(self, keys: mx.array, values: mx.array, lengths_R: mx.array) -> None:
         self._keys, self._values, self.offset = keys, values, lengths_R
@@ -370,7 +370,7 @@ class _Continued:
         return mx.concatenate(list(parts), axis=-1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The prompt's keys and values with [R, K, T, d] behind them."""
+        """The prompt's keys and values with [R, K, T, d] appended."""
         return mx.concatenate([self._keys, keys], axis=2), mx.concatenate([self._values, values], axis=2)
 
 

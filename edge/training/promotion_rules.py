@@ -4,8 +4,8 @@ No task's anchors (a few stored items) may have fallen too far below what the be
 together. A fall counts where it is larger than allowed and beyond chance as well, so that no single item, and no small file of them,
 decides. How often a candidate asks is not judged: the help bias holds the rate while learning, the dial when people are answered.
 
-Tests of chance are one-sided and hold at 5 %. So the least evidence is five items lost with none gained (1/32), and for ratings two
-full hands: with fewer than eight of each version nothing is concluded.
+Significance tests are one-sided at the 5 % level. So the least evidence is five items lost with none gained (1/32). For ratings it is
+eight of each version: with fewer nothing is concluded.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """When and how candidates are judged.
-
-    `every`: steps between judgements (a phase's last step is judged too). `anchors_per_task`: items of each task. `max_drop`: largest
-    fall of a task's share right (of all together SHARE_OF_ALL of it; 1: none is too large). `rate_window`: steps whose mean is the rate
-    that is reported. `max_refusals` in a row take training back to the adapter in use. `keep`: versions that served, stored to go back to.
-    """
+    """When and how candidates are judged."""
 
     every: int = 10
+    """Steps between judgements; a phase's last step is judged too."""
     anchors_per_task: int = 16
+    """Items of each task."""
     max_drop: float = 0.2
+    """Largest fall of a task's share right, and SHARE_OF_ALL of it for all tasks together; 1: any fall is allowed."""
     rate_window: int = 10
+    """Steps whose mean is the rate that is reported."""
     max_refusals: int = 5
+    """This many in a row take training back to the adapter in use."""
     keep: int = 3
+    """Versions that served and are stored, to go back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _percent(share: float) -> str:
 
 
 def lost_more(lost: int, gained: int, level: float = LEVEL) -> bool:
-    """Sign test over the items that changed: is losing so many and gaining so few unlikely where both are as probable?"""
+    """Sign test over the items that changed: would losing this many and gaining this few be unlikely if both were equally probable?"""
     changed = lost + gained
     return changed > 0 and sum(comb(changed, k) for k in range(lost, changed + 1)) / 2**changed <= level
 

@@ -75,7 +75,7 @@ class TorchLearner(LoraLearner):
         round_frozen(decoder, self._dtype)
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from the next slice on; the order of additions follows their number."""
+        """Compute with this many from the next slice on; the order of additions follows their number."""
         self._threads = threads
 
     @property

@@ -1,7 +1,7 @@
 """Chooses the verifier for an item's kind of answer (the table edge.core.types.AnswerKind), and judges answers to a person's own questions.
 
 An item of kind `feedback` carries its key in `answer`, as JSON: the form in which answers are compared, those known to be right and those
-known to be wrong. `closed`: another short answer is wrong too, unless a right one stands among its words. Of an open question (a letter, an
+known to be wrong. `closed`: another short answer is wrong too, unless a right one is among its words. Of an open question (a letter, an
 essay) another text may be as good, so nothing is known of it, and whoever learns from it must leave it out.
 """
 
@@ -28,7 +28,7 @@ class VerifierByKind:
         math: Verifier | None = None,
         programs: Verifier | None = None,
     ) -> None:
-        """`math` and `programs` replace the built-in ones (programs: by default in the best sandbox of this machine, looked for when the
+        """`math` and `programs` replace the built-in ones (programs: by default in the best sandbox of this machine, chosen when the
         first program comes)."""
         self._verifiers: dict[AnswerKind, Verifier] = {kind: load(kind.verifier)() for kind in AnswerKind if kind.verifier}
         self._verifiers[AnswerKind.MATH] = math or self._verifiers[AnswerKind.MATH]

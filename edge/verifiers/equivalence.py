@@ -3,7 +3,7 @@
 math-verify guards itself with signals, which work on the main thread only and do not reach a long computation in C. So it runs in a
 process of its own (equivalence_worker.py), limited in CPU time and memory by the kernel: whatever a model boxes, the caller gets an
 answer. CPU time and not the wall clock decides, so that verdicts do not depend on what else the machine does; a process that goes on
-behind its CPU limit all the same is killed a moment later.
+after its CPU limit all the same is killed a moment later.
 
 math-verify takes the last side of an equation, and a percentage both with and without its hundredth. Here `3=4=5` is not 5, since its
 sides differ (`x=5` is), and `10\\%` is 0.1 and not 10. It reads LaTeX, in which 1e16 is a product and 1 000.5 is none: such numbers are
@@ -34,7 +34,7 @@ _MEMORY_BYTES = 1 << 30
 _LONGEST = 500
 _REMEMBERED = 4096
 _LOOK_S = 0.5
-_GRACE_LOOKS = 4  # looks behind the CPU limit after which the process is killed
+_GRACE_LOOKS = 4  # checks past the CPU limit after which the process is killed
 _THOUSANDS = re.compile(r"\{,\}|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _SEVERAL = re.compile(r"[,;&\n]|\\\\|\\(?:begin|quad|qquad|land|lor|not)\b|\b(?:and|or)\b")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -142,7 +142,7 @@ class Equivalence:
         return process
 
     def _line(self, process: subprocess.Popen[bytes], limit_s: float | None = None) -> str:
-        """One line of the process's output; "" when it has ended, runs on behind its CPU limit, or is silent for `wall_s`."""
+        """One line of the process's output; "" when it has ended, runs on past its CPU limit, or is silent for `wall_s`."""
         assert process.stdout is not None
         line, descriptor = b"", process.stdout.fileno()
         begun_s, late = _cpu_s(process.pid), 0

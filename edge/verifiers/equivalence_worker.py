@@ -1,6 +1,6 @@
 """The process that compares mathematical answers.
 
-Run by its path with CPU seconds and memory bytes as arguments. Says "ready", then reads one JSON line [reference, answer] at a time and
+Run by its path with CPU seconds and memory bytes as arguments. Writes "ready", then reads one JSON line [reference, answer] at a time and
 replies "1" or "0". What runs out of CPU time is killed by the kernel: an interpreter that is computing 9^(9^9) in C hears no signal
 handler, so the default action of SIGPROF has to end it. Only LaTeX is parsed; math-verify's plain expressions go through Python's
 `eval`, which must never see what a model wrote.

@@ -4,13 +4,13 @@ Tests come in two forms (`TaskItem.answer`):
 
 - Python text: asserts that call the program's functions and use its classes, or HumanEval's `def check(candidate)` with its call at the
   end. A name the tests do not define is the preamble's, else a built-in, else the program's. Arguments are passed as copies, and
-  changed in place where a call stands alone or returns None (edge.verifiers.sandbox.inside.judge). A pass needs at least one check that
-  was really executed and at least one call of the program. A check is an assert that held, or an exception of the program caught where
-  the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
+  changed in place where a call is a statement of its own or returns None (edge.verifiers.sandbox.inside.judge). A pass needs at least one
+  check that was really executed and at least one call of the program. A check is an assert that held, or an exception of the program
+  caught where the tests expect one (`try: f(-1); assert False` with `except ValueError: pass`).
 - JSON text `{"inputs": [...], "outputs": [...]}`: each input is given to the program on its standard input and what it prints is
   compared with the output, line by line without trailing blanks, else word by word with numbers to six digits. With `fn_name` each
   input is a list of arguments of that function (of the module, or a method of its class `Solution`) and each output its result, equal
-  as JSON sees values; a result may stand in a list of one.
+  as JSON sees values; a result may be wrapped in a list of one.
 
 `timeout_s` bounds one run of the program: all calls of the tests together, or one input. A verdict is the same for the same texts
 (random numbers in tests are seeded, hashes fixed) unless the time limit decides.
@@ -119,7 +119,7 @@ def _cases(tests: str) -> _Cases | None:
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
-    """Whether JSON content is nested deeper than this; looked at level by level, without recursion."""
+    """Whether JSON content is nested deeper than this; checked level by level, without recursion."""
     level = [value]
     for _ in range(depth):
         items = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
@@ -220,7 +220,7 @@ class ProgramJudge:
 
 
 class ProgramVerifier:
-    """A Verifier: right when the last ```python block of a response, behind the item's preamble, passes the item's tests."""
+    """A Verifier: right when the last ```python block of a response, after the item's preamble, passes the item's tests."""
 
     def __init__(self, judge: ProgramJudge) -> None:
         self._judge = judge

@@ -179,7 +179,7 @@ async def test_two_engines_on_shared_weights_have_separate_adapters(
     backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path
 ) -> None:
     alone = await backend.sample_group(QUESTION, SAMPLING, [5, 6])
-    other = backend.beside(max_rows=4)
+    other = backend.sharing_weights(max_rows=4)
     try:
         assert await other.sample_group(QUESTION, SAMPLING, [5, 6]) == alone
         await other.swap_adapter(write_adapter(tmp_path / "one", tiny, 1, seed=1))

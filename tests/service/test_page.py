@@ -644,7 +644,7 @@ async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text
     assert json.loads(await page.value("document.querySelector('.payload code').textContent")) == {text: text}
     turn = "(one => { one.value = 50; one.dispatchEvent(new Event('input')); })(document.querySelector('.dial input'))"
     await page.value(f"location.hash = '#budget'; {turn}")
-    await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Looking what this would have cost …'")
+    await page.until("document.querySelectorAll('.whatif')[0].textContent !== 'Computing what this would have cost …'")
     made = "document.querySelectorAll('main img, main script, main iframe, main b, main i, svg [onload], [onerror], [onclick]').length"
     assert await page.value(made) == 0
     assert await page.value("document.title") in [f"{title} – edge agent" for title in ("Budget", "Outbox")]

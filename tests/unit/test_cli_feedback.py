@@ -42,7 +42,7 @@ def test_feedback_is_stored_and_withdrawn_without_a_model(state: Path, edge_agen
     ("verdict", "record", "settings", "outlook"),
     [
         (("good",), {}, (), "learned from by the next"),
-        (("bad",), {}, (), "say what is right"),
+        (("bad",), {}, (), "write what is right"),
         (("bad", "5"), {"turns": 3}, (), "ask it in a new chat"),
         (("bad", "5"), {"held": True}, (), "ask it in a new chat"),
         (("bad", "5"), {}, ("--set", "use.feedback=false"), "not learned from: use.feedback"),

@@ -140,7 +140,7 @@ def test_lines_that_say_the_same_count_once(tmp_path: Path) -> None:
     ]
     source = JsonLinesSource(write(path, *lines))
     assert sorted(item.question for item in source.train_items) == ["a", "b", "b"]
-    assert source.notes == ("3 lines say the same as an earlier one, which counts once",)
+    assert source.notes == ("3 lines repeat an earlier one, which counts once",)
     for other in ('{"question": "b", "answer": "1.0"}', '{"question": "b", "answer": 1, "level": 2}'):
         with pytest.raises(TaskFileError, match=r":7: the question 'b' occurs twice, first in line 4"):
             read_file(write(path, *lines, other))

@@ -7,7 +7,7 @@ import { plain, showProse } from "./prose.js";
 import { reasonWords, sentence } from "./words.js";
 
 const SOURCES = { __proto__: null, local: "local", cloud: "cloud", "local-fallback": "local-fallback" };
-const SAID = { __proto__: null, local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
+const SOURCE_WORDS = { __proto__: null, local: "Answered on this device", cloud: "The cloud was asked", "local-fallback": "Answered here, without the help it asked for" };
 const CALLS = { __proto__: null, completed: "answered", running: "still under way", in_doubt: "its end is not known", failed: "failed", unknown: "not in the ledger" };
 const MOST_ANNOUNCED = 1500;
 
@@ -47,7 +47,7 @@ export class AnswerCard {
     if (!turn.content.trim() && turn.reasoning.trim()) this.reasoning.open = true;
     this.head.replaceChildren(...this.headParts());
     this.foot.replaceChildren(...this.actions());
-    this.card.setAttribute("aria-label", turn.note ? `Answer, ${SAID[turn.note.source] ?? turn.note.source}` : "Answer that was not finished");
+    this.card.setAttribute("aria-label", turn.note ? `Answer, ${SOURCE_WORDS[turn.note.source] ?? turn.note.source}` : "Answer that was not finished");
   }
 
   headParts() {
@@ -56,8 +56,8 @@ export class AnswerCard {
     if (state === "failed") return [element("span", { class: "badge problem" }, "no answer"), element("span", { class: "problem", dir: "auto" }, problem)];
     const source = SOURCES[note.source] ?? "other";
     return [
-      element("span", { class: `badge ${source}`, title: SAID[source] ?? "" }, note.source),
-      element("span", { dir: "auto" }, reasonWords(note.reason) || SAID[source] || ""),
+      element("span", { class: `badge ${source}`, title: SOURCE_WORDS[source] ?? "" }, note.source),
+      element("span", { dir: "auto" }, reasonWords(note.reason) || SOURCE_WORDS[source] || ""),
       element("span", { class: "numbers" }, [
         note.latency_s ? seconds(note.latency_s) : "", note.cloud_tokens ? counted(note.cloud_tokens, "cloud token") : "",
         note.spend_uusd ? `${money(note.spend_uusd)}${practiceNote(note.cloud_model)}` : note.cached ? "from the coordinator's store, not charged" : "", `adapter ${note.adapter_version}`,
@@ -118,7 +118,7 @@ export class AnswerCard {
     const id = freshId("correction");
     const area = element("textarea", { id, rows: 2, dir: "auto", value: this.turn.correction });
     const form = element("form", {},
-      element("label", { htmlFor: id }, "What would have been right? (you need not say)"), area,
+      element("label", { htmlFor: id }, "What would have been right? (optional)"), area,
       element("div", { class: "row" }, element("button", { type: "submit" }, "Send correction"), button("Cancel", () => this.close("correction", this.thumb.bad), { class: "quiet" })));
     form.addEventListener("submit", (event) => { event.preventDefault(); this.correct(area.value.trim()); });
     area.addEventListener("keydown", (event) => {
@@ -128,7 +128,7 @@ export class AnswerCard {
     });
     this.open("correction", form);
     area.focus({ preventScroll: true });
-    announce("Marked as bad. You may say what would have been right.");
+    announce("Marked as bad. You may write what would have been right.");
   }
 
   async correct(correction) {
@@ -174,11 +174,11 @@ export class AnswerCard {
     if (this.close("correction", this.thumb?.bad) || this.close("why", this.why)) event.stopPropagation();
   }
 
-  // What a screen reader says when the answer is there.
+  // What a screen reader reads out when the answer is there.
   spoken() {
     const { note, state, problem, content, reasoning } = this.turn;
     if (state !== "done") return problem || "Stopped.";
-    return `${SAID[note.source] ?? note.source}. ${(plain(content.trim()) || reasoning.trim()).slice(0, MOST_ANNOUNCED)}`;
+    return `${SOURCE_WORDS[note.source] ?? note.source}. ${(plain(content.trim()) || reasoning.trim()).slice(0, MOST_ANNOUNCED)}`;
   }
 }
 
@@ -196,7 +196,7 @@ function whyParts(record) {
   return [
     ...part("Decision", element("p", { dir: "auto" }, sentence(reasonWords(record.decision))), decision), ...part("λ and budget at that time", budget),
     ...part("Own attempt", shownText(record.local_text) || element("p", {}, "The model here was not asked.")),
-    ...(record.cloud_text ? part("What the cloud said", shownText(record.cloud_text)) : []), ...part("Ledger", ...ledgerParts(record)),
+    ...(record.cloud_text ? part("The cloud's answer", shownText(record.cloud_text)) : []), ...part("Ledger", ...ledgerParts(record)),
   ];
 }
 

@@ -36,7 +36,7 @@ async function reach(path, options, token) {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The agent does not answer. Is it running? This page looks for it again by itself.");
+    throw new Problem("The agent does not answer. Is it running? This page tries again by itself.");
   }
 }
 

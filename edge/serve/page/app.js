@@ -71,23 +71,23 @@ class App {
   }
 
   follow() {
-    this.following ??= this.look().finally(() => { this.following = null; });
+    this.following ??= this.poll().finally(() => { this.following = null; });
     return this.following;
   }
 
-  async look() {
+  async poll() {
     try {
       const status = await get("/api/status");
-      this.tell(status);
+      this.showStatus(status);
       for (const view of Object.values(this.views)) view.onStatus?.(status);
       if (await this.steps.follow(status.steps_done)) for (const view of Object.values(this.views)) view.onSteps?.();
     } catch (problem) {
       if (problem.status === undefined) throw problem;
-      this.tellProblem(problem);
+      this.showProblem(problem);
     }
   }
 
-  tell(status) {
+  showStatus(status) {
     const offline = status.online === false;
     const back = this.connection === "away", first = this.connection === "";
     this.headline(offline ? `offline: ${status.offline_reason || "the coordinator does not answer"}; answers come from this device` : learningWords(status), offline);
@@ -97,8 +97,8 @@ class App {
     if (back || first) this.headlineNumbers.refresh();
   }
 
-  tellProblem(problem) {
-    this.headline(problem.away ? "the agent does not answer; looking for it …" : problem.message, true);
+  showProblem(problem) {
+    this.headline(problem.away ? "the agent does not answer; trying again …" : problem.message, true);
     $("token-open").hidden = problem.status !== 401;
     this.becomes("away", problem.message);
   }
@@ -109,7 +109,7 @@ class App {
     $("token-open").hidden = true;
   }
 
-  // Said once, when it changes, and not when the page has just been opened and all is well.
+  // Announced once, when it changes, and not when the page has just been opened and all is well.
   becomes(connection, words) {
     if (connection === this.connection) return;
     if (this.connection || connection !== "online") announce(words);
@@ -117,7 +117,7 @@ class App {
   }
 }
 
-// The quota's own line; what is counted in it is said first where all is well.
+// The quota's own line; where all is well, it starts with what is counted in it.
 const quotaWords = (quota) => !quota ? "" : ["ok", "low", "used_up"].includes(quota.state) ? `Cloud: ${quota.line}` : reasonWords(quota.line);
 
 new App().start();

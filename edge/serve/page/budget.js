@@ -72,7 +72,7 @@ export class Budget {
     showQuotas($("quota"), device, quotas, unsettled);
   }
 
-  // Hidden until the agent has said whether it is on, and where the cloud is off for good.
+  // Hidden until the agent has reported whether it is on, and where the cloud is off for good.
   paintSwitch({ paused, switched_off: off }) {
     $("pause-cloud").hidden = Boolean(off) && !paused;
     $("pause-cloud").setAttribute("aria-checked", String(paused));

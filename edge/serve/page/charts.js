@@ -1,4 +1,4 @@
-// Curves and gauges, each with words and a table that say the same. Knows numbers and SVG; knows nothing of where they come from.
+// Curves and gauges, each with words and a table of the same content. Knows numbers and SVG; knows nothing of where they come from.
 
 import { element, svgElement, table } from "./elements.js";
 import { percent, whole } from "./numbers.js";

@@ -1,6 +1,6 @@
 // The conversation as it is kept for this tab. Knows turns and the session's storage; knows nothing of how they are shown.
 //
-// A turn: question, reasoning, content, state (running, done, stopped, failed), note (what the agent says of the answer), problem,
+// A turn: question, reasoning, content, state (running, done, stopped, failed), note (what the agent reports of the answer), problem,
 // feedback (verdict: good, bad or none) and correction.
 
 const KEY = "edge.conversation";

@@ -12,7 +12,7 @@ const ALONE = "Then the model asks whenever it wants to, as it has learned to; h
 
 // What is chosen takes effect when it is set, so that its price is seen before.
 export class Dial {
-  // `task` null: every task. `changed(budget)` is given what the agent said after a change.
+  // `task` null: every task. `changed(budget)` is given the agent's reply to a change.
   constructor(task, changed) {
     this.task = task;
     this.name = task ?? "every task";
@@ -38,7 +38,7 @@ export class Dial {
       element("div", { class: "row" }, this.set, this.leave, element("label", { class: "limit-field" }, "or type a rate", this.text)), this.problem);
   }
 
-  // What the agent says of it: a reading, or of every task the rate alone.
+  // What the agent reports of it: a reading, or of every task the rate alone.
   update(reading) {
     if (JSON.stringify(reading) === JSON.stringify(this.now)) return;
     this.now = reading;
@@ -74,8 +74,8 @@ export class Dial {
     if (!this.dirty) { this.reset(); return; }
     this.paint();
     clearTimeout(this.timer);
-    if (this.chosen === null) { this.tell(ALONE); return; }
-    this.whatif.textContent = "Looking what this would have cost …";
+    if (this.chosen === null) { this.showOutlook(ALONE); return; }
+    this.whatif.textContent = "Computing what this would have cost …";
     this.timer = setTimeout(() => this.preview(this.chosen), WHATIF_AFTER_MS);
   }
 
@@ -101,10 +101,10 @@ export class Dial {
     } catch (problem) {
       words = problem.message;
     }
-    if (this.dirty && this.chosen === rate) this.tell(words);
+    if (this.dirty && this.chosen === rate) this.showOutlook(words);
   }
 
-  tell(words) {
+  showOutlook(words) {
     this.whatif.textContent = words;
     announce(words);
   }
@@ -132,7 +132,7 @@ export class Dial {
   }
 }
 
-// A replay in words: how many would have asked, at what cost, how fast and how good, beside what really happened.
+// A replay in words: how many would have asked, at what cost, how fast and how good, compared with what really happened.
 function outlookWords({ answers, present, outlooks: [outlook] }) {
   return [
     `Of the last ${counted(answers, "answer")}, ${whole(outlook.calls)} would have come from the cloud (really: ${whole(present.calls)}).`,

@@ -63,7 +63,7 @@ export function refill(node, source, children) {
   return true;
 }
 
-// One line for screen readers, said when they are free.
+// One line for screen readers, read out when they are free.
 export function announce(text) {
   const place = $("announcer");
   place.textContent = "";
@@ -76,21 +76,21 @@ export function confirmed(title, text, yes) {
   $("confirm-title").textContent = title;
   $("confirm-text").textContent = text;
   $("confirm-yes").textContent = yes;
-  return answered(dialog, $("confirm-no")).then((said) => said === "yes");
+  return answered(dialog, $("confirm-no")).then((value) => value === "yes");
 }
 
-// Opens a dialog and gives what it was closed with. A close that is told late, of the opening before, is not taken for this one's.
+// Opens a dialog and gives what it was closed with. A close event of an earlier opening may come late; it is not taken for this one's.
 export function answered(dialog, first) {
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   first.focus();
   return new Promise((resolve) => {
-    const told = () => {
+    const onClose = () => {
       if (dialog.open) return;
-      dialog.removeEventListener("close", told);
+      dialog.removeEventListener("close", onClose);
       resolve(dialog.returnValue);
     };
-    dialog.addEventListener("close", told);
+    dialog.addEventListener("close", onClose);
   });
 }
 
@@ -117,7 +117,7 @@ async function written(text) {
   }
 }
 
-// A button that copies and says for a moment that it did.
+// A button that copies and shows for a moment that it did.
 export function copyButton(text, label = "Copy") {
   const copy = button(label, async () => {
     copy.textContent = (await copyText(text())) ? "Copied" : "Not copied";

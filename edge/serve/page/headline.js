@@ -30,8 +30,8 @@ export class Headline {
   }
 }
 
-const figure = (name, value, about, beside = "") => element("div", { title: about }, element("dt", {}, name),
-  element("dd", {}, value, beside && element("span", { class: "soft" }, ` ${beside}`)));
+const figure = (name, value, about, extra = "") => element("div", { title: about }, element("dt", {}, name),
+  element("dd", {}, value, extra && element("span", { class: "soft" }, ` ${extra}`)));
 
 // Whose validation questions they are, and how many are learned from.
 function questions({ own, validation_questions: number, learned_from: learned }) {

@@ -8,7 +8,7 @@ import { PERIODS, UNITS } from "./units.js";
 const OPERATOR = "The limits of this device are set by who runs its coordinator.";
 
 export class Limit {
-  // `changed(budget)` is given what the agent said after a change.
+  // `changed(budget)` is given the agent's reply to a change.
   constructor(place, changed) {
     this.changed = changed;
     this.dirty = false;

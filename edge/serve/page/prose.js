@@ -27,7 +27,7 @@ function grown(child, before, part) {
   return true;
 }
 
-// The text as it is read aloud and copied: what stands in a box without the box, whatever braces are in it; code as it is.
+// The text as it is read aloud and copied: the content of a box without the box, whatever braces are in it; code as it is.
 export const plain = (text) => text.split(/(```[\s\S]*?(?:```|$))/).map((part) => part.startsWith("```") ? part : boxesOf(part).map(unboxed).join("")).join("");
 
 // The text in parts, each box one of them; one that is not closed, where the text is cut or still grows, reaches to its end.

@@ -5,13 +5,13 @@ import { counted, decimal, moment, money, usedOf } from "./numbers.js";
 import { PERIODS, UNITS } from "./units.js";
 import { reasonWords } from "./words.js";
 
-// Without a prototype: what is looked up comes from elsewhere.
+// Without a prototype: the keys come from elsewhere.
 const STATES = {
   __proto__: null,
   ok: ["within budget", "good"], low: ["little is left", "other"], used_up: ["used up", "bad"], paused: ["paused", "other"],
   switched_off: ["switched off", "other"], offline: ["offline", "bad"], unknown: ["not known yet", "other"],
 };
-// What the bars say already needs no line.
+// States that the bars show already need no line.
 const PLAIN = ["ok", "low"];
 
 // Fills `node` with what the tasks share (`device`, null: nothing) and the quotas of all tasks; `unsettled`: cloud calls whose end is not
@@ -21,7 +21,7 @@ export function showQuotas(node, device, quotas, unsettled) {
   refill(node, [shared, quotas, unsettled], () => [
     shared ? element("section", { class: "quota" }, element("h4", {}, "This device in all"), meters(shared, (used) => used in shared)) : "",
     ...quotas.map((quota) => quotaBlock(quota, several, shared ?? {})),
-    unsettled ? element("p", { class: "note" }, `${counted(unsettled, "unconfirmed call")} to the cloud: whether they were answered is not known yet. They are looked up, and charged once at most.`) : "",
+    unsettled ? element("p", { class: "note" }, `${counted(unsettled, "unconfirmed call")} to the cloud: whether they were answered is not known yet. They will be checked, and charged once at most.`) : "",
   ]);
 }
 

@@ -6,7 +6,7 @@ import { $, answered } from "./elements.js";
 export function tokenFromPerson(refused) {
   $("token-problem").textContent = refused ? "That token was not accepted." : "";
   $("token").value = "";
-  return answered($("token-dialog"), $("token")).then((said) => said === "send" && $("token").value.trim() || null);
+  return answered($("token-dialog"), $("token")).then((value) => value === "send" && $("token").value.trim() || null);
 }
 
 $("token-form").addEventListener("submit", (event) => { event.preventDefault(); $("token-dialog").close("send"); });

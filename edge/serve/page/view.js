@@ -2,7 +2,7 @@
 
 import { element } from "./elements.js";
 
-// Fills a part of the page; a note stands before it while it cannot be filled anew.
+// Fills a part of the page; a note is shown before it while it cannot be filled anew.
 export class Part {
   // `load()` gives the value, `show(value)` shows it in `body`.
   constructor(body, load, show) {

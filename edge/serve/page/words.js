@@ -4,7 +4,7 @@ const REASONS = { __proto__: null, "mode cloud-only": "you wanted the cloud's an
 
 const COMMAND = " (edge-agent budget resume ends it)";
 
-// What names a command is said without it: the page has a switch for that.
+// Words that name a command are shown without it: the page has a switch for that.
 export const reasonWords = (reason) => (REASONS[reason] ?? reason).replace(COMMAND, "");
 
 const OWN_USE = [["mine:", "your own use"], ["watched:", "your task files"]];
@@ -16,7 +16,7 @@ export function sourceName(source) {
   return source.slice(0, Math.max(end, 0)).includes(":") ? source : source.slice(end + 1);
 }
 
-// Beside validation questions of which none is held out.
+// The note next to validation questions of which none is held out.
 export const LEARNED_FROM = "learned from, too";
 
 export const sentence = (text) => text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";

@@ -36,7 +36,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What of an item stands in a record. `key` is its own id or ""; `part` the subject within the data set or ""."""
+    """The parts of an item in a record. `key` is its own id or ""; `part` the subject within the data set or ""."""
 
     question: str
     answer: str

@@ -7,7 +7,7 @@ data set is ever run. What was downloaded once is found again without a network.
 The files are found when the source is opened and read when items are first wanted. The data set's own split holds. Where its files hold
 only training items, one question in ten is held out by a hash. A training question that is also a test question is dropped, so that no
 test item is ever learned from. Held-out items come in a fixed order by hash, because files are often sorted by subject and the first few
-hundred items must stand for all of them.
+hundred items must represent all of them.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class DataFile:
 def data_files(place: Path, subfolders: Sequence[str] = ()) -> list[DataFile]:
     """The data files of a folder (all levels, sorted), or the one file. Raises TaskFileError when there is none.
 
-    Where the folder has one of `subfolders`, only the first such one is looked at. A split is the word train, test, validation, valid,
+    Where the folder has one of `subfolders`, only the first such one is read. A split is the word train, test, validation, valid,
     val or dev in the file's name, else in the nearest folder's below `place`.
     """
     try:

@@ -90,7 +90,7 @@ def draw_problem(rng: random.Random, level: int) -> Problem:
 
 
 def undoes(operation: Operation, before: Operation) -> bool:
-    """Whether `operation` takes back what `before` did; a person would not tell such a story."""
+    """Whether `operation` takes back what `before` did; no natural story does that."""
     return operation.operand == before.operand and {operation.operator, before.operator} in ({"+", "-"}, {"*", "/"})
 
 
@@ -140,7 +140,7 @@ class Theme:
     each: tuple[str, ...] = ()
 
     def sentences(self, operator: Operator) -> tuple[str, ...]:
-        """The templates that tell `operator`."""
+        """The templates that express `operator`."""
         return {"+": self.add, "-": self.subtract, "*": self.multiply, "/": self.divide}[operator]
 
 

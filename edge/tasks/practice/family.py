@@ -27,7 +27,7 @@ TEST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Reasoning lines, and what stands between `<answer>` and `</answer>`."""
+    """Reasoning lines, and the text between `<answer>` and `</answer>`."""
 
     lines: tuple[str, ...]
     answer: str

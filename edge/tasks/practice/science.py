@@ -1,6 +1,6 @@
-"""Practice family `science`: multiple choice by small deductions from what the question says.
+"""Practice family `science`: multiple choice by small deductions from what the question states.
 
-A question tells the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
+A question states the links of one chain and of a short second one in mixed order, and asks where the chain from a given start ends.
 Worked solutions box the option's text (a letter would do as well, see edge.verifiers.choice_answer): a small decoder then needs no
 look-up of letters.
 The level is the number of links to follow; the step limit is 4, so at levels 5 and 6 one link a step does not reach the end. By
@@ -24,12 +24,12 @@ OPTIONS = 4
 SIDE_CHAIN = 3
 """Things of the second chain, which has nothing to do with the answer."""
 TURNED_SHARE = 0.15
-"""How often a link is told from its other end, in the themes that can."""
+"""How often a link is stated from its other end, in the themes that can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """One kind of chain. `{a}` leads to `{b}`; `turned` tells the same link from the other end; `step` is how a step puts it."""
+    """One kind of chain. `{a}` leads to `{b}`; `turned` states the same link from the other end; `step` is its wording in a solution."""
 
     things: tuple[str, ...]
     link: tuple[str, ...]
@@ -98,7 +98,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     chain, side = things[: level + 1], things[level + 1 :]
     links = [*itertools.pairwise(chain), *itertools.pairwise(side)]
     rng.shuffle(links)
-    told = " ".join(tell(rng, theme, a, b) for a, b in links)
+    links_text = " ".join(sentence_of(rng, theme, a, b) for a, b in links)
     options = draw_options(rng, chain, side)
     lines = tuple(theme.step.format(a=a, b=b) for a, b in itertools.pairwise(chain))
     answer = boxed(chain[-1])
@@ -108,7 +108,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
 
     return Drawn(
         level=level,
-        question=f"{told} {rng.choice(theme.question).format(a=chain[0])}",
+        question=f"{links_text} {rng.choice(theme.question).format(a=chain[0])}",
         answer=letter_of(options, chain[-1]),
         solution=Solution(joined_beyond(lines, MAX_STEPS, ", "), answer),
         detailed=Solution(lines, answer),
@@ -118,7 +118,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     )
 
 
-def tell(rng: random.Random, theme: Theme, a: str, b: str) -> str:
+def sentence_of(rng: random.Random, theme: Theme, a: str, b: str) -> str:
     """One sentence for one link."""
     turned = theme.turned and rng.random() < TURNED_SHARE
     return rng.choice(theme.turned if turned else theme.link).format(a=a, b=b)

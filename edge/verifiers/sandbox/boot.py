@@ -11,7 +11,7 @@ from types import CodeType
 _PACKAGE = "edge.verifiers.sandbox.inside"
 _FOLDER = Path(__file__).with_name("inside")
 # Who started it may be killed meanwhile, and a judge and a program left alone would wait for each other without end: their fd 2 leads
-# to nobody but us, so it is watched beside the reading until the program's text is there (`inside.program` goes on with that).
+# to nobody but us, so it is watched during the reading until the program's text is there (`inside.program` goes on with that).
 # Each module is put where an import statement of the next one finds it. The block travels from us to the sandbox only.
 LOADER = """
 import marshal, posix, select, sys

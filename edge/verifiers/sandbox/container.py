@@ -67,7 +67,7 @@ class Container:
 
 
 class _Running(Confined):
-    """The command outside and the container it stands for."""
+    """The command outside and the container that it runs."""
 
     def __init__(self, process: subprocess.Popen[bytes], command: str, name: str) -> None:
         super().__init__(process)

@@ -63,11 +63,11 @@ class Interpreter:
 
 @functools.cache
 def this_interpreter() -> Interpreter:
-    """The interpreter behind this process. Raises SandboxError where it cannot be found."""
+    """The interpreter that runs this process. Raises SandboxError where it cannot be found."""
     binary = Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
     stdlib = Path(sysconfig.get_path("stdlib"))
     if not binary.is_file() or not stdlib.is_dir():
-        raise SandboxError(f"the Python interpreter behind this process is not to be found ({binary})")
+        raise SandboxError(f"the Python interpreter of this process cannot be found ({binary})")
     hidden = tuple(str(path) for name in _PACKAGES if (path := stdlib / name).is_dir())
     folders, files = _libraries(binary, stdlib) if platform.system() == "Linux" else ((), ())
     return Interpreter(str(binary), str(stdlib), hidden, folders, files, tuple(_links()))

@@ -41,7 +41,7 @@ class Limits:
             )
 
     def rlimits(self) -> dict[str, int]:
-        """The same for setrlimit, by the names of its constants. CPU time is behind the wall clock, should nobody watch it."""
+        """The same for setrlimit, by the names of its constants. CPU time is a second limit, should nobody watch the wall clock."""
         return {
             "RLIMIT_CPU": int(self.wall_s) + 2,
             "RLIMIT_AS": self.memory_mib << 20,

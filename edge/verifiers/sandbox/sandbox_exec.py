@@ -1,7 +1,7 @@
 """macOS: sandbox-exec with a profile that denies everything it does not name.
 
 Written after the profiles that ship with macOS; not yet run on a machine. `choice.probe` decides there whether it is used. macOS
-enforces no limit of address space, so the parent looks at the memory in use while it waits.
+enforces no limit of address space, so the parent checks the memory in use while it waits.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _message(content: Mapping[str, Any]) -> bytes:
 
 
 def _frame(drain: Drain) -> bytes | None:
-    """The content of the frame behind the hello, or None while it is not complete."""
+    """The content of the frame after the hello, or None while it is not complete."""
     frame = bytes(drain.data[len(HELLO) :])
     with suppress(ValueError):
         if len(frame) >= 8 and len(frame) >= 8 + (length := int(frame[:8], 16)):
@@ -141,7 +141,7 @@ def _ending(status: int | None, notes: bytes) -> str:
 
 
 class Feed:
-    """Bytes on their way into a channel; behind the `last` ones our end is closed. None goes before the hello of `after`."""
+    """Bytes on their way into a channel; after the `last` ones our end is closed. None goes before the hello of `after`."""
 
     def __init__(self, channel: Channel, data: bytes, *, last: bool = False, after: Drain | None = None) -> None:
         self._channel = channel

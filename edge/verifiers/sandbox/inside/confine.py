@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWN_PID = 0x7F00BEEF
-"""Stands in the filter for the process's own number, which is known only here."""
+"""The filter's placeholder for the process's own number, which is known only here."""
 _NAMESPACES = 0x10000000 | 0x40000000 | 0x08000000 | 0x04000000  # user, network, IPC, host name
 _NEW_USER = 0x10000000
 _PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _CAPBSET_DROP = 1, 38, 22, 24

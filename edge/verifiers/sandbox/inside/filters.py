@@ -40,7 +40,7 @@ _SYSTEM = {
     "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26), "vmsplice": (278, 75),
     "mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
 }  # fmt: skip
-_MEMORY_BESIDE_THE_LIMIT = {
+_MEMORY_OUTSIDE_THE_LIMIT = {
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semctl": (66, 191),
     "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
     "msgctl": (71, 187), "mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447, 447),
@@ -50,8 +50,8 @@ _NETWORK = {
     "accept4": (288, 242), "sendmsg": (46, 211), "sendmmsg": (307, 269), "recvmsg": (47, 212), "recvmmsg": (299, 243),
     "setsockopt": (54, 208),
 }  # fmt: skip
-_REFUSED = {**_OTHER_PROCESSES, **_NEW_PROCESSES, **_SYSTEM, **_MEMORY_BESIDE_THE_LIMIT, **_NETWORK}
-# Where no namespace and no own user stands behind the filter (landlock): what acts on files by owner and on processes by user.
+_REFUSED = {**_OTHER_PROCESSES, **_NEW_PROCESSES, **_SYSTEM, **_MEMORY_OUTSIDE_THE_LIMIT, **_NETWORK}
+# Where the filter is used without a namespace and a user of its own (landlock): what acts on files by owner and on processes by user.
 _FILES_BY_OWNER = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None), "fchown": (93, 55),
     "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),

@@ -7,12 +7,12 @@ A name that the tests use and do not define is looked up in this order: the test
 only a docstring or `pass` is what the program was asked to write), Python's built-ins, the program. What the program has imported from the
 standard library under this name, the tests import themselves.
 
-Arguments are sent as copies. What the program did to them in place is seen where a call is made for that: it stands alone, or returned
-None. Instances of the program's classes stay with the program, and the tests have handles of them. A handle is never equal to a plain
-value, and what it says of itself decides nothing that a plain value could not. How much the program hears of plain values depends on
-where the handle comes from: what a function returned may stand in the place of a string or a list, so it is asked about none; what the
-tests reached through an object or class that they name, about none by a method that plain values have (`startswith`); what they built of a
-class, about all, except by comparisons.
+Arguments are sent as copies. What the program did to them in place is copied back where a call is made for that: it is a statement of its
+own, or returned None. Instances of the program's classes stay with the program, and the tests have handles of them. A handle is never
+equal to a plain value, and what it reports of itself decides nothing that a plain value could not. How much the program learns about
+plain values depends on where the handle comes from: what a function returned may take the place of a string or a list, so it is asked
+about none; what the tests reached through an object or class that they name, about none by a method that plain values have
+(`startswith`); what they built of a class, about all, except by comparisons.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class that has a capital letter, so that operations with plain values are asked 
 _COMPARISONS = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _OPERATIONS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 _BY_OPERATORS = _COMPARISONS.union(f"__{side}{name}__" for side in ("", "r") for name in _OPERATIONS)
-"""What a test that names it means as a method: the handle's own may say NotImplemented, which is true."""
+"""What a test that names it means as a method: the handle's own may return NotImplemented, which is true."""
 _WITHOUT_VALUE = {
     *("append", "extend", "insert", "remove", "reverse", "sort", "clear", "add", "discard", "update"),
     *("difference_update", "intersection_update", "symmetric_difference_update"),
@@ -75,7 +75,7 @@ _WITH_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def main() -> None:
-    """Read the tests from fd 0, say hello, judge, and write the verdict to what was fd 2.
+    """Read the tests from fd 0, send the hello, judge, and write the verdict to what was fd 2.
 
     The hello lets the program's text go out to its sandbox: from then on the tests are in no channel any more.
     """
@@ -172,7 +172,7 @@ class Link:
         is_alone: bool = False,
     ) -> Any:
         """The value a function of the program returns, or a method of `target`; raises what it raised. What it did to its arguments in
-        place is done here where the call stands alone or returned None."""
+        place is done here where the call is a statement of its own or returned None."""
         kind = (("call", "run") if target is None else ("method", "send"))[is_alone]
         origin = _RETURNED if target is None or name == "__call__" else min(target._origin, _REACHED)
         word, content = self.ask(kind, name, arguments if target is None else (target, *arguments), keywords, origin)
@@ -248,7 +248,7 @@ class Link:
         return self.raised
 
     def _remote(self, handle: list[Any], origin: int) -> Any:
-        """What a handle that the program sent stands for here. Raises ValueError for what is none."""
+        """What a handle that the program sent refers to here. Raises ValueError for what is none."""
         if len(handle) != 2 or type(handle[0]) is not int or handle[1] not in ("object", "class"):
             raise ValueError("no handle")
         return (RemoteClass if handle[1] == "class" else RemoteObject)(self, handle[0], origin)
@@ -579,7 +579,7 @@ def _run_tests(link: Link, request: dict[str, Any], checks: Checks) -> str:
 
 
 def _count_asserts(tree: ast.AST) -> int:
-    """Put a call that counts behind every assert; how many there are."""
+    """Put a call that counts after every assert, and return their number."""
     found = 0
     for block in list(_blocks(tree)):
         for index in range(len(block) - 1, -1, -1):
@@ -683,7 +683,7 @@ def _run_cases(link: Link, request: dict[str, Any], checks: Checks) -> str:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Equal as JSON sees values; an expected result may stand in a list of one."""
+    """Equal as JSON sees values; an expected result may be wrapped in a list of one."""
     found, expected = _as_json(found), _as_json(expected)
     return bool(found == expected or (type(expected) is list and len(expected) == 1 and found == expected[0]))
 

@@ -33,7 +33,7 @@ _O_RDWR = 2
 
 
 def main() -> None:
-    """Say hello, read what to do from fd 0, and do it: answer calls, or run as a whole program on the rest of fd 0."""
+    """Send the hello, read what to do from fd 0, and do it: answer calls, or run as a whole program on the rest of fd 0."""
     notes = _quiet_stderr()
     write_all(notes, b"hello\n")
     request = decode(read_frame(0, notes))
@@ -198,7 +198,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def _look_up(module: Any, name: str) -> tuple[str, Any]:
-    """What a name of the program stands for: a function, a class, an exception, what it imported, a plain value, or nothing."""
+    """What a name of the program is: a function, a class, an exception, what it imported, a plain value, or nothing."""
     found = _found(module, name)
     if type(found) is type(sys) and found.__name__ in SHARED_MODULES:
         return "module", found.__name__

@@ -5,7 +5,7 @@ A value is a one-letter tag with its content; what is decoded is always of an ex
 
     N None  T True  F False  I int (hex)  D float (repr)  C complex  S str  B bytes  Y bytearray
     L list  U tuple  M dict  E set  Z frozenset  R range  G iterator or view, arrives as a one-shot iterator
-    H a handle: an object that stays where it is, by a number or a name. What it stands for is known to whoever passes `mark` and `unmark`.
+    H a handle: an object that stays where it is, by a number or a name. What it refers to is known to whoever passes `mark` and `unmark`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _no_handles(content: list[Any]) -> Any:
 
 
 def decode(data: bytes, unmark: Callable[[list[Any]], Any] = _no_handles) -> Any:
-    """The value of bytes that `encode` could have made; `unmark` gives what a handle stands for. Raises BadFrame for all others."""
+    """The value of bytes that `encode` could have made; `unmark` returns what a handle refers to. Raises BadFrame for all others."""
     reader = _Decoder(data, unmark)
     try:
         value = reader.value(0)
@@ -214,7 +214,7 @@ _HOLDERS = (list, tuple, dict)
 
 
 def containers_in(arguments: Iterable[Any]) -> list[tuple[int, Any, Any]]:
-    """The containers among arguments and in them, each behind the one that holds it: the holder's place in this list (-1: none), the index
+    """The containers among arguments and in them, each after the one that holds it: the holder's place in this list (-1: none), the index
     or key in it, and the container. Both sides number them alike. Of arguments that have crossed, so they end."""
     kinds = (*_HOLDERS, set, bytearray)
     found = [(-1, place, one) for place, one in enumerate(arguments) if isinstance(one, kinds)]
@@ -232,11 +232,11 @@ def held_at(holder: Any, place: Any) -> Any:
     return holder[place] if isinstance(holder, list | tuple) and type(place) is int and place < len(holder) else None
 
 
-def read_exactly(fd: int, size: int, beside: int = -1) -> bytes:
-    """`size` bytes, not one more. Raises Ended at the end of the stream, or when nobody is left at the other end of `beside`."""
+def read_exactly(fd: int, size: int, peer: int = -1) -> bytes:
+    """`size` bytes, not one more. Raises Ended at the end of the stream, or when nobody is left at the other end of `peer`."""
     parts = []
     while size:
-        if beside >= 0 and _left_alone(fd, beside):
+        if peer >= 0 and _left_alone(fd, peer):
             raise Ended
         try:
             part = posix.read(fd, min(size, 1 << 16))
@@ -249,14 +249,14 @@ def read_exactly(fd: int, size: int, beside: int = -1) -> bytes:
     return b"".join(parts)
 
 
-def _left_alone(fd: int, beside: int) -> bool:
-    """Wait until there is something to read, or nobody at the other end of `beside`."""
+def _left_alone(fd: int, peer: int) -> bool:
+    """Wait until there is something to read, or nobody at the other end of `peer`."""
     import select
 
     both = select.poll()
     both.register(fd, select.POLLIN)
-    both.register(beside, 0)
-    return any(ready == beside for ready, _ in both.poll())
+    both.register(peer, 0)
+    return any(ready == peer for ready, _ in both.poll())
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -274,9 +274,9 @@ def framed(content: bytes) -> bytes:
     return b"%08x" % len(content) + content
 
 
-def read_frame(fd: int, beside: int = -1) -> bytes:
+def read_frame(fd: int, peer: int = -1) -> bytes:
     """The content of the next frame. Raises BadFrame for a length that is none or beyond the limit, Ended."""
-    header = read_exactly(fd, _HEADER, beside)
+    header = read_exactly(fd, _HEADER, peer)
     if header.strip(b"0123456789abcdef") or (size := int(header, 16)) > MAX_FRAME_BYTES:
         raise BadFrame("not a frame")
-    return read_exactly(fd, size, beside)
+    return read_exactly(fd, size, peer)
