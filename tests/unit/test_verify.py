@@ -285,7 +285,7 @@ def no_longer_following(journal: list[JournalEntry]) -> list[JournalEntry]:
 
 Forgery = Callable[[list[JournalEntry]], list[JournalEntry]]
 FORGERIES: dict[str, tuple[Forgery, str]] = {
-    "entries in another order": (lambda journal: [*journal[:3], journal[4], journal[3], *journal[5:]], "stands at place"),
+    "entries in another order": (lambda journal: [*journal[:3], journal[4], journal[3], *journal[5:]], "is at place"),
     "an entry that follows another": (no_longer_following, "does not follow the entry before"),
     "a fleet's λ moved in another order": (shared_reports_swapped, "started from"),
     "an unknown kind": (lambda journal: appended(journal, "gift", uusd=1), "gift"),
