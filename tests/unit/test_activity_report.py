@@ -140,7 +140,7 @@ async def test_idle_folder_is_read_without_lock_or_change(tmp_path: Path) -> Non
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         used = read_activity(tmp_path, 0.0, 1.0)
-        assert used == agent.records.report(0.0) | {"now": 1.0}, "beside the agent that holds the lock"
+        assert used == agent.records.report(0.0) | {"now": 1.0}, "while the agent holds the lock"
     before = (tmp_path / "agent.sqlite").read_bytes()
     assert read_activity(tmp_path, 0.0, 1.0) == used
     assert (tmp_path / "agent.sqlite").read_bytes() == before

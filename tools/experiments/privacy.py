@@ -144,7 +144,7 @@ def path(rng: random.Random) -> tuple[str, None]:
 
 
 def key(rng: random.Random) -> tuple[str, None]:
-    """A key or token in a vendor's form, or a password behind its name."""
+    """A key or token in a vendor's form, or a password after its name."""
 
     def some(length: int, signs: str = _ALNUM) -> str:
         return "".join(rng.choice(signs) for _ in range(length - 1)) + rng.choice(string.digits)
