@@ -185,11 +185,11 @@ def recording_of(config: AgentConfig) -> str:
 def evaluations_in(folder: Path) -> list[dict[str, Any]]:
     """All that a cell's folder holds, by step and name."""
     found = []
-    for into in sorted((folder / "looks").glob("step-*")):
-        when = json.loads((into / "look.json").read_text(encoding="utf-8"))
-        router = into / "router.json"
+    for step_folder in sorted((folder / "looks").glob("step-*")):
+        when = json.loads((step_folder / "look.json").read_text(encoding="utf-8"))
+        router = step_folder / "router.json"
         fitted = {"router_fit": json.loads(router.read_text(encoding="utf-8"))} if router.is_file() else {}
-        for file in sorted(into.glob("*.json")):
+        for file in sorted(step_folder.glob("*.json")):
             if file.name not in ("look.json", "router.json"):
                 body = json.loads(file.read_text(encoding="utf-8"))
                 found.append({**when, **body, **(fitted if "router" in body else {})})
