@@ -218,7 +218,7 @@ class Coordinator:
         return changes
 
     def read_again(self, read: Callable[[], CoordinatorConfig]) -> None:
-        """Reload what `read` gives, and say in one line what changed; what cannot be read changes nothing and is said, too."""
+        """Reload what `read` gives, and report in one line what changed; what cannot be read changes nothing and is reported, too."""
         try:
             changes = self.reload(read())
         except EdgeError as error:

@@ -74,7 +74,7 @@ class BreakerConfig(Section):
     A Retry-After is kept to, even where it is longer than the pause.
     """
 
-    failures_to_open: int = Field(5, ge=1, description="So many failures in a row open the breaker.")
+    failures_to_open: int = Field(5, ge=1, description="The breaker opens after this many failures in a row.")
     first_pause_s: Positive = Field(
         5.0, description="Seconds an upstream is left alone when its breaker opens; twice as long after each failed probe."
     )
@@ -111,7 +111,7 @@ class UpstreamConfig(Section):
     )
     api_key: str | None = Field(
         None,
-        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: api_key_env says, or no key is sent).",
+        description="Where the API key lies, env:NAME or file:/PATH, never the key itself (null: from api_key_env, or no key is sent).",
     )
     api_key_env: str | None = Field(
         None,
@@ -355,7 +355,7 @@ class FleetConfig(Section):
     )
     dual_idle_s: Positive = Field(
         3600.0,
-        description="A device that opens or closes no step for so many seconds leaves the rounds of shared λ until its next one.",
+        description="A device that opens or closes no step for this many seconds leaves the rounds of shared λ until its next one.",
     )
 
 
@@ -422,7 +422,7 @@ class ServiceConfig(Section):
     answer_cache: bool = Field(True, description="Give stored answers again as tasks.NAME.answer_cache says; false: at no task.")
     allow_insecure: bool = Field(
         False,
-        description="Serve devices on other machines without tls: what they send is unencrypted, and they are who they say they are.",
+        description="Serve devices on other machines without tls: what they send is unencrypted, and their names are not checked.",
     )
     max_open_streams: int = Field(16384, ge=1, description="Watches that are open at once, over all devices.")
     max_streams_per_connection: int = Field(
@@ -457,7 +457,7 @@ class StorageConfig(Section):
     )
     replica_lease_s: Positive = Field(
         15.0,
-        description="postgres: a coordinator not heard of for so many seconds is gone; what it left running is charged as in doubt.",
+        description="postgres: a coordinator not heard of for this many seconds is gone; what it left running is charged as in doubt.",
     )
 
     @model_validator(mode="after")
@@ -627,7 +627,7 @@ class CoordinatorConfig(Section):
     )
     admin_listen: tuple[str, ...] | None = Field(
         None,
-        description="Where administrators connect, as in listen (null: admin.sock in the state folder, also beside ports; []: nowhere).",
+        description="Where administrators connect, as in listen (null: admin.sock in the state folder, also with ports; []: nowhere).",
     )
     metrics_listen: str | None = Field(
         None,
@@ -637,7 +637,7 @@ class CoordinatorConfig(Section):
         None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
     )
     metrics_devices: int = Field(
-        20, ge=0, le=1000, description="The first so many devices that are seen get series of their own in the metrics."
+        20, ge=0, le=1000, description="This number of devices, the first seen, get series of their own in the metrics."
     )
     state_dir: str | None = Field(
         None, description="State folder: ledger, signing keys, admin.sock (null: the platform's folder for application data)."
@@ -646,7 +646,7 @@ class CoordinatorConfig(Section):
         {}, description="The cloud LLMs by name, each an alias of its own (none: default, the bundled provider)."
     )
     aliases: dict[str, tuple[LegConfig, ...]] = Field(
-        {}, description="Names that devices may ask for with several upstreams behind them."
+        {}, description="Names that devices may ask for, each with several upstreams."
     )
     tasks: dict[str, TaskConfig] = Field(
         {},

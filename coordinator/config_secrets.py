@@ -19,7 +19,7 @@ _NEVER_MODE = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
 
 
 def read_secret(name: str, environ: Mapping[str, str]) -> str:
-    """The secret behind `UpstreamConfig.key_name`: in this variable of the environment, or in the file of `file:/PATH`; without white space
+    """The secret of `UpstreamConfig.key_name`: in this variable of the environment, or in the file of `file:/PATH`; without white space
     around it. Raises ConfigError that names the reference alone.
 
     A file must be a regular one that only its owner can write and that others than its owner and group cannot read.

@@ -1,6 +1,6 @@
 """Secrets and prompts are cut out of logs and messages: keys, tokens, Authorization headers, passwords.
 
-Prompts have no form of their own, so two more things are done: what stands behind `content`, `text` or `prompt` in any printed value is
+Prompts have no form of their own, so two more things are done: what follows `content`, `text` or `prompt` in any printed value is
 cut, and the message of an exception that this project did not write is withheld, because it may quote what it failed on.
 """
 

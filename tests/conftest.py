@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.postgres_server import postgres_server
-from tests.simulate.summary import PROPERTY, take, tell
+from tests.simulate.summary import PROPERTY, print_summary, take
 
 
 def pytest_configure() -> None:
@@ -42,4 +42,4 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Kills survived, faults injected, invariants checked, violations."""
-    tell(terminalreporter)
+    print_summary(terminalreporter)

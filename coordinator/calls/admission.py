@@ -65,7 +65,7 @@ class Gate:
         return turn
 
     def _make_room_for(self, device: str) -> None:
-        """Turn the newest call of the device with most away. Raises when that would not leave the asking device behind it."""
+        """Refuse the newest call of the device that waits with most. Raises unless it has at least two more than the asking device."""
         longest = max(self._lines, key=lambda other: len(self._lines[other]), default=device)
         mine = len(self._lines.get(device, ()))
         if len(self._lines.get(longest, ())) <= mine + 1:

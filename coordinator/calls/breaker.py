@@ -21,7 +21,7 @@ PROBE_RETRY_S = 0.5
 
 
 class BreakerState(StrEnum):
-    """Where a breaker stands."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -29,7 +29,7 @@ class BreakerState(StrEnum):
 
 
 class Outcome(Enum):
-    """What a call that passed says about its upstream. NEUTRAL says nothing: the client's own fault, or a caller that left."""
+    """What a call that was let through shows about its upstream. NEUTRAL: nothing, as the fault was the client's or the caller left."""
 
     GOOD = "good"
     BAD = "bad"
@@ -57,7 +57,7 @@ class Breaker:
         self._period = 0
 
     def state(self, now_s: float) -> BreakerState:
-        """Where it stands at this time."""
+        """Its state at this time."""
         if self._open_until_s is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now_s < self._open_until_s else BreakerState.HALF_OPEN
@@ -107,7 +107,7 @@ class Breaker:
             log.warning("upstream %s answers again", self._alias)
 
     def _open(self, now_s: float, pause_s: float) -> None:
-        """Open it, or keep it open longer; never shorter. What was let pass before says nothing about the time after."""
+        """Open it, or keep it open longer; never shorter. Calls let through before show nothing about the time after."""
         if self.state(now_s) is not BreakerState.OPEN:
             log.warning("upstream %s is not asked for %.1f s (breaker open)", self._alias, pause_s)
         self._period += 1

@@ -139,7 +139,7 @@ class Broker:
     ) -> CloudCompletion:
         """The stored answer of a device's call, or the typed error that ended it.
 
-        Raises NotFound, CallInProgress, KeyReused when the key stands for other content than `content` (a `fingerprint`; "" for any), and
+        Raises NotFound, CallInProgress, KeyReused when the key belongs to other content than `content` (a `fingerprint`; "" for any), and
         PermissionDenied for a call of none of `tasks` (None: all).
         """
         _check_key("call_key", call_key)
@@ -239,7 +239,7 @@ class Broker:
             except BudgetExhausted:
                 if not any(refusal.attempted for refusal in refusals):
                     raise
-                break  # the other upstream costs more than is left; the call stands as its first attempt left it
+                break  # the other upstream costs more than is left; the call stays as its first attempt left it
             if flight.is_cut or sum(refusal.attempted for refusal in refusals) == MAX_ATTEMPTS:
                 break
         attempted = [refusal for refusal in refusals if refusal.attempted]
@@ -428,7 +428,7 @@ class Broker:
     async def _replayed(
         self, row: CallRow, limits: Sequence[BudgetTerms] = (), view: BudgetView | None = None
     ) -> CloudCompletion:
-        """The answer a terminal call stands for, with its budget: as `view` shows it, else as it is now. Raises the typed error the call
+        """The answer of a terminal call, with its budget: as `view` shows it, else as it is now. Raises the typed error the call
         ended with."""
         if row.state is not CallState.COMPLETED or row.result is None:
             raise _failure(row)

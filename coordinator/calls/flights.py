@@ -84,7 +84,7 @@ class Flight:
         self._is_over = False
 
     def launch(self, work: Callable[[Flight], Awaitable[CloudCompletion]], landed: Callable[[Flight], None]) -> None:
-        """Start the task, and say when it is over."""
+        """Start the task, and report when it is over."""
 
         async def fly() -> None:
             try:

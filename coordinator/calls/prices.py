@@ -26,7 +26,7 @@ NEVER_PRICED = "none is configured, and none is published for its model at its h
 
 
 class Tariff(Protocol):
-    """Says which price holds when."""
+    """Which price holds at which time."""
 
     def at(self, now: float) -> Price | None:
         """The price at `now` (seconds since the epoch); None where there is none, not yet or no more."""

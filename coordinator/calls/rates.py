@@ -39,7 +39,7 @@ class Bucket:
         return max(0, -(-(MINUTE_NS - self.level) // self.calls_per_min))
 
     def count(self, now_ns: int) -> None:
-        """Add what was gained since; a clock that stands still or goes back adds nothing."""
+        """Add what was gained since; a clock that stops or goes back adds nothing."""
         gained = max(0, now_ns - self.at_ns) * self.calls_per_min
         self.level = min(self.burst * MINUTE_NS, self.level + gained)
         self.at_ns = max(self.at_ns, now_ns)

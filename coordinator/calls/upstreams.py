@@ -85,7 +85,7 @@ class Upstream:
         return Quote(price, price.charge(TokenUsage(bound, call.max_output_tokens)))
 
     def verdict(self, error: ProviderError, deadline_s: float) -> Outcome:
-        """What a failure says about this upstream. A request it refuses for its content, or one that was given less time than the
+        """What a failure means for this upstream. A request it refuses for its content, or one that was given less time than the
         upstream may take, is the client's own fault.
         """
         hurried = error.kind in ("deadline", "connect_timeout") and deadline_s < _FULL_DEADLINE * self.deadline_s
@@ -116,7 +116,7 @@ class UpstreamTable:
         return tuple(sorted(self._routes))
 
     def has_choice(self, alias: str) -> bool:
-        """Whether several upstreams stand behind an alias, so that `choose` needs to know the question."""
+        """Whether an alias has several upstreams, so that `choose` needs to know the question."""
         return len(self._routes.get(alias, ())) > 1
 
     def choose(self, call: CloudCall, question: str, now: float) -> tuple[Upstream, ...]:

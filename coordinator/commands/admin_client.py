@@ -72,7 +72,7 @@ class AdminClient:
         return VerifyReport(**{**found, "differences": tuple(reply.differences)})
 
     def drain(self, grace_s: float | None) -> int:
-        """Begin to stop the coordinator; running calls get so many seconds (None: as configured). Returns how many run or wait.
+        """Begin to stop the coordinator; running calls get `grace_s` seconds (None: as configured). Returns how many run or wait.
 
         Raises CoordinatorError.
         """
@@ -174,7 +174,7 @@ def _addresses(config: CoordinatorConfig) -> list[Address]:
 
 @contextmanager
 def _channel(address: Address, credentials: ClientCredentials) -> Iterator[Any]:
-    """A connection that stands, or None. Raises CoordinatorUnavailable when TLS is the reason that there is none."""
+    """A working connection, or None. Raises CoordinatorUnavailable when TLS is the reason that there is none."""
     import grpc
 
     from edge.rpc.handshake import ADMINISTRATOR

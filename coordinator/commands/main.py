@@ -48,11 +48,11 @@ app.add_typer(pki_app, name="pki")
 app.add_typer(token_app, name="token")
 
 Device = Annotated[str, Argument(help="The device.", metavar="DEVICE")]
-LIMIT_HELP = "Most {} in the window, `none`, or `config`: what the configuration says."
+LIMIT_HELP = "Most {} in the window, `none`, or `config`: as configured."
 
 
 class LedgerDiffers(EdgeError):
-    """The ledger's tables are not what its journal says."""
+    """The ledger's tables differ from its journal."""
 
 
 @app.callback(invoke_without_command=True)
@@ -129,7 +129,7 @@ def _require_settings(file: Path) -> None:
     from edge.config.yaml_lines import load_yaml
 
     if not load_yaml(file).data:
-        raise ConfigError(f"{file} says nothing, and would lift every limit", hint="write it whole and send SIGHUP again")
+        raise ConfigError(f"{file} is empty, and would lift every limit", hint="write it whole and send SIGHUP again")
 
 
 def _require_verified(config: CoordinatorConfig) -> None:
@@ -214,7 +214,7 @@ def devices(context: Context, settings: Settings, json_lines: Json = False) -> N
     if context.invoked_subcommand is None:
         _list_devices(settings, json_lines)
     elif json_lines or settings != Settings():
-        raise UsageError(f"options belong behind `devices {context.invoked_subcommand}`")
+        raise UsageError(f"options belong after `devices {context.invoked_subcommand}`")
 
 
 @devices_app.command("list")
@@ -413,7 +413,7 @@ def ledger_export(
 ) -> None:
     """Write the journal as JSON lines, for audits. It holds no prompts and no answers, only their digests.
 
-    Interrupted or grown since? `--after N` goes on behind entry N; files put one behind the other are one export.
+    Interrupted or grown since? `--after N` continues after entry N; files joined in order are one export.
     """
     from coordinator.commands.admin_client import required_coordinator
     from coordinator.ledger.opening import open_rows

@@ -1,4 +1,4 @@
-"""The console: its page, and the JSON behind it. It only reads.
+"""The console: its page, and the JSON that it shows. It only reads.
 
 Everything listed comes from the functions that answer the AdminService, so that the page and the commands cannot disagree.
 """

@@ -40,7 +40,7 @@ def require_device_id(text: str) -> str:
 
 
 def identify(peer: str, claimed: str, *, allow_remote: bool = False) -> str:
-    """The device behind a connection from `peer` (gRPC's notation) that calls itself `claimed` ("" for nothing).
+    """The device of a connection from `peer` (gRPC's notation) that calls itself `claimed` ("" for nothing).
 
     Raises PermissionDenied for a peer that is not on this machine, InvalidRequest for a malformed id.
     """

@@ -103,7 +103,7 @@ class StepController:
         check_close(request)
         failpoints.reach("before_close_step")
         row = await self._store.close_step(request)
-        self._refused_steps.pop((device, task, step), None)  # what the ledger has found stands, however often it is reported
+        self._refused_steps.pop((device, task, step), None)  # the ledger keeps what it has found, however often it is reported
         failpoints.reach("closed")
         return StepClosed(task, step, row.dual_before, row.dual_after, row.assist_rate, row.discrepancies)
 

@@ -170,7 +170,7 @@ def limits_version(rows: Sequence[SetLimits]) -> int:
 
 
 class CallState(StrEnum):
-    """Where a call stands. All but DISPATCHED are terminal; a REFUNDED call may be tried again with the same key."""
+    """The state of a call. All but DISPATCHED are terminal; a REFUNDED call may be tried again with the same key."""
 
     DISPATCHED = "dispatched"
     COMPLETED = "completed"
@@ -222,8 +222,8 @@ class BudgetRow(Struct, frozen=True, gc=False):
 class CallRow(Struct, frozen=True, gc=False):
     """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
 
-    `reason` says why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
-    this one was given, else "". `beyond_text` is what the answer had besides its text, as ProviderResult says; it goes with `result`.
+    `reason` is why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
+    this one was given, else "". `beyond_text` is what the answer had in addition to its text, see ProviderResult; it goes with `result`.
     """
 
     device: str
@@ -367,7 +367,7 @@ class ReserveRequest(Struct, frozen=True, gc=False):
     `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
     answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
     `initial_dual`, `target_rate` and `shared_dual` (the key of its λ, see `dual_key`) count only at a task's first contact.
-    `limits_version` says which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
+    `limits_version`: which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
     """
 
     device: str

@@ -1,6 +1,6 @@
 """Which limits hold for whom, now. Knows scopes, windows and limits set at run time; knows nothing of how a hold is taken.
 
-Limits come from the configuration. What `budget set` says lies in the ledger and wins over it, setting by setting, at every process that
+Limits come from the configuration. What `budget set` sets is in the ledger and takes precedence, setting by setting, at every process that
 shares the ledger, until it is set back to `config`: replicas may have been started with different files, and reading one again must not
 undo what an operator decided.
 """
@@ -57,7 +57,7 @@ class BudgetBook:
         self.replace_floor(fairness_floor)
 
     def learn(self, rows: Sequence[SetLimits]) -> bool:
-        """Take what a ledger says was set at run time; False when it is known, or older than what is."""
+        """Take what a ledger reports as set at run time; False when it is known, or older than what is."""
         if limits_version(rows) <= self.version:
             return False
         self.rows = tuple(rows)

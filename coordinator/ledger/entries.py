@@ -1,4 +1,4 @@
-"""What an entry of the journal says of a row: all that `verify` rebuilds it from. Reals are written as `float.hex()`, amounts and limits as
+"""What an entry of the journal has of a row: all that `verify` rebuilds it from. Reals are written as `float.hex()`, amounts and limits as
 [calls, tokens, uusd]; what is as it is by default is mostly left out.
 """
 

@@ -262,4 +262,4 @@ JOURNAL_AFTER = Question(
     "seq > :after_seq ORDER BY seq LIMIT :most",
     lambda row, seq, most: row.seq > seq,
 )
-"""The journal's entries after one, at most so many; no limit: NULL in PostgreSQL, -1 in SQLite."""
+"""The journal's entries after number `after_seq`, at most `most` of them; no limit: NULL in PostgreSQL, -1 in SQLite."""

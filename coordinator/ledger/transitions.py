@@ -105,7 +105,7 @@ class Ledger:
     # T1 ------------------------------------------------------------------------------------------------------------------------
 
     def reserve(self, request: ReserveRequest) -> ReserveOutcome:
-        """T1: hold the most a call can cost, or say what became of its key.
+        """T1: hold the most a call can cost, or return what became of its key.
 
         Raises KeyReused, BudgetExhausted (metadata `budget`, `unit`, `scope`), StepMismatch (the step is not open), InvalidRequest,
         PermissionDenied (the device is disabled).
@@ -148,7 +148,7 @@ class Ledger:
         return self._copy_answer(request, known, first)
 
     def _answer_from_cache(self, request: ReserveRequest, known: CallRow | None) -> ReserveOutcome | None:
-        """An answer under the same cache key: recent enough, and of this device unless the key says that answers cross devices."""
+        """An answer under the same cache key: recent enough, and of this device unless the key lets answers cross devices."""
         source = self._tables.cached_call(request.cache_key) if request.cache_key else None
         if source is None or source.updated_ms < milliseconds(request.cache_since):
             return None
@@ -440,7 +440,7 @@ class Ledger:
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
         """The λ a step is opened with: the shared one where there is one, else the task's so far, or the initial one at the first step. A
         fleet's takes it
-        over as it stands, without what one device's last reports had added to it."""
+        over as it is, without what one device's last reports had added to it."""
         shared = self._tables.shared_duals.get(request.shared_dual) if request.shared_dual else None
         if shared is not None:
             return DualState(shared.dual, shared.recent)
@@ -520,7 +520,7 @@ class Ledger:
         return closed
 
     def _discrepancies(self, row: StepRow, request: CloseStepRequest) -> tuple[str, ...]:
-        """What a step's report says that its calls do not bear out. Notices; λ follows the report."""
+        """Where a step's report differs from its calls. Notices; λ follows the report."""
         calls = self._tables.ask(STEP_CALLS, row.device, row.task, row.step)
         declared: dict[str, int] = {}
         for call in calls:

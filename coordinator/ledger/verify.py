@@ -1,5 +1,8 @@
 """Proof from the journal: every balance, call, attempt, step and λ is recomputed from it and compared with the tables, bit for bit.
-Knows what an entry means; shares no arithmetic with the ledger, so that a mistake there is not repeated here.
+Balances, holds, floors, versions and call states have their own arithmetic here, so that a mistake of the ledger is not repeated. Two
+things are shared: the hash of an entry, and the rule of λ (`edge.dagrpo.dual`). λ has to agree in every bit, so a second version would copy
+the same floating-point operations in the same order. Of λ this proves that the rule was applied to the right state, rates and terms. The
+rule itself is checked by tests/paper, and by tools/simulate/faults/duals.py, which has its own.
 
 What it cannot see: a journal cut at its end together with tables set back to match. Note `head_hash` elsewhere to see that too.
 """
@@ -373,7 +376,7 @@ class Replay:
         self.budgets[credit["key"]] = credit
 
     def _enter_shared_dual(self, data: Row, key: str, units: int, recent: list[str]) -> Row:
-        """The shared λ of a step, a fleet's with what this device has to say in it."""
+        """The shared λ of a step, a fleet's with this device's weight in it."""
         row = self.shared_duals.setdefault(key, _new_shared_dual(key, data["dual"], recent) if "dual" in data else {})
         if _is_fleet(key):
             mine = {"shared_dual": key, "device": data["device"], "units": min(units, MOST_ROUND_UNITS), "seen_ms": self._at_ms}
@@ -424,7 +427,7 @@ def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findi
     """Check the chain and apply every entry; returns how many there are and the last hash."""
     count, head = 0, GENESIS
     for count, entry in enumerate(entries, 1):
-        findings.unless(entry.seq == count, f"journal entry {entry.seq}: stands at place {count}")
+        findings.unless(entry.seq == count, f"journal entry {entry.seq}: is at place {count}")
         findings.unless(entry.previous == head, f"journal entry {entry.seq}: does not follow the entry before it")
         head = entry_hash(entry.seq, entry.at_ms, entry.kind, entry.body, entry.previous)
         findings.unless(entry.hash == head, f"journal entry {entry.seq}: its content does not have its hash")

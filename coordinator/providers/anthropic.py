@@ -95,7 +95,7 @@ class AnthropicProvider:
                 for data in lines.feed(chunk):
                     try:
                         text = answer.add(decode_event(data))
-                    except _NOT_READ as error:  # what is left of the stream says what it costs
+                    except _NOT_READ as error:  # the rest of the stream reports what it costs
                         unreadable, text = unreadable or error, answer.add(cost_in(data))
                     if unreadable is None and text:
                         yield ProviderDelta(text)

@@ -53,7 +53,7 @@ class AnthropicWireError(ValueError):
 
 
 class Usage(msgspec.Struct):
-    """Tokens as billed; None where an event does not say. Input tokens exclude those read from and written to a prompt cache."""
+    """Tokens as billed; None where an event does not report them. Input tokens exclude those read from and written to a prompt cache."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -61,7 +61,7 @@ class Usage(msgspec.Struct):
     cache_read_input_tokens: int | None = None
 
     def updated(self, later: Usage | None) -> Usage:
-        """This with what a later event says; counts of a stream are totals so far."""
+        """This with a later event's numbers; counts of a stream are totals so far."""
         if later is None:
             return self
         return Usage(*(new if new is not None else old for old, new in zip(_counts(self), _counts(later), strict=True)))
@@ -147,7 +147,7 @@ class MessageStream:
         return ""
 
     def result(self) -> ProviderResult:
-        """The whole. Raises AnthropicWireError when it does not say that it is finished."""
+        """The whole. Raises AnthropicWireError when it is not marked as finished."""
         calls = [Content(block.type, None, block.id, block.name, _raw(pieces)) for block, pieces in self._calls.values()]
         self.message.content = [Content("text", "".join(self._texts)), *calls]
         return result_of(self.message)
@@ -258,7 +258,7 @@ class NotTranslatable(ValueError):
 
 
 def translated(openai_json: str) -> dict[str, Any]:
-    """The body's `system`, `messages`, `tools` and `tool_choice`, as far as a checked `openai_json` says them. Raises NotTranslatable."""
+    """The body's `system`, `messages`, `tools` and `tool_choice`, as far as a checked `openai_json` gives them. Raises NotTranslatable."""
     fields = json.loads(openai_json)
     if (fields.get("response_format") or {"type": "text"}) != {"type": "text"}:
         raise NotTranslatable("Anthropic's API takes no response_format")
@@ -290,7 +290,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def conversation(turns: Sequence[Mapping[str, Any]], system: str) -> dict[str, Any]:
     """The body's `messages` and, where there is one, `system`. Raises NotTranslatable without a turn."""
     if not turns:
-        raise NotTranslatable("a conversation needs a turn besides the system's")
+        raise NotTranslatable("a conversation needs a turn other than the system's")
     return {"messages": turns, **({"system": system} if system else {})}
 
 

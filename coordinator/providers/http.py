@@ -1,4 +1,4 @@
-"""One POST to an upstream, and its body as it comes: deadlines, sizes, keys, and what a failure says about execution.
+"""One POST to an upstream, and its body as it comes: deadlines, sizes, keys, and whether a failed request was executed.
 
 One total deadline holds over connecting, waiting and trickling keep-alive bytes. What was perhaps executed is never sent again: no retry,
 no redirect, no cookie, no proxy from the environment. Only a request that was refused for a field that it can do without is sent once more
@@ -69,7 +69,7 @@ class ApiKey:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpUpstream:
-    """A connection pool for one URL. `replaceable`: the fields that a request can do without, as TakenFields says."""
+    """A connection pool for one URL. `replaceable`: the fields that a request can do without, see TakenFields."""
 
     name: str
     url: str
@@ -100,7 +100,7 @@ class HttpUpstream:
             pool.close()
 
     async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> Reply:
-        """Send a request's body, without what its model does not take, and return its response when it says 2xx. Its deadline holds for
+        """Send a request's body, without what its model does not take, and return its response if its status is 2xx. Its deadline holds for
         the whole response; raises ProviderError."""
         await self.start()
         pool = self._pool
@@ -186,7 +186,7 @@ class Reply:
 
     @property
     def media_type(self) -> str:
-        """What the response says that its body is, such as `application/json`; what is no media type at all is not repeated."""
+        """The media type that the response names, such as `application/json`; what is no media type at all is not repeated."""
         found = self._headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return found if _MEDIA_TYPE.fullmatch(found) else "no known media type"
 

@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
     # requests ------------------------------------------------------------------------------------------------------------------
 
     def send(self, request: bytes, end: float, most_bytes: int) -> None:
-        """Send a request. Its response has until `end` (loop time), and at most so many bytes of body."""
+        """Send a request. Its response has until `end` (loop time), and its body at most `most_bytes`."""
         assert self._transport is not None
         self.status = 0
         self.headers: dict[str, str] = {}

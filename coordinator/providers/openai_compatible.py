@@ -84,7 +84,7 @@ class OpenAICompatibleProvider:
                 for data in lines.feed(chunk):
                     try:
                         text = answer.add(_decoded(data, request, so_far=answer))
-                    except _Unreadable as error:  # what is left of the stream says what it costs
+                    except _Unreadable as error:  # the rest of the stream reports what it costs
                         unreadable, answer.usage = unreadable or error, usage_in(data) or answer.usage
                     if unreadable is None and text:
                         yield ProviderDelta(text)

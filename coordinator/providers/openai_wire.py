@@ -20,7 +20,7 @@ MAY_BE_REPLACED = {
     "max_completion_tokens": "max_tokens",
 }
 """The fields of a request that may be left out, or sent by another name, where a model does not take them. Without `stream` an answer comes
-in one piece; without `stream_options` a stream may say nothing of its usage, and is charged at its hold."""
+in one piece; without `stream_options` a stream may not report its usage, and is charged at its hold."""
 
 
 class WireError(ValueError):
@@ -73,7 +73,7 @@ class Text(msgspec.Struct):
         return "".join(texts) if texts else None
 
     def beyond_text(self) -> str:
-        """JSON text of what there is besides the content, "" for nothing."""
+        """JSON text of what there is other than the content, "" for nothing."""
         calls = [{name: value for name, value in call.items() if name != "index"} for call in self.tool_calls or ()]
         parts = {"tool_calls": calls, "refusal": self.refused()}
         found = {name: value for name, value in parts.items() if value}
@@ -113,7 +113,7 @@ class Answer(msgspec.Struct):
 
 
 def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    """Take in a piece of a call. Servers say by `index` which it belongs to; some leave that out, some give all calls the same."""
+    """Take in a piece of a call. Servers name by `index` the call it belongs to; some leave that out, some give all calls the same."""
     index = piece.get("index", len(calls) - 1 if "id" not in piece else len(calls))
     known = next((call for call in reversed(calls) if call["index"] == index), None)
     if known is None or _begins_another(known, piece):
@@ -129,7 +129,7 @@ def _begins_another(known: dict[str, Any], piece: dict[str, Any]) -> bool:
 
 
 def _merge(known: dict[str, Any], piece: dict[str, Any]) -> None:
-    """The texts that grow are joined; of anything else the first that says something stands."""
+    """The texts that grow are joined; of anything else the first that is not empty stays."""
     for name, value in piece.items():
         before = known.get(name)
         if isinstance(before, dict) and isinstance(value, dict):
@@ -190,7 +190,7 @@ def usage_of(reported: Any) -> TokenUsage | None:
 
 
 def result_of(answer: Answer) -> ProviderResult:
-    """A finished answer. Raises WireError when it holds neither text nor calls of tools, or does not say that it is finished."""
+    """A finished answer. Raises WireError when it holds neither text nor calls of tools, or is not marked as finished."""
     choice = answer.choices[0] if answer.choices else None
     message = choice.message if choice is not None else None
     text = message.text() if message is not None else None
@@ -201,6 +201,6 @@ def result_of(answer: Answer) -> ProviderResult:
         raise WireError("the upstream's answer is not finished")
     usage = usage_of(answer.usage)
     if not (text or beyond_text) and usage is None:  # how proxies end a stream whose own upstream broke off
-        raise WireError("the upstream's answer is empty and says nothing of its cost")
+        raise WireError("the upstream's answer is empty and reports no usage")
     words = (short_word(answer.id if isinstance(answer.id, str) else ""), short_word(choice.finish_reason))
     return ProviderResult(text or "", usage, *words, beyond_text)

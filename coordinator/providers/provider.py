@@ -8,7 +8,7 @@ Contract (tests/contracts/test_cloud_provider.py):
   again without that field; what it costs at most stays the same. A stream that was not executed has brought no text.
 - Cancelling the awaiting task stops waiting and leaks nothing.
 - Prompts, answers and keys reach no log and no error message.
-- One that can ask what plain messages cannot say has `why_not_openai(openai_json)`: why it cannot ask just this, in one line, or "" when it
+- One that can ask more than plain messages has `why_not_openai(openai_json)`: why it cannot ask just this, in one line, or "" when it
   can; without it no such request reaches it.
 """
 
@@ -31,7 +31,7 @@ class ProviderRequest:
     """One completion. `model` is the upstream's own name; `deadline_s` seconds from now for everything together.
 
     `temperature` None is the upstream's own. `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will
-    not execute it twice. `trace_headers` go along over HTTP; they say which trace the request belongs to and nothing else. `openai_json` is
+    not execute it twice. `trace_headers` go along over HTTP; they name the trace of the request and nothing else. `openai_json` is
     a checked one of edge.rpc.openai_fields; its messages, where there are any, are sent instead of `messages`.
     """
 
@@ -47,7 +47,7 @@ class ProviderRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProviderResult:
-    """The upstream's answer. `usage` is None when it did not say (then the hold is charged); `finish` "stop", "length", "tool_calls" or its
+    """The upstream's answer. `usage` is None when not reported (then the hold is charged); `finish` "stop", "length", "tool_calls" or its
     own word. `beyond_text`: JSON text of an object with the message's `tool_calls` and `refusal`, in OpenAI's form; "" without them.
     """
 
@@ -80,7 +80,7 @@ def short_word(text: str) -> str:
 
 
 def pieces_of(text: str) -> list[str]:
-    """A text cut behind each space, as a stream would bring it; the joined pieces are the text."""
+    """A text cut after each space, as a stream would bring it; the joined pieces are the text."""
     words = text.split(" ")
     return [word + " " for word in words[:-1]] + ([words[-1]] if words[-1] else [])
 
@@ -99,7 +99,7 @@ def openai_parts(request: ProviderRequest) -> dict[str, msgspec.Raw]:
 def bound_of_request(request: ProviderRequest, template_tokens: int = _TOKENS_OF_A_TEMPLATE) -> int:
     """An upper bound of a request's tokens, OpenAI's fields included.
 
-    JSON is never shorter than what it says, and the names around a message outweigh its template. Tools are put into the prompt anew,
+    JSON is never shorter than its content, and the names around a message outweigh its template. Tools are put into the prompt anew,
     perhaps indented: they count twice, and so much more for the instructions that go with them.
     """
     parts = openai_parts(request)
@@ -138,7 +138,7 @@ class ProviderError(EdgeError):
 
 
 def why_not_openai(provider: object, openai_json: str) -> str:
-    """Why a provider cannot ask what these fields say, in one line; "" when it can."""
+    """Why a provider cannot ask what these fields mean, in one line; "" when it can."""
     check = getattr(provider, "why_not_openai", None)
     if check is not None:
         return str(check(openai_json))

@@ -1,4 +1,4 @@
-"""What an upstream says about a failure: its own words, and which field of the request it does not take.
+"""What an upstream reports of a failure: its own words, and which field of the request it does not take.
 
 An upstream's words for an error go into a log and to a device, so what may be private stays out: secrets, words that look like keys or ids,
 and a message that quotes the prompt. Then the error's code or type is reported alone.
@@ -29,13 +29,13 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z_.-]{1,39}|[1-5]\d\d")
 _PARAM = re.compile(r"[a-z_]+(?:\[\d+\]|\.[a-z_]+)*")
 _MOST_READ_CHARS = 1000
 _QUOTED_CHARS = 16
-"""A message that has so many characters in a row from the prompt quotes it."""
+"""A message that repeats this many characters of the prompt in a row quotes it."""
 _NOT_TAKEN = re.compile(
     r"unsupported|(?:not|n't|only) (?:\w+ )?(?:support|permit|allow|accept|recogni[sz]e)"
     r"|deprecated|forbidden|unknown|unrecogni[sz]ed|unexpected",
     re.IGNORECASE,
 )
-"""What says that a field, or all values of it but one, is not taken; a value out of its range is another matter."""
+"""Words for a field that is not taken, or only with one value; a value out of its range is another matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ReportedError:
         return ": ".join(part for part in (self.word, param, message) if part)
 
     def not_taken(self, body: Mapping[str, Any], asked: ProviderRequest) -> str:
-        """The field of a request's body that it says is not taken: the one at fault, else the first that its message names; "" for none."""
+        """The field of a request's body that is not taken: the one at fault, else the first that its message names; "" for none."""
         if not _NOT_TAKEN.search(f"{self.word} {self.message}"):
             return ""
         if self.param:

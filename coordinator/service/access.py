@@ -1,4 +1,4 @@
-"""Who may come in: what stands before every handler of a listener authenticates and authorizes the caller.
+"""Who may come in: before every handler of a listener the caller is authenticated and authorized.
 
 A credential shown at the beginning of a stream that stays open is checked against its end and epoch again at each message sent; the
 answer of one call is given whole. Only the health check is open.

@@ -7,7 +7,7 @@
   device `local`, or the one named in `device-id`), and an admin call only over a Unix socket;
 - in the clear from another machine a token is always refused, because it was just shown to the network.
 
-What is in metadata beside a credential is never believed. `authorize` then holds the identity to its role's services, and
+Metadata other than a credential is never trusted. `authorize` then holds the identity to its role's services, and
 `Identity.require_tasks` to its tasks.
 """
 

@@ -123,7 +123,7 @@ async def _changes_within(changed: asyncio.Event, seconds: float) -> bool:
 
 
 async def notify_changes(notifier: BudgetNotifier, changes: AsyncIterator[DeviceTask], heard: Heard | None = None) -> None:
-    """Notify of what a store says has changed, whichever replica wrote it, until the store is closed.
+    """Notify of what a store reports as changed, whichever replica wrote it, until the store is closed.
 
     `heard` is called for a device that was disabled or enabled, before its watchers are notified.
     """

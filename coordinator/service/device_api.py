@@ -25,7 +25,7 @@ MAX_TASKS_PER_REGISTRATION = 256
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, how long it waits (None: it did not say) and which tasks it may use (None: every task)."""
+    """Who calls, how long it waits (None: no deadline) and which tasks it may use (None: every task)."""
 
     device: str
     deadline_s: float | None = None
@@ -34,7 +34,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class DeviceApi:
-    """The DeviceService without its transport. `heartbeat_s`: after so many seconds without a change a watched budget sends a heartbeat."""
+    """The DeviceService without its transport. A watched budget sends a heartbeat after `heartbeat_s` without a change."""
 
     broker: Broker
     controller: StepController

@@ -1,4 +1,4 @@
-"""Whom a client certificate is for. It says so in one SAN URI, `edge://device/NAME?epoch=N` or `edge://admin/NAME?epoch=N`; the epoch is
+"""Whom a client certificate is for. It is in one SAN URI, `edge://device/NAME?epoch=N` or `edge://admin/NAME?epoch=N`; the epoch is
 what `token revoke` raises.
 """
 
@@ -25,7 +25,7 @@ class Holder:
 
     @property
     def uri(self) -> str:
-        """As it stands in the certificate."""
+        """As it is in the certificate."""
         return f"{SCHEME}://{self.role}/{self.name}?epoch={self.epoch}"
 
 
@@ -56,7 +56,7 @@ def holder_of(uris: Iterable[str]) -> Holder | None:
 
 
 def shown_certificate(pem: bytes) -> ShownCertificate:
-    """What the first certificate of a PEM text says. Raises Unauthenticated."""
+    """The holder in the first certificate of a PEM text. Raises Unauthenticated."""
     from cryptography import x509
 
     try:

@@ -45,7 +45,7 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class MeasuredRpcs:
-    """Times, counts and traces every RPC, what is refused included; the duration of a stream that lasts says nothing."""
+    """Times, counts and traces every RPC, what is refused included; the duration of a lasting stream means nothing."""
 
     def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None) -> None:
         self.meters = meters
@@ -74,7 +74,7 @@ class _MeasuredRpc(RunningRpc):
         self._span = None if rpcs.tracing is None else rpcs.tracing.begin_rpc(method, context.invocation_metadata())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """It is over: without an error, or as its context says; nothing is said to a caller that left."""
+        """It is over: without an error, or with its context's status; a caller that left gets nothing."""
         code, reason = OK if kind is None else self._failed()
         self._rpcs.meters.rpcs[self._method.name, code, reason] += 1
         if self._time is not None:
@@ -246,7 +246,7 @@ class MeasuredStore(LedgerStore):
 
 
 def _attributes_asked(args: tuple[Any, ...]) -> dict[str, Any]:
-    """What a span says of an operation: of a hold its task, model and amount, of a resolution the attempt's number."""
+    """A span's attributes of an operation: of a hold its task, model and amount, of a resolution the attempt's number."""
     match args:
         case (ReserveRequest() as request,):
             return {"task": request.task, "model": request.model, "hold_uusd": request.hold.uusd}

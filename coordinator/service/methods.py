@@ -184,7 +184,7 @@ def _handler(method: MethodDescriptor, api: object, boundary: Boundary[C], lasti
 
 
 def _deserializer(message: type[Message], most: int) -> Deserializer:
-    """Bytes to a message, or to the error that says why there is none: raised here, it would reach nobody as more than UNKNOWN."""
+    """Bytes to a message, or to the error that is why there is none: raised here, it would reach nobody as more than UNKNOWN."""
 
     def deserialize(data: bytes) -> Message | CoordinatorError:
         if len(data) > most:

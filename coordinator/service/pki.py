@@ -1,7 +1,7 @@
 """A small certificate authority for one fleet.
 
 Keys are EC P-256. A client certificate names its holder (`holders`). Server certificates carry `serverAuth`, clients' `clientAuth`, so that
-neither stands in for the other. Keys are written with mode 0600, and no file is replaced unless that was asked for.
+neither can replace the other. Keys are written with mode 0600, and no file is replaced unless that was asked for.
 """
 
 from __future__ import annotations

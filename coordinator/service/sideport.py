@@ -1,4 +1,4 @@
-"""A port for people and scrapers beside the gRPC listeners.
+"""A port for people and scrapers, in addition to the gRPC listeners.
 
 On loopback it speaks plain HTTP and trusts this machine: a request is served when its Host names loopback, so that no foreign page
 reaches it by DNS rebinding. What that does not protect against: other programs of this machine. Everywhere else it speaks TLS only, and
@@ -48,7 +48,7 @@ class Route:
 
 
 class SidePort:
-    """One HTTP listener with its routes; `setting` is what says where it listens."""
+    """One HTTP listener with its routes; `setting` names where it listens."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SidePort:
             await web.TCPSite(self._runner, self._address.host, self._address.port, ssl_context=context).start()
         except OSError as error:
             await self.aclose()
-            reason = str(error.strerror).rpartition(": ")[2]  # asyncio says the address once more in front of it
+            reason = str(error.strerror).rpartition(": ")[2]  # asyncio repeats the address in front of it
             message = f"{self._setting}: cannot listen on {self._address}: {reason}"
             raise ConfigError(message, hint="choose another port, or stop what uses it") from error
         self._sweeper = asyncio.create_task(self._close_idle(), name="side-port-sweeper")
@@ -178,7 +178,7 @@ def _name_of(host: str) -> str | None:
 
 
 def _check_fetch_site(request: web.Request) -> None:
-    """Browsers say where a request comes from; only following a link to the page itself may come from elsewhere."""
+    """Browsers report where a request comes from; only following a link to the page itself may come from elsewhere."""
     site = request.headers.get("sec-fetch-site", "none")
     followed_link = request.path == "/" and request.headers.get("sec-fetch-mode") == "navigate"
     if site not in ("none", "same-origin") and not followed_link:

@@ -164,7 +164,7 @@ class Handshakes:
     """Counts, for all listeners of a process, the TLS connections that never came to a call. `began` may be called from any thread, the
     rest from the event loop.
 
-    gRPC reports no handshake that failed. But it asks for the server's certificate before each one, and a connection that stands makes a
+    gRPC reports no handshake that failed. But it asks for the server's certificate before each one, and an established connection makes a
     call: what began and made none within PATIENCE_S is counted as failed. That is close, not exact: a port scan counts, and a device that
     waits longer before its first call is counted once too early and makes up for a later one. No connection lives for longer than
     `longest_connection_s`: after that the same peer is another one.

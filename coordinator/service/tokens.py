@@ -2,7 +2,7 @@
 
 A token lives at most 15 minutes and names its audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
 overlap: the newest signs, older ones verify until every token they signed is over. `revoke` raises the holder's epoch, which ends all its
-tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder, or where `auth.folder` says so that several
+tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder, or in `auth.folder` so that several
 coordinators share them (mode 0600); they are replaced whole and synced, and a running coordinator sees a change at its next check.
 """
 
@@ -46,7 +46,7 @@ _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun",
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain.
+    """The claims of a token. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain.
 
     `kid`: the key that signed it.
     """
@@ -93,7 +93,7 @@ class _JsonFile(Generic[T]):
         self.fresh_until = 0.0
 
     def content(self) -> T:
-        """What it holds now; of no file what an empty list stands for. Raises StateError when it is damaged."""
+        """What it holds now; of no file what an empty list means. Raises StateError when it is damaged."""
         now = 0.0 if self._monotonic is None else self._monotonic()
         seen = self._seen
         if seen is None or now >= self.fresh_until:

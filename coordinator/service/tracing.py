@@ -1,7 +1,7 @@
 """Spans of a call's life (RPC -> reserve -> upstream -> settle) for an OpenTelemetry collector. No span holds a prompt, an answer, a key or
 an error message, which might quote one.
 
-Made only where `telemetry.otlp_endpoint` says so; without it OpenTelemetry is not imported. A trace that a device began goes
+Made only where `telemetry.otlp_endpoint` is set; without it OpenTelemetry is not imported. A trace that a device began goes
 on in its RPC's span, and through the upstream's HTTP headers (W3C trace context). A flight's spans belong to the RPC that launched it.
 What cannot be sent to the collector in time is dropped; calls never wait for it.
 """

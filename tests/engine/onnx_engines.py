@@ -21,7 +21,7 @@ def require_onnx() -> None:
 
 
 def onnx_graph(path: Path) -> Path:
-    """The model's graph, made beside it the first time."""
+    """The model's graph, made next to it the first time."""
     require_onnx()
     from edge.models.onnx_decoder import export_onnx
 

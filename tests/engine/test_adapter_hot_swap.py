@@ -89,7 +89,7 @@ async def test_responses_in_flight_keep_their_adapter_and_waiting_ones_get_the_n
     long = Sampling(max_tokens=120)
     running = asyncio.create_task(backend.sample_group(QUESTION, long, [1, 2, 3, 4, 5, 6]))
     await asyncio.sleep(0)
-    await backend.score([1, 2, 3], [4, 5, 6, 7], Priority.ROLLOUT)  # behind the group in the queue: by now the group has begun
+    await backend.score([1, 2, 3], [4, 5, 6, 7], Priority.ROLLOUT)  # after the group in the queue: by now the group has begun
     swap = asyncio.create_task(backend.swap_adapter(adapter))
     await asyncio.sleep(0)
     later = asyncio.create_task(backend.sample_group(QUESTION, long, [1]))

@@ -1,4 +1,4 @@
-"""Learning and sampling on an NVIDIA GPU, beside the same on the processor."""
+"""Learning and sampling on an NVIDIA GPU, compared with the same on the processor."""
 
 from __future__ import annotations
 

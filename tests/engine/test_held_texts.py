@@ -138,12 +138,12 @@ async def test_log_probabilities_under_a_grammar_are_the_unconstrained_ones(nano
     assert again.logprobs == held.logprobs
 
 
-async def test_rollouts_beside_a_constrained_answer_are_unchanged(nano: LlamaCppBackend) -> None:
+async def test_rollouts_alongside_a_constrained_answer_are_unchanged(nano: LlamaCppBackend) -> None:
     alone = await nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2])
-    beside, _ = await asyncio.gather(
+    together, _ = await asyncio.gather(
         nano.sample_group(QUESTION, Sampling(max_tokens=40), [1, 2]), written(nano, object_grammar(), max_tokens=60)
     )
-    assert [each.token_ids for each in beside.responses] == [each.token_ids for each in alone.responses]
+    assert [each.token_ids for each in together.responses] == [each.token_ids for each in alone.responses]
 
 
 async def test_character_outside_the_vocabulary_ends_only_that_answer(nano: LlamaCppBackend) -> None:

@@ -41,9 +41,9 @@ async def test_sufficiently_likely_demonstration_gets_only_one_update(
 async def test_kept_answers_stay_likelier_than_without_them(worker: EngineWorker) -> None:
     kept = [KeptAnswer(OTHER, (20, 21, 0)), KeptAnswer((1, 4, 3), (22, 0))]
     likely = []
-    for beside in ([], kept):
+    for rehearsed in ([], kept):
         learner = tiny_learner(worker)
-        imitation = await learner.imitate([Demonstration(PROMPT, ANSWER)], beside)
+        imitation = await learner.imitate([Demonstration(PROMPT, ANSWER)], rehearsed)
         likely.append(sum([sum(await learner.logprobs(one.prompt_ids, one.token_ids)) for one in kept]))
     assert likely[1] > likely[0] + 1.0
     assert imitation.nats < imitation.nats_before, "the loss that is reported is that of the demonstrations"

@@ -20,7 +20,7 @@ COMMIT = "b" * 40
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The agent's models folder; the hub's cache beside it is empty."""
+    """The agent's models folder; the hub's cache next to it is empty."""
     folder = tmp_path / "models"
     folder.mkdir()
     monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))

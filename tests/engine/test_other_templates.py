@@ -112,7 +112,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fam
 
 
 class LongAgo:
-    """A clock that stands."""
+    """A clock that stands still."""
 
     def now(self) -> float:
         return LONG_AGO

@@ -80,7 +80,7 @@ def test_metal_and_the_processor_share_the_machines_memory_and_metal_computes_in
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
-@pytest.mark.parametrize("cached", [False, True], ids=["whole rows", "behind a prompt"])
+@pytest.mark.parametrize("cached", [False, True], ids=["whole rows", "after a prompt"])
 def test_layers_adapter_and_loss_stay_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, weights: str, cached: bool
 ) -> None:

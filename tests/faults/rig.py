@@ -1,5 +1,5 @@
 """Real processes under faults: a coordinator over SQLite, an HTTP upstream that misbehaves and keeps a log, and devices under load.
-What the three logs say at the end goes to the same independent checker as in the simulation.
+The three logs go at the end to the same independent checker as in the simulation.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class MisbehavingUpstream:
             return web.json_response({"error": {"message": "oh"}}, status=500)
         reported = {"overstate": (usage[0] * 50, usage[1] * 50), "understate": (1, 1)}.get(act, usage)
         usage_sent = None if act == "no_usage" else reported
-        self._note(key, "told", usage_sent)
+        self._note(key, "answered", usage_sent)
         if (await request.json()).get("stream"):
             return web.Response(body=_events(text, usage_sent), content_type="text/event-stream")
         return web.json_response(_completion(text, usage_sent))

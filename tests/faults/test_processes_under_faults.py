@@ -32,7 +32,7 @@ async def _outage_is_seen(made: Rig, since: int) -> None:
 
 
 async def _work_is_done(made: Rig, calls: int) -> None:
-    """Wait for so many more answers."""
+    """Wait for `calls` more answers."""
     wanted = _answers(made) + calls
     await until(lambda: _answers(made) >= wanted)
 
@@ -75,7 +75,7 @@ async def test_faulty_upstream_full_disk_and_locked_database_cause_no_wrong_char
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(
             pid, resource.RLIMIT_FSIZE, (4096, before[1])
-        )  # every write behind the first page fails, as on a full disk
+        )  # every write after the first page fails, as on a full disk
         await _outage_is_seen(made, since)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
         made.injected["full disk"] += 1

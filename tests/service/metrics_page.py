@@ -27,7 +27,7 @@ async def scraped(url: str) -> Sample:
 
 
 async def scraped_after(url: str, method: str, ended: int) -> Sample:
-    """The same once so many RPCs of a method have ended: a caller may have its refusal a moment before that is counted."""
+    """The same once `ended` RPCs of a method have ended: a caller may have its refusal a moment before that is counted."""
     async with asyncio.timeout(20):
         while True:
             seen = await scraped(url)

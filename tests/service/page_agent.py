@@ -1,4 +1,4 @@
-"""A scripted agent for the page behind the real endpoint and guard; its values have the product's own classes."""
+"""A scripted agent for the page, with the real endpoint and guard; its values have the product's own classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted agent behind its endpoint; a server with its own thread and event loop, for blocking clients."""
+"""A scripted agent and its endpoint; a server with its own thread and event loop, for blocking clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.agent_world import World
 
 @asynccontextmanager
 async def served(world: World) -> AsyncIterator[tuple[Agent, str]]:
-    """The world's agent behind its endpoint, which commands find through the state folder; the agent and its URL."""
+    """The world's agent with its endpoint, which commands find through the state folder; the agent and its URL."""
     async with world.agent() as agent:
         app = build_app(AgentAnswers(agent), RunningAgent(agent), ManualClock())
         async with serving(app, "127.0.0.1", 0) as url:

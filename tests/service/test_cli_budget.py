@@ -1,4 +1,4 @@
-"""`budget`, `why` and `whatif` on an idle state folder, beside an unreachable agent, and through an agent's HTTP endpoint."""
+"""`budget`, `why` and `whatif` on an idle state folder, with an unreachable agent, and through an agent's HTTP endpoint."""
 
 from __future__ import annotations
 

@@ -128,4 +128,4 @@ async def test_the_commands_disable_and_enable_with_and_without_a_coordinator(tm
     code, _, err = await run("devices", "disable", "lamp", "--config", str(tmp_path / "none.yaml"))
     assert code == 1 and "none.yaml" in err
     assert main(["devices", "--json", "disable", "lamp"]) == 2
-    assert "options belong behind" in capsys.readouterr().err
+    assert "options belong after" in capsys.readouterr().err

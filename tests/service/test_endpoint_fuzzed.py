@@ -28,7 +28,7 @@ AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP, headers=AUTHORIZED)
 load_all_checks()
 OVERSTATED = CHECKS.get_by_names(["positive_data_acceptance"])
-"""The parsers refuse more than a schema can say: a last message that is the assistant's, a task that two places name differently."""
+"""The parsers refuse more than a schema can express: a last message that is the assistant's, a task that two places name differently."""
 LENIENT = CHECKS.get_by_names(["negative_data_rejection"])
 """What nobody reads, a query of another name or a header, is nobody's mistake; bodies are read closely."""
 

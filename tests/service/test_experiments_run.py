@@ -56,7 +56,7 @@ async def _output_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def _steps_reached(folder: Path, steps: int) -> None:
-    """Wait until the cell has finished so many steps."""
+    """Wait until the cell has finished `steps` steps."""
     async with asyncio.timeout(_STARTS_S):
         while True:
             events = [file.read_text(encoding="utf-8") for file in folder.glob("work/*/events.jsonl")]

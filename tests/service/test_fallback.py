@@ -49,7 +49,7 @@ def failing(kind: str = "refused", executed: bool | None = False, retry_after_s:
 
 
 class Pair:
-    """Upstreams behind the alias "default": `first`, then `second` at ten times the price, and where a test wants it `third`."""
+    """Upstreams of the alias "default": `first`, then `second` at ten times the price, and where a test wants it `third`."""
 
     def __init__(self, first, second=answer, *, slots: int = 8) -> None:
         self.third = ProgrammedProvider()

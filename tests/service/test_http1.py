@@ -89,8 +89,8 @@ ENDS = {
     "with Connection: close": [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"],
     "of HTTP/1.0": [b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"],
     "without a length": [b"HTTP/1.1 200 OK\r\n\r\n", b"o", b"k", None],
-    "with bytes behind it": [OK + b"x"],
-    "with another response behind it": [OK + b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n"],
+    "with bytes after it": [OK + b"x"],
+    "with another response after it": [OK + b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n"],
 }
 
 

@@ -187,9 +187,9 @@ def _choice_of(item: TaskItem) -> dict[str, Any]:
 async def _likelihood(engine: LlamaCppBackend, prompt: str, option: str) -> tuple[float, bool]:
     """The log-likelihood of an option after a prompt, fed token by token as in a rollout; and whether it is the greedy choice."""
     before, whole = engine.text_tokens(prompt), engine.text_tokens(prompt + option)
-    behind = whole[len(before) :]
+    continuation = whole[len(before) :]
     read = (await engine.read(whole))[len(before) :]
-    assert sum(token.logprob or 0.0 for token in read) == pytest.approx(sum(await engine.score(before, behind)), abs=0.05)
+    assert sum(token.logprob or 0.0 for token in read) == pytest.approx(sum(await engine.score(before, continuation)), abs=0.05)
     return sum(token.logprob or 0.0 for token in read), all(token.greedy for token in read)
 
 

@@ -220,7 +220,7 @@ async def test_one_deadline_holds_over_a_refusal_and_the_request_that_follows_it
 
 @asynccontextmanager
 async def brokered(folder: Path, behaviour: Behaviour) -> AsyncIterator[tuple[Any, MemoryLedgerStore, Upstream]]:
-    """A client, the ledger of its coordinator, and the upstream behind that."""
+    """A client, the ledger of its coordinator, and that one's upstream."""
     store: Any = MemoryLedgerStore()
     async with running_upstream(behaviour) as upstream:
         provider: Any = openai_provider(upstream.base_url)

@@ -1,4 +1,4 @@
-"""No planted secret arrives upstream: a real HTTP server behind a real coordinator process records every byte it receives."""
+"""No planted secret arrives upstream: a real HTTP server that a real coordinator process calls records every byte it receives."""
 
 from __future__ import annotations
 

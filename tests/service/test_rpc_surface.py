@@ -148,7 +148,7 @@ def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     return status
 
 
-RETRY_TOLD = {"RATE_LIMITED", "OVERLOADED", "DRAINING", "UPSTREAM_OPEN", "LEDGER_UNAVAILABLE", "IN_PROGRESS"}
+WITH_RETRY_DELAY = {"RATE_LIMITED", "OVERLOADED", "DRAINING", "UPSTREAM_OPEN", "LEDGER_UNAVAILABLE", "IN_PROGRESS"}
 CODES = {
     "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
@@ -169,7 +169,7 @@ def checked_reason(status: status_pb2.Status, error: Any = None) -> str:
     assert status.details[0].Unpack(info) and info.domain == DOMAIN
     assert status.code == CODES[info.reason].value[0], info.reason
     assert status.message and "\n" not in status.message
-    assert any(each.Unpack(retry) for each in status.details if each.Is(retry.DESCRIPTOR)) is (info.reason in RETRY_TOLD)
+    assert any(each.Unpack(retry) for each in status.details if each.Is(retry.DESCRIPTOR)) is (info.reason in WITH_RETRY_DELAY)
     named = any(each.Unpack(quota) for each in status.details if each.Is(quota.DESCRIPTOR))
     assert named is (info.reason == "BUDGET_EXHAUSTED") and all(violation.subject for violation in quota.violations)
     return str(info.reason)
@@ -197,7 +197,7 @@ async def reflected(channel: grpc.aio.Channel) -> list[Surface]:
                 known.add(file.name)
                 pool.Add(file)
 
-    assert CREDENTIALS in names  # beside every service; the tests of credentials have it
+    assert CREDENTIALS in names  # on every service; the tests of credentials have it
     ours = [name for name in names if name.startswith("edge.") and name != CREDENTIALS]
     for name in ours:
         await load(await ask(file_containing_symbol=name))

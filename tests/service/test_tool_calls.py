@@ -62,7 +62,7 @@ async def either(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
-    """A client, and the upstream behind its coordinator."""
+    """A client, and its coordinator's upstream."""
     async with running_upstream(behaviour) as upstream:
         provider: Any = openai_provider(upstream.base_url)
         async with running_coordinator(folder, provider, store=store), connected(folder) as client:

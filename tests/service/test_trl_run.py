@@ -197,7 +197,7 @@ def test_killed_run_resumes_like_an_uninterrupted_one(tmp_path):
 
 
 def kill_after_first_step(config: Path, folder: Path) -> None:
-    """SIGKILL between the first step's record and the checkpoint behind the second."""
+    """SIGKILL between the first step's record and the checkpoint after the second."""
     process = subprocess.Popen(command(config), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
     try:
         wait_for_a_step(process, folder)

@@ -17,16 +17,16 @@ from tools.simulate.reports.result import SimulationResult
 
 
 def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
-    """Groups of the scenario, slower the more they are asked. What else to do stands in `about`: `fail`, `crash`: the seed that does;
+    """Groups of the scenario, slower the more they are asked. What else to do is in `about`: `fail`, `crash`: the seed that does;
     `count`: a file that gets a line for each run; `hang`: a file that is written before the run of seed `hang_at` waits for ever."""
-    told = json.loads(scenario["about"])
-    _note(told.get("count"), seed)
-    if told.get("fail") == seed:
-        raise UsageError(f"seed {seed} was told to fail", hint="try another one")
-    if told.get("crash") == seed:
+    orders = json.loads(scenario["about"])
+    _note(orders.get("count"), seed)
+    if orders.get("fail") == seed:
+        raise UsageError(f"seed {seed} is to fail", hint="try another one")
+    if orders.get("crash") == seed:
         raise RuntimeError("nobody foresaw this")
-    if "hang" in told and seed == told["hang_at"]:
-        _note(told["hang"], seed)
+    if "hang" in orders and seed == orders["hang_at"]:
+        _note(orders["hang"], seed)
         threading.Event().wait(3600)
     groups = [
         sample_group(

@@ -27,7 +27,7 @@ def take() -> list[tuple[str, dict[str, int]]]:
     return noted
 
 
-def tell(reporter: pytest.TerminalReporter) -> None:
+def print_summary(reporter: pytest.TerminalReporter) -> None:
     """Print what the reports of all tests carry, and its sums."""
     reports = [report for of_a_kind in reporter.stats.values() for report in of_a_kind]
     noted = [value for report in reports for value in _carried(report)]
@@ -36,8 +36,8 @@ def tell(reporter: pytest.TerminalReporter) -> None:
         sums: Counter[str] = Counter()
         for what, counts in noted:
             sums.update(counts)
-            reporter.line(f"{what}: {_said(counts)}")
-        reporter.line(f"together: {_said(sums)}")
+            reporter.line(f"{what}: {_listed(counts)}")
+        reporter.line(f"together: {_listed(sums)}")
 
 
 def _carried(report: Any) -> list[tuple[str, dict[str, int]]]:
@@ -46,5 +46,5 @@ def _carried(report: Any) -> list[tuple[str, dict[str, int]]]:
     return [value for name, value in report.user_properties if name == PROPERTY]
 
 
-def _said(counts: dict[str, int]) -> str:
+def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counts.items())

@@ -1,4 +1,4 @@
-"""A month's budget over changing demand: what a spend target makes of it beside a fixed rate, with the real agent, ledger and pacing."""
+"""A month's budget over changing demand: a spend target compared with a fixed rate, with the real agent, ledger and pacing."""
 
 from __future__ import annotations
 

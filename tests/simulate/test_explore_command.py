@@ -40,14 +40,14 @@ def test_a_planted_bug_is_found_with_its_seed_the_smallest_world_and_its_story(
     assert "was executed and refunded" in said
     assert "tasks ('math',), prompts 1, " in said and "devices 1, steps 1, " in said
     key = re.findall(r"I4: \w+\|([\w-]+)\|", said)[0]
-    told = said.split("what happened to it:\n")[1].split("\nmade smaller")[0].splitlines()
-    assert all(key in line or " world " in line for line in told)
+    story = said.split("what happened to it:\n")[1].split("\nmade smaller")[0].splitlines()
+    assert all(key in line or " world " in line for line in story)
 
     assert main(["explore", "--seeds", "1", "--start", seed, "--plant", BUG, "--write", str(smallest)]) == 1
     capsys.readouterr()
     assert main(["explore", "--replay", str(smallest)]) == 1
     again = capsys.readouterr().out
-    assert again.split("what happened to it:\n")[1].splitlines() == told
+    assert again.split("what happened to it:\n")[1].splitlines() == story
 
     found = read_replay(smallest)
     write_replay(smallest, found.scenario, frozenset({"I4"}), "")

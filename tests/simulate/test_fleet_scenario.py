@@ -132,8 +132,8 @@ def test_what_cannot_be_played_ends_with_2_and_one_line_that_names_it(
     if text is not None:
         (tmp_path / "day.yaml").write_text(text)
     assert main(["run", str(tmp_path / "day.yaml")]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert says in message and message.count("\n") == 1
 
 
 # the command -------------------------------------------------------------------------------------------------------------------
@@ -195,6 +195,6 @@ def test_an_incomplete_profile_for_the_formula_is_one_line_and_2(
     if text is not None:
         (tmp_path / "machine.yaml").write_text(text)
     assert estimate([str(tmp_path / "machine.yaml")]) == 2
-    told = capsys.readouterr()
-    assert says in told.err and told.err.count("\n") == 1 and told.out == ""
-    assert "machine.yaml" in told.err
+    printed = capsys.readouterr()
+    assert says in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert "machine.yaml" in printed.err

@@ -1,4 +1,4 @@
-"""Devices are online for a share of the time, not at the moments at which somebody looks."""
+"""Devices are online for a share of the time, not at the moments at which it is checked."""
 
 from __future__ import annotations
 

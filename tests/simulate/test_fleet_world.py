@@ -161,11 +161,11 @@ def test_an_answer_without_a_record_and_a_charge_nobody_knows_are_found(tmp_path
     device.charges[key] = charged + 1
     tables.rows[CALL][device.name, "planted"] = msgspec.structs.replace(tables.rows[CALL][device.name, key], key="planted")
     found = violations(tables, world.devices, {key: 2})
-    told = "\n".join(found)
-    assert f"{key} was executed 2 times" in told
-    assert "questions," in told
-    assert f"the device knows of {charged + 1}" in told
-    assert "planted, of which the device knows nothing" in told
+    report = "\n".join(found)
+    assert f"{key} was executed 2 times" in report
+    assert "questions," in report
+    assert f"the device knows of {charged + 1}" in report
+    assert "planted, of which the device knows nothing" in report
 
 
 def test_who_was_switched_on_offline_has_the_clouds_answer_to_the_first_question_of_the_morning(tmp_path: Path) -> None:

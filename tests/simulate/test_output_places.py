@@ -1,4 +1,4 @@
-"""Where results go: what cannot be written is told before anything is played, and leaves nothing behind."""
+"""Where results go: what cannot be written is reported before anything is played, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
         ["sweep", day, "--vary", "groups.laptops.dial=0.1", "--out", day],
     ):
         assert main([str(each) for each in arguments]) == 2, arguments
-        told = capsys.readouterr()
-        assert (told.err.count("\n"), told.out) == (1, ""), arguments
+        printed = capsys.readouterr()
+        assert (printed.err.count("\n"), printed.out) == (1, ""), arguments

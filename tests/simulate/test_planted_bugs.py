@@ -1,6 +1,6 @@
 """Mutation check: every invariant notices the bug that is planted against it.
 
-The seed of a world that meets the bug stands beside it and is played first; when the simulation changes and that seed no longer does,
+The seed of a world that meets the bug is listed with it and is played first; when the simulation changes and that seed no longer does,
 others are searched.
 """
 

@@ -115,6 +115,6 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     if text is not None:
         (tmp_path / "other.json").write_bytes(text)
     assert main(["compare", runs[0], str(tmp_path / "other.json")]) == 2
-    told = capsys.readouterr()
-    assert says in told.err and "other.json" in told.err
-    assert told.err.count("\n") == 1 and not told.out
+    printed = capsys.readouterr()
+    assert says in printed.err and "other.json" in printed.err
+    assert printed.err.count("\n") == 1 and not printed.out

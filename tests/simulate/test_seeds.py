@@ -18,7 +18,7 @@ _DAY_S = 86_400
 
 
 def of_today(count: int) -> range:
-    """So many seeds, others every day, so that each day's run plays worlds that no run has played before."""
+    """`count` seeds, others every day, so that each day's run plays worlds that no run has played before."""
     start = fresh_start(int(SystemClock().now()) // _DAY_S * _DAY_S)
     return range(start, start + count)
 

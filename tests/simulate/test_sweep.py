@@ -1,4 +1,4 @@
-"""`python -m tools.simulate sweep`: which runs there are, that finished ones are kept, and what is told."""
+"""`python -m tools.simulate sweep`: which runs there are, that finished ones are kept, and what is reported."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SCENARIO: dict[str, Any] = {
 }
 
 
-def varied(*texts: str, seeds: int = 1, **told: Any) -> list[SweepRun]:
-    return runs_of({**SCENARIO, "about": json.dumps(told)}, [Variation.of(text) for text in texts], seeds)
+def varied(*texts: str, seeds: int = 1, **orders: Any) -> list[SweepRun]:
+    return runs_of({**SCENARIO, "about": json.dumps(orders)}, [Variation.of(text) for text in texts], seeds)
 
 
 class InThisProcess:
@@ -59,7 +59,7 @@ class InThisProcess:
 
 
 def ignored(end: Finished | Failed) -> None:
-    """Nobody looks."""
+    """Nobody reads it."""
 
 
 # which runs there are ---------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path)
     await engine.play(good, tmp_path / good.file_name)
     found = kept(tmp_path, good)
     assert found is not None and found.result == fake_fleet.run_scenario(good.scenario, 5)
-    for run, says in ((refused, "seed 5 was told to fail; try another one"), (crashed, "RuntimeError: nobody foresaw this")):
+    for run, says in ((refused, "seed 5 is to fail; try another one"), (crashed, "RuntimeError: nobody foresaw this")):
         with pytest.raises(engines.RunFailed) as failure:
             await engine.play(run, tmp_path / run.file_name)
         assert str(failure.value) == says
@@ -125,9 +125,9 @@ async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path)
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Callable[..., Path]:
-    def write(assertions: Sequence[Any] = (), **told: Any) -> Path:
+    def write(assertions: Sequence[Any] = (), **orders: Any) -> Path:
         path = tmp_path / "day.yaml"
-        path.write_text(yaml.safe_dump({**SCENARIO, "about": json.dumps(told), "assertions": [*assertions]}))
+        path.write_text(yaml.safe_dump({**SCENARIO, "about": json.dumps(orders), "assertions": [*assertions]}))
         return path
 
     return write

@@ -1,4 +1,4 @@
-"""Real beside simulated: what is compared with what, and when the goal is met."""
+"""Real and simulated: what is compared with what, and when the goal is met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real run of a validation, with a scripted model and cloud in place of the bundled ones, and the whole command behind it."""
+"""The real run of a validation, with a scripted model and cloud in place of the bundled ones, and the whole command."""
 
 from __future__ import annotations
 

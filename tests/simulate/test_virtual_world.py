@@ -42,10 +42,10 @@ def test_the_seed_alone_chooses_the_order_of_what_is_ready() -> None:
 
 
 async def _waits_for_ever(loop: SeededLoop) -> None:
-    async def never_told(event: asyncio.Event) -> None:
+    async def never_woken(event: asyncio.Event) -> None:
         await event.wait()
 
-    await asyncio.create_task(never_told(asyncio.Event()), name="the one who waits")
+    await asyncio.create_task(never_woken(asyncio.Event()), name="the one who waits")
 
 
 async def _goes_on(loop: SeededLoop) -> None:
@@ -108,9 +108,9 @@ def test_nothing_of_a_dead_host_nor_what_it_started_is_run_and_the_living_go_on(
         await asyncio.sleep(2.0)
         return [*seen]
 
-    told = in_virtual_time(main)
-    assert [entry for entry in told if entry[0] == "doomed"] == [("doomed", 1.0), ("doomed", 2.0)]
-    assert ("other", 4.0) in told
+    seen = in_virtual_time(main)
+    assert [entry for entry in seen if entry[0] == "doomed"] == [("doomed", 1.0), ("doomed", 2.0)]
+    assert ("other", 4.0) in seen
 
 
 def test_a_crash_takes_back_what_was_not_synced_and_only_that() -> None:

@@ -102,7 +102,7 @@ def test_calls_and_their_results_become_blocks_of_one_turn_each() -> None:
         ({"messages": [{"role": "tool", "content": "4"}]}, "has no tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [called("c1", "[1]")]}]}, "JSON object"),
         ({"messages": [{"role": "assistant", "tool_calls": [called("c1", "{")]}]}, "JSON object"),
-        ({"messages": [{"role": "system", "content": "be brief"}]}, "a turn besides"),
+        ({"messages": [{"role": "system", "content": "be brief"}]}, "a turn other than"),
     ],
 )
 def test_untranslatable_field_is_refused_in_one_line(fields: dict[str, Any], why: str) -> None:

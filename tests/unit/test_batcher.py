@@ -282,7 +282,7 @@ NO_REQUESTS = {
     "after a second end of the thinking": "</think>\na</think>",
     "in an answer without thinking": "b<answer>",
     "in an answer while thinking": "<think>a<answer>\n",
-    "in an answer behind other text": "</think>\na<answer>",
+    "in an answer after other text": "</think>\na<answer>",
     "in a second answer": "</think>\n<answer>a</answer>\n<answer>",
     "where a token closes a second tag": "</think>\na</think",
 }
@@ -413,7 +413,7 @@ def test_response_may_continue_after_the_end_of_a_text() -> None:
         (ids("a", "</think>\n", "b"), "a</think>\nI need external assistance."),
         (ids("a", "</think>\n", "<answer>", "b"), "a</think>\nI need external assistance."),
     ],
-    ids=["behind the thinking", "before the answer"],
+    ids=["after the thinking", "before the answer"],
 )
 def test_a_bias_that_decides_to_ask_ends_the_response_with_the_whole_request(plan: list[int], text: str) -> None:
     batcher, _ = planned(1, {1: plan}, favour=20.0)
@@ -449,7 +449,7 @@ def test_model_kept_from_its_request_continues_with_an_answer(kept: dict[str, ob
     assert response.text.startswith("</think>\n<")
 
 
-@pytest.mark.parametrize("plan", [ids("</think>\n", "b"), ids("<answer>", "b")], ids=["behind the thinking", "in the answer"])
+@pytest.mark.parametrize("plan", [ids("</think>\n", "b"), ids("<answer>", "b")], ids=["after the thinking", "in the answer"])
 def test_suppressed_help_changes_nothing_where_the_model_would_not_ask(plan: list[int]) -> None:
     batcher, _ = planned(1, {1: plan}, favour=20.0)
     ((response,),) = run(batcher, request(1, temperature=0.0, suppress_help=True))

@@ -57,7 +57,7 @@ async def test_each_kind_of_disagreement_is_counted(
 
 
 def _lower_limit(path: Path, calls: int) -> None:
-    """As if the ledger had held its budget to so many calls from the beginning: the journal's chain and the tables agree."""
+    """As if the ledger had held its budget to `calls` calls from the beginning: the journal's chain and the tables agree."""
     with open_read_only(path) as rows:
         journal = list(rows.journal_after(0))
     previous = GENESIS

@@ -53,5 +53,5 @@ async def test_who_demanded_the_cloud_is_told_what_to_do_next(tmp_path: Path, er
 def test_it_names_the_address_or_the_variable_of_the_key_and_no_secret(
     coordinator: dict[str, object], error: CoordinatorError, named: str
 ) -> None:
-    told = cloud_place(AgentConfig.model_validate({"coordinator": coordinator})).what_next(error)
-    assert named in told and "secret" not in told
+    advice = cloud_place(AgentConfig.model_validate({"coordinator": coordinator})).what_next(error)
+    assert named in advice and "secret" not in advice

@@ -176,7 +176,7 @@ class PsTimes(NamedTuple):
     ("ours", "own", "agents", "load"),
     [
         ((), PsTimes(6.0), PsTimes(5.0), 0.4),  # 9 s on two cores in 10 s, of which this process had one
-        ((77,), PsTimes(6.0), PsTimes(8.0), 0.05),  # and a running agent beside it seven
+        ((77,), PsTimes(6.0), PsTimes(8.0), 0.05),  # and a running agent at the same time seven
         ((), PsTimes(6.0, children_user=8.0), PsTimes(5.0), 0.0),  # or a child of its own that has ended
     ],
     ids=["another program", "a running agent", "a child that has ended"],

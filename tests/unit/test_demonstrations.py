@@ -184,7 +184,7 @@ async def test_nothing_is_kept_around_answers_that_teach_a_rule(tmp_path: Path) 
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
     (learner,) = world.learners
-    assert (len(learner.demonstrations), learner.kept) == (1, [()]), "and nothing is rehearsed beside other steps"
+    assert (len(learner.demonstrations), learner.kept) == (1, [()]), "and nothing is rehearsed in other steps"
     assert not kept_questions(world)
 
 

@@ -58,7 +58,7 @@ def ask(
     margin: Callable[[random.Random], float] = lambda rng: 0.7,
     at_once: int = 1,
 ) -> float:
-    """The share that asked, with so many questions under way at once. The model asks where log-odds plus bias exceed a margin that the
+    """The share that asked, with `at_once` questions under way at a time. The model asks where log-odds plus bias exceed a margin that the
     dial does not see."""
     asks, under_way = 0, []
     for number in range(questions):

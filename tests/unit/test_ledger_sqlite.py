@@ -251,7 +251,7 @@ async def test_the_database_itself_refuses_overspend_and_edits_of_the_journal(pa
 
 
 async def log_bytes_after(path: Path, operations: int, settings: SqliteSettings) -> int:
-    """The size of the write-ahead log after so many operations, before the ledger is closed."""
+    """The size of the write-ahead log after `operations` operations, before the ledger is closed."""
     store = await SqliteLedgerStore.open(path, NOW, settings)
     try:
         for start in range(0, operations, 16):

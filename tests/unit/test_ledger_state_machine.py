@@ -242,7 +242,7 @@ def _total(amounts: Any) -> Amount:
 
 
 def histories(examples: int, steps: int = 30) -> settings:
-    """So many random histories of so many steps, the same ones every time."""
+    """`examples` random histories of `steps` steps, the same ones every time."""
     every = list(HealthCheck)
     return settings(
         max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=every, derandomize=True

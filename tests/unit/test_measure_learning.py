@@ -22,7 +22,7 @@ def config(*sets: str) -> AgentConfig:
 
 
 class Updates:
-    """A learner that only counts: every token takes so many seconds, and every update a second more."""
+    """A learner that only counts: every token takes `seconds_per_token`, and every update `overhead_s` more."""
 
     def __init__(self, seconds_per_token: float, overhead_s: float = 0.0) -> None:
         self.seconds_per_token, self.overhead_s, self.lengths = seconds_per_token, overhead_s, list[int]()

@@ -1,4 +1,4 @@
-"""Learning from own use beside the phases: turns, counts, and the effect of a crash or a refusal."""
+"""Learning from own use in addition to the phases: turns, counts, and the effect of a crash or a refusal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
 
 
 async def learned(agent: Agent, steps: int) -> list[str]:
-    """The sources of so many more steps."""
+    """The sources of `steps` more steps."""
     await agent.learn(max_steps=steps)
     return [step.source for step in agent.steps(last=steps)]
 

@@ -1,4 +1,4 @@
-"""The set-up: packages installed beside llama.cpp's build, and the outcome of a failed job."""
+"""The set-up: packages installed while llama.cpp is built, and the outcome of a failed job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line beside an answer: what it reports of the budget, and when it omits it."""
+"""The line below an answer: what it reports of the budget, and when it omits it."""
 
 from __future__ import annotations
 

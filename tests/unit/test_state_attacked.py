@@ -1,4 +1,4 @@
-"""State folders after accidents: new databases beside old checkpoints, later versions, damage found late, full disks."""
+"""State folders after accidents: new databases with old checkpoints, later versions, damage found late, full disks."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_oversized_prompts_change_neither_turns_nor_order(tmp_path):
 
 
 class Listed(Sums):
-    """Sums of which there are so many."""
+    """A fixed number of sums."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, task=name)

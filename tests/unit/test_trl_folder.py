@@ -29,7 +29,7 @@ def resolved(out: Path, *sets: str) -> Resolved[TrlConfig]:
 
 
 def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
-    """The folder of a run with so many steps; `opened`: it was killed in the next one."""
+    """The folder of a run with `steps` steps; `opened`: it was killed in the next one."""
     out.mkdir()
     (out / "run.json").write_text(MARK)
     (out / "config.yaml").write_text(resolved(out).to_yaml())
@@ -100,7 +100,7 @@ def test_paid_calls_of_a_cut_step_are_set_aside_and_reported(tmp_path):
     out = begun(tmp_path / "run", opened=True)
     (out / "state-1").mkdir()
     (notice,) = take(resolved(out, OTHER)).notices
-    assert notice.endswith(f"made no step; what it asked for stands in {out / 'state-2'}")
+    assert notice.endswith(f"made no step; what it asked for is in {out / 'state-2'}")
     assert (out / "state-2" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
     assert not (out / "state" / "coordinator").exists()
 

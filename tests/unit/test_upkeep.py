@@ -1,4 +1,4 @@
-"""Work in the background: it outlives what fails, and a log line says so once."""
+"""Work in the background: it outlives what fails, and is logged once."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ async def memory() -> MemoryLedgerStore:
 
 
 class Forger:
-    """A copy of a ledger in memory, in the hands of someone with full access; every change is checked and taken back."""
+    """A copy of a ledger in memory, changed by someone with full access; every change is checked and taken back."""
 
     def __init__(self, path: Path) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -285,7 +285,7 @@ def no_longer_following(journal: list[JournalEntry]) -> list[JournalEntry]:
 
 Forgery = Callable[[list[JournalEntry]], list[JournalEntry]]
 FORGERIES: dict[str, tuple[Forgery, str]] = {
-    "entries in another order": (lambda journal: [*journal[:3], journal[4], journal[3], *journal[5:]], "stands at place"),
+    "entries in another order": (lambda journal: [*journal[:3], journal[4], journal[3], *journal[5:]], "is at place"),
     "an entry that follows another": (no_longer_following, "does not follow the entry before"),
     "a fleet's λ moved in another order": (shared_reports_swapped, "started from"),
     "an unknown kind": (lambda journal: appended(journal, "gift", uusd=1), "gift"),
@@ -324,7 +324,7 @@ async def _with_a_proportional_part(store: LedgerStore) -> None:
 
 
 def test_the_journal_of_version_1_is_written_as_it_is_kept(path: Path) -> None:
-    """A change of what entries say is a change of the ledger on disk: see `coordinator/ledger/stores/schema.py`."""
+    """A change in the content of entries is a change of the ledger on disk: see `coordinator/ledger/stores/schema.py`."""
     stream = io.StringIO()
     with open_read_only(path) as rows:
         export(rows, stream)

@@ -300,9 +300,9 @@ def response(text: str, number: int = 7, **fields: Any) -> Any:
     """The batch of one that verl's agent loop passes to a reward worker."""
     ids, prompt = Letters().encode(text)[:120], [1, 2]
     tensors = {"prompts": [prompt], "responses": [ids], "attention_mask": [[1] * (len(prompt) + len(ids))]}
-    beside = {"extra_info": as_row(item(number), number)["extra_info"], "data_source": "sums", **fields}
+    columns = {"extra_info": as_row(item(number), number)["extra_info"], "data_source": "sums", **fields}
     data = {name: torch.tensor(value) for name, value in tensors.items()}
-    return DataProto(TensorDict(data, batch_size=1), {name: np.array([value]) for name, value in beside.items()})
+    return DataProto(TensorDict(data, batch_size=1), {name: np.array([value]) for name, value in columns.items()})
 
 
 async def manager(client: ScriptedCoordinatorClient, *overrides: str) -> Any:

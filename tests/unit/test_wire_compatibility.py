@@ -1,6 +1,6 @@
 """The wire only grows: no number of a field, method or enum value is ever used for something else.
 
-`wire.json` beside this file lists what was released. A new field or method is added there in the same change; nothing in it may be altered
+`wire.json` next to this file lists what was released. A new field or method is added there in the same change; nothing in it may be altered
 or removed.
 """
 

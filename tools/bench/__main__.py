@@ -13,9 +13,9 @@ from tools.bench.harness import command
 from tools.bench.processes import own
 
 PARTS = {
-    "table": "the table of goals, beside TRL and llama.cpp; the better part of an hour",
-    "coordinator": "the coordinator beside LiteLLM's proxy; half an hour",
-    "endpoint": "the agent's endpoint beside llama-cpp-python's server; a minute",
+    "table": "the table of goals, compared with TRL and llama.cpp; most of an hour",
+    "coordinator": "the coordinator compared with LiteLLM's proxy; half an hour",
+    "endpoint": "the agent's endpoint compared with llama-cpp-python's server; a minute",
     "sandbox": "time per judged program, in the sandbox that this machine has",
 }
 """What each module measures."""

@@ -1,4 +1,4 @@
-"""The agent's endpoint beside llama-cpp-python's own server: `python -m tools.bench endpoint [--rounds 7] [--model MODEL.gguf]`.
+"""The agent's endpoint compared with llama-cpp-python's own server: `python -m tools.bench endpoint [--rounds 7] [--model MODEL.gguf]`.
 
 Both serve the same file with the same threads and context, one request at a time, streamed, at temperature 0. Rounds alternate, as does
 the first server; every request has its own prompt, because either server may cache the last one. The output has medians over all requests
@@ -124,7 +124,9 @@ def _bare(text: str) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.bench endpoint", description="Our endpoint beside llama-cpp-python's.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench endpoint", description="Our endpoint compared with llama-cpp-python's."
+    )
     parser.add_argument("--model", type=Path, default=bundled_models() / "nano-edge.gguf")
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--requests", type=positive, default=10, help="a round and server (default: %(default)s)")

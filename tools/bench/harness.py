@@ -165,7 +165,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One measured process: `job` is plain JSON, `environment` beside our own. With `scratch` its job names a folder that it may fill."""
+    """One measured process: `job` is plain JSON, `environment` adds to our own. With `scratch` its job names a folder that it may fill."""
 
     command: tuple[str, ...]
     job: Mapping[str, Any]
@@ -186,7 +186,7 @@ def own_part(module: str, job: Mapping[str, Any], environment: Mapping[str, str]
 
 
 RunPart = Callable[[Part, Path, Path, OnLine], float]
-"""Carries a part out: (part, job file, result file, on_line) -> seconds. The log lies beside the result."""
+"""Carries a part out: (part, job file, result file, on_line) -> seconds. The log is next to the result."""
 
 
 class Results:
@@ -329,7 +329,7 @@ def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str 
     """Options of every table."""
     parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, help="rounds in which competitors alternate (default: of the size)")
-    parser.add_argument("--fresh", action="store_true", help="measure again what lies in the folder already")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in the folder already")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/bench/TABLE-SIZE)")
 
 

@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
     one.add_argument("--only", metavar="GLOB", help="cells whose key matches, such as 'nano-edge.*'")
     one.add_argument("--seeds", type=_seeds, help="only these seeds, as 0,1")
-    one.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after so many hours")
+    one.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after H hours")
     one.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
     one.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     one = command("report", play_report, "make the tables and figures of REPORT.md and docs/results.md anew from the results")
     one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
-    one.add_argument("--figures", type=Path, help="folder in which figures are drawn (default: figures beside the first file)")
+    one.add_argument("--figures", type=Path, help="folder in which figures are drawn (default: figures, next to the first file)")
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)

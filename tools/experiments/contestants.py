@@ -96,7 +96,7 @@ class Adapters:
         return Adapters(self.findings, self.model, row)
 
     def part(self, family: Family, phase: int, rule: Rule | None = None, order: str | None = None) -> Part:
-        """The evaluation of a family after so many phases; for a model without learning always the same one.
+        """The evaluation of a family after `phase` phases; for a model without learning always the same one.
 
         By its own rule and in the runs that learn the family's group first, unless said otherwise.
         """
@@ -106,7 +106,7 @@ class Adapters:
         return Part(self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule)
 
     def parts(self, phase: int, rule: Rule | None = None, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
-        """The evaluations of several families after so many phases."""
+        """The evaluations of several families after `phase` phases."""
         return [self.part(family, phase, rule) for family in families]
 
     def held(self, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:

@@ -97,7 +97,7 @@ def _lambda(figure: Any, findings: Findings) -> None:
 
 
 def _schedules(figure: Any, findings: Findings) -> None:
-    """The rate beside τ, one panel for each schedule."""
+    """The rate and τ, one panel for each schedule."""
     names = list(findings.spec.phases)
     rows = -(-len(names) // 2)
     figure.set_size_inches(9, 2.3 * rows + 0.6)

@@ -22,7 +22,7 @@ class Runs:
     results: tuple[Result, ...]
     wanted: int
     every_seed: bool = False
-    """There is one run, and it stands for every seed: what is drawn without learning at T = 0 does not hang on it."""
+    """There is one run, used for every seed: what is drawn without learning at T = 0 does not hang on it."""
 
     @property
     def seeds(self) -> str:
@@ -41,7 +41,7 @@ class Runs:
 
 
 class Part(NamedTuple):
-    """An evaluation of one source after so many phases, in the runs of one place, under a rule."""
+    """An evaluation of one source after `phase` phases, in the runs of one place, under a rule."""
 
     runs: Runs
     source: str
@@ -109,7 +109,7 @@ class Findings:
     def runs(
         self, model: str, method: str | None = None, phases: str | None = None, varied: Mapping[str, Any] | None = None
     ) -> Runs:
-        """The runs of a place in the grid; None stands for the only one."""
+        """The runs of a place in the grid; None: the only one."""
 
         def meant(one: Placed) -> bool:
             return (

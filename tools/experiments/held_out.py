@@ -73,8 +73,8 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates held-out items with the engine of an open agent when it is time to: after each phase and, if asked for, every so many
-    steps. `note` is called often, to account for what it costs.
+    """Evaluates held-out items with the engine of an open agent when it is time to: after each phase and, if asked for, every
+    `evaluate.every` steps. `note` is called often, to account for what it costs.
     """
 
     cell: Cell
@@ -97,17 +97,17 @@ class Evaluator:
 
     async def evaluate(self, steps_done: int, phases_done: int | None) -> None:
         """Keep the adapter, train the router where one is wanted, and write `SOURCE.json` for each source that has none yet."""
-        evaluate, looks = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
+        evaluate, into = self.cell.evaluate, self.folder / "looks" / f"step-{steps_done:06d}"
         if not evaluate.items:
             return
-        looks.mkdir(parents=True, exist_ok=True)
+        into.mkdir(parents=True, exist_ok=True)
         adapter = self._keep_adapter(steps_done)
         router = None
         if self.cell.router and phases_done and adapter is not None:
-            router = await self._router(phases_done, adapter, looks)
-        put(json.dumps({"step": steps_done, "phase": phases_done}), looks / "look.json")
+            router = await self._router(phases_done, adapter, into)
+        put(json.dumps({"step": steps_done, "phase": phases_done}), into / "look.json")
         for source in evaluate.sources:
-            file = looks / f"{source.replace(':', '_').replace('/', '_')}.json"
+            file = into / f"{source.replace(':', '_').replace('/', '_')}.json"
             if file.is_file():
                 continue
             began = self.clock.monotonic()
@@ -129,12 +129,12 @@ class Evaluator:
                 shutil.copytree(used.folder, draft, dirs_exist_ok=True)
         return kept
 
-    async def _router(self, phases_done: int, adapter: Path, looks: Path) -> Router:
+    async def _router(self, phases_done: int, adapter: Path, into: Path) -> Router:
         """The classifier for all phases so far, fitted once, its threshold at the last one's τ."""
         from edge.routing.classifier import ThresholdRouter
 
-        phase, file = self.cell.phases[phases_done - 1], looks / "router.onnx"
-        if not (looks / "router.json").is_file():
+        phase, file = self.cell.phases[phases_done - 1], into / "router.onnx"
+        if not (into / "router.json").is_file():
             self._report(0, f"training a router on {phase.source}")
             sources = tuple(dict.fromkeys(one.full_source for one in self.cell.phases[:phases_done]))
             plan = EvalPlan(sources, limit=self.cell.evaluate.router_items, adapters=(adapter,), cloud="none")
@@ -142,7 +142,7 @@ class Evaluator:
             found = ThresholdRouter(file)
             auc = None if quality.auc is None else round(quality.auc, 3)
             fitted = {"threshold": found.threshold, "auc": auc, "asked": round(quality.asked, 3), "fitted": quality.fitted}
-            put(json.dumps(fitted), looks / "router.json")
+            put(json.dumps(fitted), into / "router.json")
         return ThresholdRouter(file)
 
     async def _answers(self, source: str, items: Sequence[TaskItem], router: Router | None, steps_done: int) -> dict[str, Any]:
@@ -187,11 +187,11 @@ def recording_of(config: AgentConfig) -> str:
 def evaluations_in(folder: Path) -> list[dict[str, Any]]:
     """All that a cell's folder holds, by step and name."""
     found = []
-    for looks in sorted((folder / "looks").glob("step-*")):
-        when = json.loads((looks / "look.json").read_text(encoding="utf-8"))
-        router = looks / "router.json"
+    for step_folder in sorted((folder / "looks").glob("step-*")):
+        when = json.loads((step_folder / "look.json").read_text(encoding="utf-8"))
+        router = step_folder / "router.json"
         fitted = {"router_fit": json.loads(router.read_text(encoding="utf-8"))} if router.is_file() else {}
-        for file in sorted(looks.glob("*.json")):
+        for file in sorted(step_folder.glob("*.json")):
             if file.name not in ("look.json", "router.json"):
                 body = json.loads(file.read_text(encoding="utf-8"))
                 found.append({**when, **body, **(fitted if "router" in body else {})})

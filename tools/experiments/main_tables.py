@@ -120,7 +120,7 @@ def _learned(column: Column) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read a table: the counted statistic, the rows, the decision rule, and the share shown beside it."""
+    """One way to read a table: the counted statistic, the rows, the decision rule, and the share shown with it."""
 
     title: str
     value: Statistic

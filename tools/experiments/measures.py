@@ -18,7 +18,7 @@ from tools.experiments.stats import Estimate, estimate
 Evaluation = Mapping[str, Any]
 By = Literal["help", "router"]
 Sums = Sequence[float]
-"""Sums over items of the columns of their shares; two sides stand one behind the other."""
+"""Sums over items of the columns of their shares; of two sides one follows the other."""
 Statistic = Callable[[Sums], float | None]
 """A number made of sums over items, None where it is not defined."""
 GROUPS = 20
@@ -229,7 +229,7 @@ def _groups(items: int) -> tuple[int, ...]:
     return tuple(groups)
 
 
-# -- what else an evaluation tells -------------------------------------------------------------------------------------------------------
+# -- what else an evaluation shows -------------------------------------------------------------------------------------------------------
 
 
 def oracle(evaluation: Evaluation, share: float) -> float:

@@ -144,7 +144,7 @@ def path(rng: random.Random) -> tuple[str, None]:
 
 
 def key(rng: random.Random) -> tuple[str, None]:
-    """A key or token in a vendor's form, or a password behind its name."""
+    """A key or token in a vendor's form, or a password after its name."""
 
     def some(length: int, signs: str = _ALNUM) -> str:
         return "".join(rng.choice(signs) for _ in range(length - 1)) + rng.choice(string.digits)
@@ -211,7 +211,7 @@ def _disguised(rng: random.Random, kind: Kind, secret: str, region: str | None) 
     if kind == "secret":
         chosen, _ = password(rng)
         name = rng.choice(["password: {}", "my password is {}", "PASSWORD={}", 'passwd = "{}"', "db_password: '{}'"])
-        yield Planted(kind, "password behind its name", chosen, _in_prose(rng, name.format(chosen)))
+        yield Planted(kind, "password after its name", chosen, _in_prose(rng, name.format(chosen)))
         phrase = " ".join(rng.sample(_WORDS, rng.randint(2, 5)))
         saying = rng.choice(["my password is {}", "password: {}", "the passphrase was {}", "My Passphrase is: {}"])
         yield Planted(
@@ -219,7 +219,7 @@ def _disguised(rng: random.Random, kind: Kind, secret: str, region: str | None) 
         )
         pin = f"{rng.randrange(10_000):04d}"
         yield Planted(
-            kind, "PIN behind its name", pin, _in_prose(rng, rng.choice(["my PIN is {}", "pin: {}", "PIN {}"]).format(pin))
+            kind, "PIN after its name", pin, _in_prose(rng, rng.choice(["my PIN is {}", "pin: {}", "PIN {}"]).format(pin))
         )
     if kind == "phone":
         number = _north_american(rng)

@@ -59,11 +59,16 @@ def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> st
 
 
 def insertions(
-    every: Mapping[str, Findings], chosen: ChosenRewards, data: Path, drawn: Mapping[str, Sequence[Path]], beside: Path, text: str
+    every: Mapping[str, Findings],
+    chosen: ChosenRewards,
+    data: Path,
+    drawn: Mapping[str, Sequence[Path]],
+    report_folder: Path,
+    text: str,
 ) -> dict[str, str]:
     """All possible insertions by the words of their mark.
 
-    `drawn`: the pictures of each experiment. `beside`: the report's folder, to which their links are relative. Experiments without a mark
+    `drawn`: the pictures of each experiment. `report_folder`: what their links are relative to. Experiments without a mark
     in `text` go together into `further experiments`.
     """
     made = {"setting": _setting(every), "compute": _compute(every)}
@@ -73,15 +78,15 @@ def insertions(
             f"table {table}": "\n\n".join([*(one.to_markdown() for one in of), f"_{name}: {missing_line(findings)}_"])
             for table, of in tables_of(findings, data, chosen).items()
         }
-        made |= {**tables, f"figure {name}": _pictures(findings, drawn[name], beside)}
+        made |= {**tables, f"figure {name}": _pictures(findings, drawn[name], report_folder)}
         if findings.spec.table and not any(f"<!-- insert {key} -->" in text for key in tables):
             further += [f"### {name}", findings.spec.about, *tables.values()]
     return {**made, "further experiments": "\n\n".join(further)}
 
 
-def _pictures(findings: Findings, drawn: Sequence[Path], beside: Path) -> str:
+def _pictures(findings: Findings, drawn: Sequence[Path], report_folder: Path) -> str:
     """An experiment's figures as markdown."""
-    return "\n".join(f"![{findings.spec.about}]({Path(os.path.relpath(path, beside)).as_posix()})" for path in drawn)
+    return "\n".join(f"![{findings.spec.about}]({Path(os.path.relpath(path, report_folder)).as_posix()})" for path in drawn)
 
 
 def _compute(every: Mapping[str, Findings]) -> str:

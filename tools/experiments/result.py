@@ -45,11 +45,11 @@ class Result:
         return found
 
     def evaluations(self, phase: int | None = None) -> Iterator[Mapping[str, Any]]:
-        """The evaluations of each source after so many phases (None: whenever)."""
+        """The evaluations of each source after `phase` phases (None: all)."""
         return (evaluation for evaluation in self.body["held_out"] if phase is None or evaluation.get("phase") == phase)
 
     def evaluation(self, source: str, phase: int) -> Mapping[str, Any] | None:
-        """The evaluation of one source after so many phases."""
+        """The evaluation of one source after `phase` phases."""
         return next((evaluation for evaluation in self.evaluations(phase) if evaluation["source"] == source), None)
 
 
@@ -226,7 +226,7 @@ def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) ->
 
 # -- what a result was measured with ---------------------------------------------------------------------------------------------------
 # A cell's key holds what an experiment sets. What it leaves as usual, and the bytes of the models, can change under it: results of before
-# would then stand beside results of after as if they were alike.
+# would then be compared with results of after as if they were alike.
 
 
 def settings_of(config: AgentConfig) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def series_of(steps: Sequence[StepFinished]) -> dict[str, list[Any]]:
 
 
 def training_cost(steps: Sequence[StepFinished]) -> dict[str, Any]:
-    """The requests and cost of learning: responses that asked (help units) beside billed calls, their tokens and micro-USD, and seconds."""
+    """The requests and cost of learning: responses that asked (help units) and billed calls, their tokens and micro-USD, and seconds."""
     prompts, responses = sum(step.scores.prompts for step in steps), sum(step.scores.responses for step in steps)
     help_units = sum(round(step.control.assist_rate * step.scores.responses) for step in steps)
     calls = sum(step.cloud.cloud_calls for step in steps)

@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     _choose(plan, arguments.results, arguments.chosen)
     elsewhere = [cell for cell in plan.missing if not result_file(cell, arguments.results).is_file()]
     if code == DONE and elsewhere:
-        _print(f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command says whether they are done")
+        _print(
+            f"not done: {counted(len(elsewhere), 'cell')} that another run is at; the same command shows whether they are done"
+        )
     if code == DONE and plan.waits_for:
         _print(f"not done: cells that wait for {counted(len(plan.waits_for), 'assistance reward')} to be chosen")
     return code or (BUSY if elsewhere or plan.waits_for else DONE)
@@ -294,11 +296,11 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
             _print(board.line())
 
     with stop_on_signals(stopping):
-        beside = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
+        watchers = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
         try:
             await run_all(board, CellProcess(arguments.work, arguments.results), stop, on_end)
         finally:
-            for task in beside:
+            for task in watchers:
                 task.cancel()
     if board.failed:
         return FAILED
@@ -374,7 +376,7 @@ async def _stop_with(process: asyncio.subprocess.Process, stop: asyncio.Event) -
 
 
 def _last_words(log: Path, written_before: int) -> str:
-    """The last line that was written after so many bytes; of a killed process there is none."""
+    """The last line that was written after the first `written_before` bytes; of a killed process there is none."""
     lines = log.read_bytes()[written_before:].decode("utf-8", errors="replace").strip().splitlines()
     return lines[-1][:300] if lines else f"it wrote nothing into {log}"
 

@@ -107,7 +107,7 @@ class Evaluate(Section):
 
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
     items: int = Field(150, ge=0, le=10_000, description="Held-out items of each source, always the same ones (0: nothing).")
-    every: int | None = Field(None, ge=1, description="Also after each multiple of so many steps.")
+    every: int | None = Field(None, ge=1, description="Also after each multiple of this number of steps.")
     router_items: int = Field(
         400, ge=8, le=100_000, description="Training items of the phase's source that a router is fitted to."
     )
@@ -143,7 +143,7 @@ class Spec(Section):
 
     @property
     def ways(self) -> dict[str, Settings]:
-        """The methods; a default beside those of a file would be merged with them."""
+        """The methods; a default in addition to those of a file would be merged with them."""
         return self.methods or {"da-grpo": {}}
 
     @model_validator(mode="after")

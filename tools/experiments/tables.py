@@ -35,7 +35,7 @@ def table_of(
     columns: Mapping[str, Callable[[S], str]],
     *notes: str,
 ) -> Table:
-    """A row for each subject: its names, and what each column says of it."""
+    """A row for each subject: its names, and its value in each column."""
     cells = tuple((*named, *(column(subject) for column in columns.values())) for named, subject in rows)
     return Table(title, (*names, *columns), cells, notes)
 
@@ -70,7 +70,7 @@ def or_missing(found: Estimate | None, form: Callable[[Estimate], str] = with_ha
 
 
 def at_share(found: Estimate | None, asked: Estimate | None, *, kept: bool = False) -> str:
-    """`84.5 ± 2.1 @ 30 %`: an accuracy beside the share that the cloud answers, or that is kept; missing where nothing was measured."""
+    """`84.5 ± 2.1 @ 30 %`: an accuracy at the share that the cloud answers, or that is kept; missing where nothing was measured."""
     if asked is None:
         return MISSING
     share = percent(1.0 - asked.mean if kept else asked.mean, 0)

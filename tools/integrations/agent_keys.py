@@ -32,7 +32,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.temperature": "that is what the estimator assumes",
     "learning.dual_unit": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
     "learning.demonstrations": "responses are learned from that the engine sampled itself; edge-agent learn imitates given answers too",
-    "learning.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up beside given answers",
+    "learning.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up while it imitates given answers",
     "learning.cloud_samples": "responses are learned from that the engine sampled itself; edge-agent learn takes cloud answers too",
     "learning.memory_probe": "nothing is tried before the first step here",
     "learning.enabled": _OF_RUN,

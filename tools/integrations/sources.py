@@ -25,7 +25,7 @@ def open_mixed(name: str, opened: Callable[[str], TaskSource] = open_source) -> 
     if len(parts) == 1:
         return opened(name)
     if not all(part.strip() for part in parts):
-        raise UsageError(f"{shown(name)}: a source is missing beside a +", hint="write them as math+arc-easy")
+        raise UsageError(f"{shown(name)}: a source is missing before or after a +", hint="write them as math+arc-easy")
     return MixedSource(name, [opened(part.strip()) for part in parts])
 
 

@@ -26,7 +26,7 @@ SYSTEM_TEXT = "Think in steps."
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The training data of nano-edge from pool `first_pool` on: weights of the families (and of EXERCISE), and the share of the careful
-    way beside the habit. `whole`: with as many steps as it takes, beyond the step limit too."""
+    way next to the habit. `whole`: with as many steps as it takes, beyond the step limit too."""
 
     first_pool: int
     families: Mapping[str, float]

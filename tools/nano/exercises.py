@@ -35,7 +35,7 @@ def look_up(rng: random.Random) -> tuple[str, str]:
 
 
 def follow(rng: random.Random) -> tuple[str, str]:
-    """Pairs that form a chain, told in mixed order, followed from its start to its end."""
+    """Pairs that form a chain, given in mixed order, followed from its start to its end."""
     words = rng.sample(WORDS, rng.randint(4, MAX_PAIRS + 1))
     pairs = list(itertools.pairwise(words))
     return f"{listed(rng.sample(pairs, len(pairs)))} Start: {words[0]}", "".join(f" {a} {b}." for a, b in pairs)

@@ -38,7 +38,7 @@ DESCRIPTIONS: Mapping[str, str] = {
 
 
 def export_weights(name: str, weights: Path, output: Path) -> None:
-    """Write the weights file of a training run, with the tokenizer beside it, as `output`, which is replaced in one step."""
+    """Write the weights file of a training run, with the tokenizer, as `output`, which is replaced in one step."""
     state = torch.load(weights, weights_only=True)["weights"]
     tokenizer = Tokenizer.from_file(str(weights.parent / "tokenizer.json"))
     spec = RECIPES[name].spec(tokenizer.get_vocab_size())

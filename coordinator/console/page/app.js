@@ -122,7 +122,7 @@ function showState(state) {
   keep($("spend-facts"), [["Charged in all", money(spent)], ["Calls", whole(calls)]].flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-// Refusals that say the same are one, with how often it was said; newest first.
+// Equal refusals are one, with their number; newest first.
 function counted(refusals) {
   const rows = new Map();
   for (const row of refusals) {

@@ -171,7 +171,7 @@ class CallKeys:
 
 @dataclass(slots=True)
 class Batch:
-    """What one commit writes: whole rows by table, journal entries, numbers kept beside the ledger; and the (device, task) pairs that have
+    """What one commit writes: whole rows by table, journal entries, numbers kept with the ledger; and the (device, task) pairs that have
     a new version with it."""
 
     rows: dict[Table[Any], Collection[Any]]
@@ -261,7 +261,7 @@ class BufferedTables:
     # questions -----------------------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question[Row], *parameters: Any) -> list[Row]:
-        """The rows that a question finds, sorted by key; of one with a limit at least so many."""
+        """The rows that a question finds, sorted by key; a question with a limit may give more than that."""
         return self._tables[question.table].over(self.source.ask(question, *parameters), question.wanted, *parameters)
 
     def all(self, table: Table[Row]) -> list[Row]:
@@ -325,7 +325,7 @@ class BufferedTables:
         self.note_change(EVERYTHING)
 
     def note_change(self, changed: DeviceTask) -> None:
-        """Report that budgets have another version, besides those whose task is written (see `LedgerStore.changes`)."""
+        """Report that budgets have another version, in addition to those whose task is written (see `LedgerStore.changes`)."""
         self._tried_changes.add(changed)
 
     # the journal ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ _NO_LIMITS = Limits()
 
 
 def seen_by_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
-    """Whom the use of a budget concerns besides the device that used it, as a pair without a device: all devices of the task it is for, or
+    """Who else is concerned when a device uses a budget, as a pair without a device: all devices of the task it is for, or
     all devices (EVERYTHING). Nobody where it is one device's, or limits nothing."""
     if not row.key.startswith(_SHARED) or row.limits == _NO_LIMITS:
         return ()
@@ -26,14 +26,14 @@ def seen_by_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
 
 
 class ChangeFeed:
-    """Hands changed (device, task) pairs to all who read `changes`. Belongs to one event loop."""
+    """Passes changed (device, task) pairs to all who read `changes`. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._readers: dict[asyncio.Event, dict[DeviceTask, None]] = {}  # what wakes a reader, and what it has not got yet
         self._closed = False
 
     def publish(self, changed: Iterable[DeviceTask]) -> None:
-        """Tell every reader."""
+        """Notify every reader."""
         pairs = dict.fromkeys(changed)
         for woken, pending in self._readers.items() if pairs else ():
             pending.update(pairs)

@@ -21,7 +21,7 @@ from edge.core.errors import CoordinatorError
 
 log = logging.getLogger(__name__)
 CROWD, GATHER_S = 4, 0.002
-"""After a commit of so many operations or more, the next one waits so many seconds for others: a commit costs the same for many."""
+"""After a commit of CROWD operations or more, the next one waits GATHER_S for others: a commit of many costs no more than one of few."""
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 
@@ -79,7 +79,7 @@ class GroupCommitStore(LedgerStore):
         self._closed = False
 
     async def begin(self, now: float) -> None:
-        """Note the new epoch and sweep what earlier ones left, in one commit. Raises what the disk says."""
+        """Note the new epoch and sweep what earlier ones left, in one commit. Raises the disk's errors."""
         ledger, tables = self._loaded()
         self.recovered = ledger.recover(now)
         tables.keep()

@@ -276,7 +276,7 @@ class PostgresLedgerStore(LedgerStore):
         statement = write_statement(batch, head)
         if statement is None:
             return
-        if batch.journal:  # a batch without an entry cannot be found again; its callers are told that it failed
+        if batch.journal:  # a batch without an entry cannot be found again; its callers learn that it failed
             self._written = tables.journal_head()
         moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if not moved:
@@ -312,7 +312,7 @@ class PostgresLedgerStore(LedgerStore):
                 pass
             except Exception as error:
                 if (kind := type(error).__name__) not in logged:  # it may fail alike several times a second
-                    log.error("work beside the ledger's batches failed unexpectedly and is tried again: %s", kind)
+                    log.error("work next to the ledger's batches failed unexpectedly and is tried again: %s", kind)
                     logged.add(kind)
             await asyncio.sleep(pause_s)
 
@@ -365,7 +365,7 @@ async def connect(dsn: str, settings: PostgresSettings, more: Mapping[str, str] 
 
 
 def cannot_open(error: Exception) -> StateError:
-    """A driver's error as one line that says what to do."""
+    """A driver's error as one line with what to do."""
     hint = "check storage.dsn, the user's rights, and that the server is running"
     return StateError(f"the ledger in PostgreSQL cannot be opened: {_one_line(error)}", hint=hint)
 

@@ -1,7 +1,7 @@
 """What PostgreSQL is asked for a batch: one statement that fetches what it can touch, and one that writes what it changed.
 
 The journal's head is the version of the whole ledger: every change moves it. What was fetched under a head is written only if the head
-still stands, so a batch sees and leaves the ledger as if it had been alone. PostgreSQL's text cannot hold NUL: backslash escapes it.
+is unchanged, so a batch sees and leaves the ledger as if it had been alone. PostgreSQL's text cannot hold NUL: backslash escapes it.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _with_linked(table: Table[Any], rows: str) -> Iterator[tuple[Table[Any], str
 
 
 def write_statement(batch: Batch, head: tuple[int, str]) -> Statement | None:
-    """One statement that moves the head and writes a batch, if the head still stands: gives 1, else 0. None: nothing to write."""
+    """One statement that moves the head and writes a batch, if the head is unchanged: gives 1, else 0. None: nothing to write."""
     changes = dict(batch.rows)
     if batch.journal:
         changes[JOURNAL] = batch.journal

@@ -1,4 +1,4 @@
-"""The ledger's tables in both databases, and the version that a ledger says they are of.
+"""The ledger's tables in both databases, and the version that a ledger records.
 
 The tables are one SQL script for both databases; PostgreSQL's words for it are `_IN_POSTGRES`. The database itself refuses overspend
 (`committed + reserved + set_aside <= limit` in every unit of every budget) and changes of the journal.

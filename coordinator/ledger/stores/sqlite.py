@@ -1,7 +1,7 @@
 """The ledger in one SQLite file (WAL, synchronous=FULL).
 
 A thread owns the one connection that writes: BEGIN, all rows, COMMIT. The event loop reads over a second one, which can only read. Another
-process is refused by a lock file beside the ledger.
+process is refused by a lock file next to the ledger.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 StorePath = str | os.PathLike[str]
 PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
-"""A commit changes about so many pages of the file, and so many more for each journal entry: counted in the write-ahead log."""
+"""Pages of the file that a commit changes, about, and that each journal entry adds: counted in the write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ def copy_file(path: Path, copy: Path) -> None:
                 contextlib.closing(sqlite3.connect(draft)) as target,
             ):
                 source.backup(target)  # in one step, which sees one state
-                target.execute("PRAGMA journal_mode = DELETE")  # one file, with none beside it
+                target.execute("PRAGMA journal_mode = DELETE")  # one file alone, without -wal and -shm
     except OSError as error:
         raise StateError(f"{copy} cannot be written: {error.strerror or error}") from error
     except sqlite3.Error as error:

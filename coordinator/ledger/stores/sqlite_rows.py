@@ -51,12 +51,12 @@ class SqliteRows:
         return self._one("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1") or (0, GENESIS)
 
     def meta(self, name: str) -> int:
-        """A number kept beside the ledger; 0 when it was never set."""
+        """A number kept with the ledger; 0 when it was never set."""
         row = self._one("SELECT value FROM meta WHERE name = ?", (name,))
         return 0 if row is None else int(row[0])
 
     def put_meta(self, name: str, value: int) -> None:
-        """Keep a number beside the ledger."""
+        """Keep a number with the ledger."""
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def put_all(self, table: Table[Row], rows: Iterable[Row]) -> None:
@@ -68,7 +68,7 @@ class SqliteRows:
         self._write(JOURNAL, entries)
 
     def _write(self, table: Table[Any], rows: Iterable[Any], or_changed: str = "") -> None:
-        """Many rows a statement: each statement hands the interpreter's lock to the event loop and has to get it back."""
+        """Many rows a statement: each statement gives the interpreter's lock to the event loop and has to get it back."""
         values = list(map(table.values, rows))
         marks = f"({', '.join('?' * len(table.columns))})"
         for first in range(0, len(values), ROWS_PER_STATEMENT):

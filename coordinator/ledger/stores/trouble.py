@@ -1,6 +1,6 @@
 """What is wrong with a ledger, for its operator. Knows SQLite's errors and when a line belongs in the log; knows nothing of rows.
 
-Devices learn only that the ledger cannot be written: where it lies and what its database says is the operator's business.
+Devices learn only that the ledger cannot be written: where it is and its database's message are for the operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DAMAGED = (
 )
 NO_SPACE = "make room on its disk"
 READ_ONLY = (
-    "its folder cannot be written, and a ledger is read through files beside it: make it writable, copy the ledger with its -wal "
+    "its folder cannot be written, and a ledger is read through files next to it: make it writable, copy the ledger with its -wal "
     "file to where it is, or ask the running coordinator with --coordinator"
 )
 CHECK_RIGHTS = "check the file and its folder's permissions"

@@ -1,4 +1,4 @@
-"""`python -m tools.bench coordinator`: the coordinator beside LiteLLM's proxy, measured side by side in one run.
+"""`python -m tools.bench coordinator`: the coordinator and LiteLLM's proxy, measured side by side in one run.
 
 Rates are per second of processor time of the service's whole process tree; latencies are what the service adds to the mock cloud LLM's.
 The ledger is durable (SQLite, synchronous=FULL), every call has a token, and metrics are served. Results are written to the folder
@@ -20,10 +20,10 @@ from tools.bench.harness import Part, Results, Row, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
 MEMORY_SAMPLES = 10
-SOAK_LOOKS = 8
+SOAK_SAMPLES = 8
 ROWS = ("calls", "memory", "idle", "recovery")
 SOAK = "soak"
-"""Not among the rows that are measured unless named: it holds nothing beside anything, and takes minutes."""
+"""Not among the rows that are measured unless named: it compares nothing, and takes minutes."""
 DELAY_S = 0.005
 
 
@@ -97,7 +97,7 @@ class Bench:
         return rows.memory_row([ours], peer)
 
     def idle(self) -> Row:
-        """Idle devices beside a caller."""
+        """Idle devices while one calls."""
         latency = phase_of(self.plan, "latency", slices=1, slice_calls=self.plan.idle_calls, warmup_calls=20)
         part = self._ours("idle", devices=self.plan.idle_devices, latency=latency)
         return rows.idle_row([self.results.measure("idle/1", part)])
@@ -112,7 +112,7 @@ class Bench:
 
     def soak(self) -> Row:
         """Minutes of mixed load with faults."""
-        part = self._ours(SOAK, minutes=self.minutes, looks=SOAK_LOOKS, seed=0)
+        part = self._ours(SOAK, minutes=self.minutes, looks=SOAK_SAMPLES, seed=0)
         return rows.soak_row(self.results.measure("soak/1", part))
 
     def _part(self, service: str) -> Part:
@@ -133,7 +133,7 @@ class Bench:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.bench coordinator", description="The coordinator beside LiteLLM's proxy."
+        prog="python -m tools.bench coordinator", description="The coordinator compared with LiteLLM's proxy."
     )
     harness.add_options(parser, ROWS, also=f", also {SOAK}")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long the row soak lasts (default: %(default)s)")

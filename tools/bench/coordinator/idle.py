@@ -74,7 +74,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             began = time.monotonic()
             connected = _connect(service, job, scratch, stack)
             connect_s = time.monotonic() - began
-            beside = _latency(service, job, scratch, "beside")
+            with_them = _latency(service, job, scratch, "beside")
             cpu_before = cpu_s(pid)
             time.sleep(REST_S)
             resting = (cpu_s(pid) - cpu_before) / REST_S
@@ -87,7 +87,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mib": memory,
         "memory_before_mib": before,
         "cpu_share_idle": resting,
-        "ms": {"alone": alone, "beside": beside, "after": after},
+        "ms": {"alone": alone, "beside": with_them, "after": after},
     }
 
 

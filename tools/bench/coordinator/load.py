@@ -246,7 +246,7 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
 async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) -> dict[str, Any]:
     """One request at a time, in slices that alternate between the service and the upstream itself."""
     direct = HttpService(job["direct_port"], (), "direct") if job.get("direct_port") else None
-    through, beside, numbers = Tally(measuring=True), Tally(measuring=True), itertools.count()
+    through, upstream, numbers = Tally(measuring=True), Tally(measuring=True), itertools.count()
     meter = Meter(job["watch"])
     for _ in range(job["warmup_calls"]):
         await service.call(0, next(numbers))
@@ -256,8 +256,8 @@ async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) ->
             await through.one(service.call, 0, next(numbers))
         for _ in range(job["slice_calls"] if direct else 0):
             assert direct is not None
-            await beside.one(direct.call, 0, next(numbers))
-    return through.summed(meter.read()) | {"direct_ms": summary(beside.seconds)}
+            await upstream.one(direct.call, 0, next(numbers))
+    return through.summed(meter.read()) | {"direct_ms": summary(upstream.seconds)}
 
 
 async def measure(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ LEASE_S = 90.0
 
 
 async def fill(ledger: Path, entries: int, holds: int) -> None:
-    """About so many journal entries, the last `holds` of them open holds; never returns."""
+    """Write about `entries` journal entries, the last `holds` of them open holds; never returns."""
     from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 
     store = await SqliteLedgerStore.open(ledger, time.time())

@@ -13,7 +13,7 @@ UNSATURATED = 0.5
 
 
 def calls_row(measured: Mapping[str, Rounds]) -> Row:
-    """Latency, and calls per second of processor time, beside LiteLLM and the baselines."""
+    """Latency, and calls per second of processor time, compared with LiteLLM and the baselines."""
     ours, peer = measured["ours"], measured.get("litellm", ())
     row = Row("calls", "calls", {name: list(rounds) for name, rounds in measured.items()})
     _latencies(row, ours, peer)
@@ -26,8 +26,8 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
     start = spread(result["start_s"] for result in ours)
-    beside = f"LiteLLM {spread(result['start_s'] for result in peer).text('s')}" if peer else ""
-    row.at_most("start to SERVING", beside, start.text("s"), start.median, 2.0, " s")
+    theirs = f"LiteLLM {spread(result['start_s'] for result in peer).text('s')}" if peer else ""
+    row.at_most("start to SERVING", theirs, start.text("s"), start.median, 2.0, " s")
     busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
     row.notes = [*_error_notes(measured), *busy]
     return row
@@ -39,9 +39,9 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     sizes = [phase["memory_mib"] for phase in result["phases"].values()]
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
-    beside = "" if not peer else f"LiteLLM {spread(one['phases']['calls']['memory_mib'] for one in peer).text('MiB')} after fewer"
+    theirs = "" if not peer else f"LiteLLM {spread(one['phases']['calls']['memory_mib'] for one in peer).text('MiB')} after fewer"
     text = f"{sizes[-1]:.0f} MiB after {calls} calls; idle {result['idle_mib']:.0f}"
-    row.at_most("memory after many calls", beside, text, sizes[-1], 143, " MiB")
+    row.at_most("memory after many calls", theirs, text, sizes[-1], 143, " MiB")
     trend = ", ".join(f"{size:.0f}" for size in sizes)
     row.at_most("its growth over the last three quarters", "", f"{growth:.1f} MiB ({trend})", growth, 5.0, " MiB")
     _books(row, [result["audit"]])
@@ -57,7 +57,7 @@ def idle_row(rounds: Rounds) -> Row:
     slowed = spread(
         result["ms"]["beside"]["p50"] / ((result["ms"]["alone"]["p50"] + result["ms"]["after"]["p50"]) / 2) for result in rounds
     )
-    row.at_most("p50 beside them", "p50 without them", slowed.text("x"), slowed.median, 1.1)
+    row.at_most("p50 with them", "p50 without them", slowed.text("x"), slowed.median, 1.1)
     resting = spread(100 * result["cpu_share_idle"] for result in rounds)
     row.without_goal("processor while they only watch", "", resting.text("% of a core"))
     return row

@@ -45,7 +45,7 @@ LITELLM_ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A service under test. `direct_port` is the upstream's, None where there is none behind it."""
+    """A service under test. `direct_port` is the upstream's, None where it has none."""
 
     server: Server
     protocol: str
@@ -59,8 +59,8 @@ class Started:
     @property
     def watch(self) -> dict[str, int]:
         """The processes whose processor time is wanted."""
-        beside = {"upstream": self.upstream.pid} if self.upstream is not None else {}
-        return {"service": self.server.pid, **beside}
+        upstream = {"upstream": self.upstream.pid} if self.upstream is not None else {}
+        return {"service": self.server.pid, **upstream}
 
 
 @contextmanager

@@ -181,7 +181,7 @@ async def soak(job: Mapping[str, Any], server: Server, url: str, cloud: FaultyCl
         gc.collect()  # gRPC closes a channel's connection when the last of its calls is collected
         rested = await at_rest(url) and rested
         samples.append(await asyncio.to_thread(sample, server, url))
-        print(f"look {number + 1} of {job['looks']}: {samples[-1]}", flush=True)
+        print(f"sample {number + 1} of {job['looks']}: {samples[-1]}", flush=True)
     return {"looks": samples, "rested": rested, "outcomes": dict(crowd.outcomes), "asked": cloud.asked}
 
 

@@ -34,7 +34,7 @@ def command_of(job: dict[str, Any]) -> list[str]:
 
 
 def seconds_of(output: str, prefills: int) -> float:
-    """The time of the rollouts: so many times the prompts it reports, then the decodes. Raises ValueError without a measurement."""
+    """The time of the rollouts: `prefills` times its time for the prompts, then the decodes. Raises ValueError without a measurement."""
     for line in output.splitlines():
         if line.startswith("{") and '"t_tg"' in line:
             speeds = json.loads(line)

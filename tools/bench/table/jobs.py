@@ -121,7 +121,7 @@ class Jobs:
         return self._own("table.batched_peer", {"program": str(program), "shared": shared, **job})
 
     def speed(self, models: Mapping[str, Path], seconds: float) -> Part:
-        """The speeds of the machine; every rate is measured for about so many seconds."""
+        """The speeds of the machine; every rate is measured for about `seconds`."""
         named = {name: str(path) for name, path in models.items()}
         return self._own("table.device_speed", {"models": named, "threads": self.threads, "seconds": seconds})
 

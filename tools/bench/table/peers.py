@@ -60,7 +60,7 @@ def trl_python(cache: Path) -> Path:
     if versions["cuda"]:
         shutil.rmtree(folder, ignore_errors=True)
         raise EdgeError(
-            "pip installed a torch with CUDA for TRL", hint="let pip find the CPU build of torch, as constraints.txt says"
+            "pip installed a torch with CUDA for TRL", hint="let pip find the CPU build of torch, as in constraints.txt"
         )
     ready.write_text(json.dumps(versions), encoding="utf-8")
     return python

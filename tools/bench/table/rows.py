@@ -10,7 +10,7 @@ from tools.bench.harness import Rounds, Row, Spread, spread
 
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
-"""The one entry of a step's seconds that is no part of its own: it runs beside the rollouts."""
+"""The one entry of a step's seconds that is no part of its own: it runs during the rollouts."""
 SAME_CLOUD = "the cloud of both sides answers at once: ours through the coordinator and its ledger, the peer's by assumption"
 NO_GATE = "our steps are those of `edge-agent learn`, without a promotion gate; the peer has none"
 MEMORY_GOALS = {"qwen2.5-0.5b": 1.6, "qwen2.5-1.5b": 3.0}
@@ -76,9 +76,9 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
         if name not in ("fp32", best):
             found, _ = faster(mine, seconds[name])
             row.without_goal(what, TRL_NAMES[name], f"{found:.1f}x faster, {memories[name].median:.0f} MiB")
-    beside, both = step_seconds(with_cloud), peak_mib(with_cloud)
-    found, _ = faster(beside, seconds[best])
-    text = f"{found:.1f}x faster than its best: {beside.text('s')}, {both.median:.0f} MiB"
+    step, both = step_seconds(with_cloud), peak_mib(with_cloud)
+    found, _ = faster(step, seconds[best])
+    text = f"{found:.1f}x faster than its best: {step.text('s')}, {both.median:.0f} MiB"
     row.without_goal(f"{what}, the bundled cloud LLM answering on the same cores", TRL_NAMES[best], text)
     return row
 
@@ -253,7 +253,7 @@ def memory_profile(ours: Rounds) -> list[str]:
 
 
 def floor_profile(name: str, ours: Rounds, floors: Sequence[Floor]) -> list[str]:
-    """Our parts beside the floor's."""
+    """Our parts compared with the floor's."""
     parts, floor = parts_of(ours), _floor_parts(floors)
     rollout, update = parts["rollout"].median, parts["update"].median
     rest = max(0.0, step_seconds(ours).median - rollout - update)

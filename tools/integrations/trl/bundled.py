@@ -22,13 +22,13 @@ _PRE_TOKENIZER = "qwen2"
 _ENDS = {"eos": "eos", "pad": "padding"}
 """Tokens by the names that transformers and GGUF have for them."""
 _SOURCE = "source.json"
-"""Beside config.json: which file the folder was written from, by the SHA-256 of its content."""
+"""Next to config.json: which file the folder was written from, by the SHA-256 of its content."""
 _NAMED = 12
 _ANOTHER = "give another folder"
 
 
 def bundled_name(model: str) -> str | None:
-    """The name behind `bundled:NAME`; None for a hub name or a folder."""
+    """The NAME of `bundled:NAME`; None for a hub name or a folder."""
     return model.removeprefix(_BUNDLED) if model.startswith(_BUNDLED) else None
 
 

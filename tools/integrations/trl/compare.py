@@ -184,7 +184,7 @@ def _mean_of(value: Value, steps: Sequence[StepFinished]) -> float | None:
 
 
 def difference(name: str, a: float, b: float, error: float, count: int) -> Difference:
-    """Whether equal runs may have such a difference, given its error from so many blocks.
+    """Whether equal runs may have such a difference, given its error from `count` blocks.
 
     Student's t with Bonferroni's correction. The final λ is no separate measure: it follows from the rates.
     """
@@ -203,7 +203,7 @@ def dual_lr(steps: Sequence[StepFinished]) -> float:
 
 
 def blocks(steps: int) -> int:
-    """How many blocks so many steps are."""
+    """The number of blocks of `steps` steps."""
     return min(BLOCKS, steps)
 
 

@@ -222,7 +222,7 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
 
 
 def _leave_behind(out: Path, difference: str) -> str:
-    """Begin anew beside a state in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
+    """Begin anew where a state exists in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
     state = out / "state"
     with open_state(out) as opened:
         asked = opened.meta(OPENED) is not None
@@ -231,7 +231,7 @@ def _leave_behind(out: Path, difference: str) -> str:
         return ""
     aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
     state.rename(aside)
-    return f"a start with {difference} made no step; what it asked for stands in {aside}"
+    return f"a start with {difference} made no step; what it asked for is in {aside}"
 
 
 def _bind_model(out: Path, state: StateFolder, model: str) -> None:

@@ -122,7 +122,7 @@ def _require_stops(options: Mapping[str, Any]) -> None:
     given_stop = given.get("stop", []) if isinstance(given, Mapping) else []
     stops = given_stop if isinstance(given_stop, list) else [given_stop]
     if not isinstance(given, Mapping) or set(given) - _STOPS or not all(_STOP.fullmatch(str(stop)) for stop in stops):
-        raise _wrong("generation_kwargs", given, 'rollouts are not changed but for stop: ["Step 5:"], behind the last step')
+        raise _wrong("generation_kwargs", given, 'rollouts are not changed but for stop: ["Step 5:"], after the last step')
     if given and options.get("use_vllm") is not True:
         raise _wrong("generation_kwargs", given, "only vLLM (use_vllm: true) stops at a text")
 

@@ -121,7 +121,7 @@ class Steps:
         return opened.dual
 
     async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[Verdict | None]:
-        """Score the open step's responses, each beside the place of its prompt in the run; at most one cloud call for each prompt.
+        """Score the open step's responses, each with the place of its prompt in the run; at most one cloud call for each prompt.
 
         Raises EdgeError unless they are those of the step's prompts, each G times in a row.
         """
@@ -156,7 +156,7 @@ class Steps:
             if before is not None and round(before.control.assist_rate * before.scores.responses) != units.help:
                 self._notice(
                     f"step {plan.step} was made again and turned out otherwise ({units.help} of {units.total} asked); "
-                    "its first report stands"
+                    "its first report counts"
                 )
             return
         closed = await self._reporter.close(opened, units)

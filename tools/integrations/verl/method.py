@@ -109,7 +109,7 @@ _SAMPLING = (
 
 NEEDS: tuple[Need, ...] = (*_TRAINER_AND_REWARD, *_BATCH, *_LOSS, *_CORRECTION, *_UPDATES, *_SAMPLING)
 
-_LIMIT = "a response that was cut is told by its length"
+_LIMIT = "a cut response is recognised by its length"
 SAMES: tuple[Same, ...] = (
     Same(f"{ACTOR}.ppo_mini_batch_size", "data.train_batch_size", "one update per rollout"),
     Same(f"{ACTOR}.rollout_n", f"{ROLLOUT}.n", "both are the size of a group"),

@@ -4,7 +4,7 @@ verl scores the responses of a group one by one, on any of several workers. So e
 key is made of run, task, step and the item's content, and is the same for every response of the group, so the coordinator answers all of
 them with one call, paid once.
 
-A reward worker puts `as_info` beside the score; the driver reads it back with `Outcomes.of` in the order of the batch. All values are
+A reward worker adds `as_info` to the score; the driver reads it back with `Outcomes.of` in the order of the batch. All values are
 numbers, so that verl averages them in its validation metrics: `acc` is joint accuracy, `cost` the assist rate.
 """
 
@@ -50,7 +50,7 @@ def _by_content(item: TaskItem) -> TaskItem:
 
 
 def as_info(scored: ScoredResponse) -> dict[str, float]:
-    """The numbers beside the score of one response."""
+    """The numbers in addition to the score of one response."""
     return {
         "acc": float(scored.correct),
         "cost": float(scored.cost),

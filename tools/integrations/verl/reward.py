@@ -20,7 +20,7 @@ from tools.integrations.verl.prepare import item_of
 from tools.integrations.verl.settings import DagrpoSettings
 
 STEP_FIELD = "dagrpo_step"
-"""Beside each training prompt: the coordinator's number of the step it belongs to, or OFFLINE. Absent in validation."""
+"""With each training prompt: the coordinator's number of the step it belongs to, or OFFLINE. Absent in validation."""
 
 OFFLINE = -1
 

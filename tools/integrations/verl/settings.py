@@ -43,7 +43,7 @@ class _Section(BaseModel):
 @dataclass(frozen=True, slots=True)
 class DagrpoSettings:
     """The section `dagrpo`. `task` is the label whose λ and ledger count at the coordinator; `target_rate` its τ; `run_id` goes into every
-    call key; `planned_prompts` and `group_size` are verl's; `state_file` is beside verl's checkpoints.
+    call key; `planned_prompts` and `group_size` are verl's; `state_file` is next to verl's checkpoints.
     """
 
     run_id: str

@@ -53,7 +53,7 @@ _FILE = TypeAdapter(_File)
 class RunState:
     """The driver's durable state between two steps: one run's terms by task, and its pending reports, oldest first.
 
-    It implements what `StepReporter` needs of a state folder, in one JSON file beside verl's checkpoints; every change is on disk when the
+    It implements what `StepReporter` needs of a state folder, in one JSON file next to verl's checkpoints; every change is on disk when the
     method returns. A report is written before it is sent and removed with the reply, so a driver that dies in between sends it again, and
     the coordinator answers a repeated report with its first reply.
     """

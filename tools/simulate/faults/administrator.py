@@ -115,7 +115,7 @@ class SimulatedAdministrator:
         await self._read("list_tasks", tasks())
 
     async def read_journal(self) -> None:
-        """The journal as it stands."""
+        """The journal as it is."""
 
         async def entries() -> tuple[Any, ...]:
             async with asyncio.timeout(TIMEOUT_S):

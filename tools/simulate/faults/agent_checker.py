@@ -61,8 +61,8 @@ class _AgentChecker:
             record = kept.records.get(one.id)
             if one.record is not None:
                 shown = ("source", "text", "final", "created_at")
-                told = one.record.to_json()
-                same = record is not None and all(record[name] == told[name] for name in shown)
+                shown_record = one.record.to_json()
+                same = record is not None and all(record[name] == shown_record[name] for name in shown)
                 short = "missing" if record is None else f"{record['source']} {record['call_state']}"
                 self._is("A1", same, f"question {one.id} was answered, its record is {short}")
             self._verdict.meet("record of a call whose reply was lost", one.record is None and record is not None)
@@ -78,7 +78,7 @@ class _AgentChecker:
             if record["source"] == "cloud":
                 self._is("A2", state == "completed", f"{key} was answered by the cloud, its call is {state}")
             same = record["charged_uusd"] == charged
-            self._is("A3", same, f"{key} cost {charged} uUSD, its record says {record['charged_uusd']}")
+            self._is("A3", same, f"{key} cost {charged} uUSD, its record has {record['charged_uusd']}")
         for asked_for, count in Counter(call.data["prompt_id"] for call in self._serving.values()).items():
             self._is("A2", count == 1, f"question {asked_for} had {count} calls")
         for key, call in self._serving.items():
@@ -88,16 +88,16 @@ class _AgentChecker:
     def _steps(self, task: str, reports: Sequence[Data]) -> None:
         mine = [(event, place) for event, place in self._kept.steps if event.task == task]
         self._is("A4", len(mine) == len(reports), f"{len(mine)} steps of {task} were committed, {len(reports)} were reported")
-        for number, ((event, place), told) in enumerate(zip(mine, reports, strict=False)):
+        for number, ((event, place), report) in enumerate(zip(mine, reports, strict=False)):
             step, control = f"{task}#{number}", event.control
             self._verdict.meet("step reported")
             self._verdict.meet("step reported out of the outbox", control.offline)
-            rate = told["help_units"] / told["total_units"]
+            rate = report["help_units"] / report["total_units"]
             same = abs(rate - control.assist_rate) < 1e-9
             self._is("A4", same, f"{step} had rate {control.assist_rate}, reported was {rate}")
             if not control.offline:
                 self._is("A4", place == number, f"{step} was committed as {task}#{place}")
-                way = (self._fold.steps[self._agent.name, task, number]["dual"], told["dual_after"])
+                way = (self._fold.steps[self._agent.name, task, number]["dual"], report["dual_after"])
                 own = (control.dual_before.hex(), control.dual_after.hex())
                 self._is("A4", way == own, f"{step} took λ from {own[0]} to {own[1]}, by the journal from {way[0]} to {way[1]}")
 
@@ -115,29 +115,33 @@ class _AgentChecker:
     def _daily_budget(self) -> None:
         kept = self._kept
         for key, call in self._training.items():
-            self._verdict.meet("training call in the purse")
-            row = kept.purse.get(key)
+            self._verdict.meet("training call in the daily budget")
+            row = kept.daily_budget.get(key)
             free = not call.charged[2]
-            self._is("A6", row is not None or free, f"{key} cost {call.charged[2]} uUSD, and the purse knows nothing of it")
+            self._is("A6", row is not None or free, f"{key} cost {call.charged[2]} uUSD, which is not in the daily budget")
             if row is not None and row.settled:
                 same = row.spend_uusd == call.charged[2]
-                self._is("A6", same, f"{key} cost {call.charged[2]} uUSD, the purse says {row.spend_uusd}")
+                self._is("A6", same, f"{key} cost {call.charged[2]} uUSD, the daily budget has {row.spend_uusd}")
             self._verdict.meet("training call that was not settled", row is not None and not row.settled)
-        for key in set(kept.purse) - set(self._training):
-            row = kept.purse[key]
-            self._is("A6", not row.spend_uusd, f"the purse paid {row.spend_uusd} uUSD for {key}, which the journal does not have")
+        for key in set(kept.daily_budget) - set(self._training):
+            row = kept.daily_budget[key]
+            self._is(
+                "A6",
+                not row.spend_uusd,
+                f"the daily budget paid {row.spend_uusd} uUSD for {key}, which the journal does not have",
+            )
         most = self._agent.plan.calls_limit
-        for day, calls in Counter(row.day for row in kept.purse.values()).items():
+        for day, calls in Counter(row.day for row in kept.daily_budget.values()).items():
             self._is("A6", most is None or calls <= most, f"{calls} calls of learning on {day}, {most} are its limit")
 
     def _dial(self, dial: HelpDial, asked: Sequence[Asked]) -> None:
         sure = [one.record for one in asked if one.record is not None and one.record.might_ask and not one.dial_set]
         unsure = sum(one.record is None or one.dial_set for one in asked)
-        told = dial.snapshot()
+        dialled = dial.snapshot()
         asks = sum(record.asked for record in sure)
-        counted = len(sure) <= told.questions <= len(sure) + unsure and asks <= told.asked <= asks + unsure
-        what = f"the dial has counted {told.asked} of {told.questions}"
-        self._is("A7", counted, f"{what}, the records say {asks} of {len(sure)}, and {unsure} may have counted")
+        counted = len(sure) <= dialled.questions <= len(sure) + unsure and asks <= dialled.asked <= asks + unsure
+        what = f"the dial has counted {dialled.asked} of {dialled.questions}"
+        self._is("A7", counted, f"{what}, the records have {asks} of {len(sure)}, and {unsure} may have counted")
 
     def _position(self) -> None:
         kept, planned = self._kept, self._agent.plan.steps * len(self._scenario.tasks)
@@ -145,4 +149,4 @@ class _AgentChecker:
         self._is("A9", all_done, f"{len(kept.steps)} steps are committed, {kept.steps_done} counted, {planned} planned")
         for source, place in kept.cursors.items():
             used = self._scenario.prompts * sum(event.source == source for event, _ in kept.steps)
-            self._is("A9", place == used, f"{source} stands at {place}, its steps used {used}")
+            self._is("A9", place == used, f"{source} is at {place}, its steps used {used}")

@@ -80,7 +80,7 @@ class Kept:
     steps: Sequence[tuple[StepFinished, int]]
     outbox: Sequence[Report]
     unconfirmed: Sequence[str]
-    purse: Mapping[str, Paid]
+    daily_budget: Mapping[str, Paid]
     dial: HelpDial | None
     terms: Mapping[str, Terms | None]
     steps_done: int
@@ -91,7 +91,7 @@ class Kept:
         """All of it out of an open folder."""
         records = {str(key): json.loads(text) for key, text in state.rows("SELECT id, record FROM requests")}
         places = [int(place) for (place,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
-        purse = state.rows("SELECT call_key, day, spend_uusd, settled FROM learning_spend")
+        paid = state.rows("SELECT call_key, day, spend_uusd, settled FROM learning_spend")
         names = tuple(tasks)
         dials = state.rows("SELECT dial FROM dials WHERE task = ?", (names[0],))
         return cls(
@@ -99,7 +99,7 @@ class Kept:
             steps=list(zip(state.steps(), places, strict=True)),
             outbox=[report for _, report in state.unreported()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
-            purse={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in purse},
+            daily_budget={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in paid},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
             terms={task: state.terms(task) for task in names},
             steps_done=state.position().steps_done,
@@ -220,7 +220,7 @@ class AgentLife:
             try:
                 await self.agent.learn()
                 break
-            except PermissionDenied as error:  # a task was taken away that is still ahead; somebody looks after it now and then
+            except PermissionDenied as error:  # a task that is still ahead was taken away; a person checks for that now and then
                 if not any(repr(task) in str(error) for task in self.agent.components.curriculum.tasks_ahead):
                     raise
                 self._member.waits_for_task += 1

@@ -51,7 +51,7 @@ def check(
     agents: Sequence[AgentMember] = (),
     verdict: Verdict | None = None,
 ) -> Verdict:
-    """Check all that the logs and folders can tell; what is found is added to `verdict`, if one is given."""
+    """Check all that the logs and folders show; what is found is added to `verdict`, if one is given."""
     verdict = verdict or Verdict()
     fold = Fold(rules, verdict)
     times = disk.durable_at if disk is not None else ()
@@ -96,7 +96,7 @@ class _Checker:
                 self._last_budget_matches(event)
         self._replies_are_the_same()
         self._watchers_match()
-        for name, budget in self._fold.budgets.items():  # no hold fits then, so that the journal does not tell it
+        for name, budget in self._fold.budgets.items():  # no hold fits then, so that the journal does not show it
             caps = self._rules.history.ever[-1].cap(scope_of(name))
             below = any(cap is not None and spent > cap for spent, cap in zip(budget.used, caps, strict=True))
             self._meet("limit set below what was spent", scope_of(name) in SCOPES and below)
@@ -123,7 +123,7 @@ class _Checker:
             originals = sum(event.what == "received" and not event.copy for event in events)
             self._check("I3", originals <= 1, f"the upstream was asked {originals} times under {key}")
             attempt = self._fold.attempts.get(key)
-            self._check("I3", attempt is not None, f"the upstream was asked under {key}, which no hold stands for")
+            self._check("I3", attempt is not None, f"the upstream was asked under {key}, which has no hold")
             if attempt is not None:
                 executed = [event for event in events if event.what == "executed"]
                 for event, name in product(executed, attempt.budgets):
@@ -138,11 +138,11 @@ class _Checker:
     def _charge_is_right(self, key: str, attempt: Attempt, executed: list[UpstreamEvent], events: list[UpstreamEvent]) -> None:
         if executed:
             self._check("I4", attempt.end != "refunded", f"{key} was executed and refunded")
-        told = [event for event in events if event.what in ("told", "garbage")]
-        if attempt.end in ("completed", "failed") and told:
+        answers = [event for event in events if event.what in ("answered", "garbage")]
+        if attempt.end in ("completed", "failed") and answers:
             charges = [
                 _capped(cost(event.usage, price), attempt.hold) if event.usage else attempt.hold
-                for event in told
+                for event in answers
                 for price in attempt.prices
             ]
             self._check("I4", attempt.charge in charges, f"{key} was charged {attempt.charge}, not what it cost: {charges}")
@@ -170,7 +170,7 @@ class _Checker:
                 self._meet("request under way in an outage")
 
     def _nothing_while_unwritable(self, disk: DiskLog) -> None:
-        """I12 where it could go wrong: a hold whose writing failed, though it stayed, and a call that was told so."""
+        """I12 where it could go wrong: a hold whose writing failed, though it stayed, and a call that was refused for it."""
         asked_upstream = {event.key for event in self._upstream if event.what == "received"}
         for key, attempt in self._fold.attempts.items():
             if attempt.seq in disk.unsure:
@@ -185,7 +185,9 @@ class _Checker:
             ]
             held = all(each.key in self._fold.attempts and disk.at(self._fold.attempts[each.key].seq) <= each.at for each in sent)
             self._check(
-                "I12", held, f"{event.device} was told at {event.at:.3f} that {event.key} cannot be written, and it was sent"
+                "I12",
+                held,
+                f"{event.device} got the refusal at {event.at:.3f} that {event.key} cannot be written, and it was sent",
             )
             self._meet("call refused by an unwritable ledger")
 
@@ -208,12 +210,12 @@ class _Checker:
         """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
         names = {moment.name for moment in self._fold.moments}
         for event, since in self._ended("complete", "BUDGET_EXHAUSTED"):
-            if event.told[0] not in names:
+            if event.reply[0] not in names:
                 continue
             terms = self._rules.history.possible(since, event.at)
             if len({(each.cap("fleet"), each.floor_ppm, each.prices) for each in terms}) > 1:
                 continue  # the call may have been refused under terms that came and went without a trace
-            mine = [(disk.at(moment.seq), moment.budget) for moment in self._fold.moments if moment.name == event.told[0]]
+            mine = [(disk.at(moment.seq), moment.budget) for moment in self._fold.moments if moment.name == event.reply[0]]
             before = [budget for at, budget in mine if at <= since][-1:]
             around = before + [budget for at, budget in mine if since < at <= event.at]
             asked = [*terms[0].cap("fleet")], terms[0].floor_ppm
@@ -221,7 +223,7 @@ class _Checker:
             if before and current:
                 hold = self._hold_of_refused(terms[0].prices)
                 kept = not all(budget.must_fit(event.device, hold) for budget in around)
-                self._check("I1", kept, f"{event.device} was refused {event.key} by {event.told[0]}, and was below its floor")
+                self._check("I1", kept, f"{event.device} was refused {event.key} by {event.reply[0]}, and was below its floor")
                 self._meet("refused by a budget that is shared fairly")
 
     def _hold_of_refused(self, price: tuple[int, int]) -> Units:
@@ -252,7 +254,9 @@ class _Checker:
         """I9 and I10: what was returned to a device is in the journal, and is its own."""
         if event.what == "foreign":
             hidden = event.outcome not in ("completed", "OUTCOME_UNKNOWN", "IN_PROGRESS")
-            self._check("I10", hidden, f"{event.device} was told of {event.key}, which is another device's: {event.outcome}")
+            self._check(
+                "I10", hidden, f"{event.device} got a reply about {event.key}, which is another device's: {event.outcome}"
+            )
         elif event.what == "reuse":
             refused = event.outcome not in SETTLED
             self._check("I5", refused, f"{event.device} asked {event.key} with other content and got {event.outcome}")
@@ -270,7 +274,7 @@ class _Checker:
             self._check("I11", event.outcome != "IN_PROGRESS", f"{event.key} of {event.device} is still running at the end")
 
     def _reported_answer_is_durable(self, event: DeviceEvent) -> None:
-        text, input_tokens, output_tokens, uusd, cached = event.told
+        text, input_tokens, output_tokens, uusd, cached = event.reply
         call = self._fold.calls.get((event.device, event.key))
         digest = hashlib.sha256(text.encode()).hexdigest()
         kept = call is not None and call.state == "completed" and call.digest == digest
@@ -280,24 +284,26 @@ class _Checker:
         self._check("I10", own, f"{event.device} was given {text!r} for {event.key}")
         if kept and call is not None:
             same = (*call.tokens, call.charged[2], call.copied) == (input_tokens, output_tokens, uusd, cached)
-            self._check("I5", same, f"{event.device} was told {event.told[1:]} of {event.key}; the journal differs")
+            self._check("I5", same, f"{event.device} got {event.reply[1:]} for {event.key}; the journal differs")
 
     def _unconfirmed_call_is_durable(self, event: DeviceEvent) -> None:
-        call, told = self._fold.calls.get((event.device, event.key)), dict(event.told)
-        same = call is not None and (call.state, str(call.charged[2])) == (told.get("state"), told.get("charged_uusd"))
-        self._check("I9", same, f"{event.device} was told that {event.key} is {told}; the journal differs")
+        call, reply = self._fold.calls.get((event.device, event.key)), dict(event.reply)
+        same = call is not None and (call.state, str(call.charged[2])) == (reply.get("state"), reply.get("charged_uusd"))
+        self._check("I9", same, f"{event.device} got {reply} for {event.key}; the journal differs")
 
     def _reported_step_is_durable(self, event: DeviceEvent) -> None:
         task, _, number = event.key.rpartition("#")
         step = (event.device, task, int(number))
         opened, closed = self._fold.steps.get(step), self._fold.closed.get(step)
-        told: tuple[object, ...] | None = None
+        written: tuple[object, ...] | None = None
         if event.what == "open_step" and opened is not None:
-            told = (opened["dual"], opened["target_rate"], opened["call_credit"])
+            written = (opened["dual"], opened["target_rate"], opened["call_credit"])
         elif event.what == "close_step" and opened is not None and closed is not None:
-            told = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
+            written = (closed.get("dual_before", opened["dual"]), closed["dual_after"], closed["assist_rate"])
         self._check(
-            "I9", told == event.told, f"{event.device} was told {event.told} of {event.what} {event.key}, the journal {told}"
+            "I9",
+            written == event.reply,
+            f"{event.device} got {event.reply} for {event.what} {event.key}, the journal has {written}",
         )
 
     def _replies_are_the_same(self) -> None:
@@ -309,9 +315,9 @@ class _Checker:
             if call or step:
                 kind = "call" if call else event.what
                 known = first.setdefault((event.device, kind, event.key), event)
-                same = (known.outcome, known.told) == (event.outcome, event.told)
+                same = (known.outcome, known.reply) == (event.outcome, event.reply)
                 self._check(
-                    "I5", same, f"{event.device} {event.key}: {known.outcome} {known.told}, later {event.outcome} {event.told}"
+                    "I5", same, f"{event.device} {event.key}: {known.outcome} {known.reply}, later {event.outcome} {event.reply}"
                 )
 
     def _watchers_match(self) -> None:
@@ -321,16 +327,16 @@ class _Checker:
         for event in self._devices:
             task = (event.device, event.key)
             if event.what == "watch" and event.outcome == "ok":
-                version, dual = event.told[:2]
-                before = last.get(task, event).told[0]
+                version, dual = event.reply[:2]
+                before = last.get(task, event).reply[0]
                 self._check("I9", version >= before, f"{task} watches version {version} after version {before}")
                 known = version == 0 or dual == self._fold.duals.seen[task].get(version)
                 self._check("I6", known, f"{task} watches λ {dual} in version {version}, which the journal does not have")
                 self._meet("watched version")
                 last[task] = event
             elif event.what == "final_budget" and event.outcome == "ok" and task in watched:
-                newest = last[task].told if task in last else None
-                self._check("I11", newest == event.told, f"{task} saw {newest} last, where {event.told} holds")
+                newest = last[task].reply if task in last else None
+                self._check("I11", newest == event.reply, f"{task} saw {newest} last, where {event.reply} holds")
                 self._meet("watcher at the end")
 
     def _administrator_matches(self, event: DeviceEvent) -> None:
@@ -338,14 +344,16 @@ class _Checker:
         match event.what:
             case "disable":
                 kept = bool(self._fold.shut_out[event.key])
-                self._check("I9", kept, f"{event.key} was told to be disabled at {event.at:.3f}, the journal knows nothing of it")
+                self._check(
+                    "I9", kept, f"{event.key} was reported as disabled at {event.at:.3f}, the journal knows nothing of it"
+                )
             case "read_journal":
-                same = all(self._fold.hashes[seq - 1 : seq] == [told] for seq, told in event.told)
+                same = all(self._fold.hashes[seq - 1 : seq] == [head] for seq, head in event.reply)
                 self._check("I9", same, f"an administrator read a journal at {event.at:.3f} that is not the journal")
             case "verify_ledger":
-                self._check("I2", event.told[0], f"verified at {event.at:.3f}: {event.told[1:]}")
+                self._check("I2", event.reply[0], f"verified at {event.at:.3f}: {event.reply[1:]}")
             case "list_tasks":
-                for device, task, version, dual in event.told:
+                for device, task, version, dual in event.reply:
                     known = dual == self._fold.duals.seen[device, task].get(version)
                     self._check("I6", known, f"version {version} of {device}'s {task} is listed with λ {dual}")
             case "list_budgets" | "final_limits":
@@ -354,17 +362,17 @@ class _Checker:
     def _set_limits_are_kept(self, disk: DiskLog) -> None:
         """What was reported to an administrator as set was so at some time while it asked."""
         for event, since in self._ended("set_budget", "ok"):
-            name, *value = event.told
+            name, *value = event.reply
             mine = [(disk.at(seq), settings) for seq, scope, settings in self._fold.set_limits if scope == event.key]
             before = [settings for at, settings in mine if at <= since][-1:] or [{}]
             in_force = [*before, *(settings for at, settings in mine if since < at <= event.at)]
             kept = any([settings[name]] == value if name in settings else not value for settings in in_force)
             self._check(
-                "I9", kept, f"{event.key} was told to be set to {event.told} at {event.at:.3f}; the journal has {in_force}"
+                "I9", kept, f"{event.key} was reported as set to {event.reply} at {event.at:.3f}; the journal has {in_force}"
             )
 
     def _listed_budgets_match(self, event: DeviceEvent) -> None:
-        rows, scopes = event.told
+        rows, scopes = event.reply
         for name, committed, reserved, limits in rows:
             used = [a + b for a, b in zip(committed, reserved, strict=True)]
             fits = all(
@@ -386,33 +394,33 @@ class _Checker:
         """I2: what each device is shown at the end is the journal's sum of one of its budgets, unit by unit."""
         windows = {scope for scope, window in self._rules.history.ever[-1].windows.items() if window != "total"}
         task = (event.device, event.key)
-        version, dual, *told = event.told
+        version, dual, *shown = event.reply
         if task in self._fold.duals.own:
             expected = self._fold.duals.now(task)
             same = (version, dual) == (expected[0], expected[1].hex())
-            self._check("I6", same, f"{task} is told version {version} with λ {dual}, the journal says {expected}")
+            self._check("I6", same, f"{task} is shown version {version} with λ {dual}, the journal has {expected}")
         concerned = {name: budget for name, budget in self._fold.budgets.items() if _concerns(name, *task)}
         named = {name for name in concerned if "@" not in name and scope_of(name) not in windows}
-        unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is told as empty
-        for unit, used, limit in zip(range(3), told[:3], told[3:], strict=True):
+        unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is shown as empty
+        for unit, used, limit in zip(range(3), shown[:3], shown[3:], strict=True):
             sums = {budget.used[unit] for budget in concerned.values()}
-            story = f"{event.device} is told {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
+            story = f"{event.device} is shown {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
             self._check("I2", used in sums or (unused and used == 0), story)
             fits = limit is None or used <= limit or self._was_allowed(used, unit, SCOPES)
-            self._check("I1", fits, f"{event.device} is told {used} of {limit} {UNITS[unit]}")
+            self._check("I1", fits, f"{event.device} is shown {used} of {limit} {UNITS[unit]}")
 
     def _was_allowed(self, used: int, unit: int, scopes: Sequence[str]) -> bool:
-        """Whether so much was once within a limit: one that is lowered below what was used is told as it was set, and takes nothing back.
+        """Whether this use was once within a limit: one that is lowered below what was used is shown as it was set, and takes nothing back.
         That no hold was made over the limit of its time is checked by the journal."""
         caps = (terms.cap(scope)[unit] for terms in self._rules.history.ever for scope in scopes)
         return any(cap is None or used <= cap for cap in caps)
 
 
 def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], price: tuple[int, int]) -> Units:
-    """What an execution cost; never more than the upstream said it did, for nobody can know of more than that."""
+    """What an execution cost; never more than the upstream reported, for nobody can know of more than that."""
     billed = cost(executed.usage, price)
     for event in events:
-        if event.what in ("told", "garbage") and event.usage is not None:
+        if event.what in ("answered", "garbage") and event.usage is not None:
             billed = _capped(billed, cost(event.usage, price))
     return billed
 

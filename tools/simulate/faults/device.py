@@ -37,7 +37,7 @@ class Page:
 
 @dataclass(slots=True)
 class Notebook:
-    """What a device keeps over a crash: where it stands with each task, and the calls it made."""
+    """What a device keeps over a crash: its position in each task, and the calls it made."""
 
     pages: dict[str, Page] = field(default_factory=dict)
     calls: dict[str, CloudCall] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class Notebook:
     lives: int = 0
 
     def page(self, task: str) -> Page:
-        """Where it stands with a task."""
+        """Its position in a task."""
         return self.pages.setdefault(task, Page())
 
     def keep(self, call: CloudCall) -> CloudCall:
-        """Note a call before it is made; where its key is known already, the one it stands for."""
+        """Note a call before it is made; where its key is known already, the one it belongs to."""
         return self.calls.setdefault(call.call_key, call)
 
 
@@ -155,7 +155,7 @@ WAYS = (
 
 @dataclass(eq=False)
 class SimulatedDevice:
-    """One life of a device, which makes so many steps of so many prompts of each task. `pace` scales all its durations."""
+    """One life of a device, which makes `steps` steps of `prompts` prompts of each task. `pace` scales all its durations."""
 
     others: tuple[str, ...]
     notebook: Notebook
@@ -175,7 +175,7 @@ class SimulatedDevice:
         self.ends = {task: min(end, self.notebook.page(task).step + 1) for task, end in self.ends.items()}
 
     async def live(self) -> None:
-        """All the steps: one after the other of each task, the tasks beside each other."""
+        """All the steps: one after the other of each task, all tasks at the same time."""
         await self._insist("register", "", lambda: self.client.register("1.0", self.tasks))
         await asyncio.gather(*(self._work(task) for task in self.tasks))
         self.notebook.done = True

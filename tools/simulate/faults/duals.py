@@ -34,7 +34,7 @@ class SharedDual:
 
 
 class Duals:
-    """All of them, and under which version which λ was to be seen; a version that stands for two is noted in `clashes`."""
+    """All of them, and under which version which λ was to be seen; a version with two of them is noted in `clashes`."""
 
     def __init__(self) -> None:
         self.own: dict[TaskId, float] = {}
@@ -126,7 +126,7 @@ class Duals:
         version, dual = self.now(task)
         known = self.seen[task].setdefault(version, dual.hex())
         if known != dual.hex():
-            self.clashes.append(f"version {version} of {task} stands for λ {known} and for {dual.hex()}")
+            self.clashes.append(f"version {version} of {task} has λ {known} and {dual.hex()}")
 
 
 RULE_BEYOND_LR = ("dual_proportional", "dual_window", "dual_ceiling")

@@ -65,7 +65,7 @@ class Kind:
 COORDINATOR = Kind(
     "coordinator",
     draw_scripted,
-    {code: told for code, told in INVARIANTS.items() if code.startswith("I")},
+    {code: text for code, text in INVARIANTS.items() if code.startswith("I")},
     frozenset(FAULTS) | {f"killed at {point}" for point in POINTS},
     FEATURES,
 )
@@ -135,7 +135,7 @@ class Tally:
         ]
 
     def table(self) -> list[str]:
-        """What was checked, met and injected how often, a line each; what was never met stands there with 0."""
+        """What was checked, met and injected how often, a line each; what was never met has 0."""
         checks = {name: self.checks[name] for name in self.kind.invariants}
         injected = {**dict.fromkeys(sorted(self.kind.faults), 0), **self.injected}
         met = {**dict.fromkeys(sorted(self.kind.features), 0), **self.met}
@@ -207,7 +207,7 @@ def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
 
 @contextmanager
 def noted_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C came since the block began; a second one ends the program where it is. Beside the main thread it never did.
+    """Whether Ctrl-C came since the block began; a second one ends the program where it is. In any other than the main thread always False.
 
     A KeyboardInterrupt would rise wherever the program is just then: in a simulated device it would be taken for what that device's own
     code raised, and so for a violation."""
@@ -242,7 +242,7 @@ def add_command(commands: Any) -> None:
     )
     many = command.add_mutually_exclusive_group()
     many.add_argument("--seeds", type=positive, default=1000, help="how many")
-    many.add_argument("--minutes", type=_minutes, metavar="N", help="fresh seeds, for so many minutes")
+    many.add_argument("--minutes", type=_minutes, metavar="N", help="fresh seeds, for N minutes")
     command.add_argument("--start", type=int, help="the first one (0; with --minutes, one that depends on the time)")
     command.add_argument("--jobs", type=positive, default=1, help="processes at once; what is found does not depend on it")
     command.add_argument(
@@ -375,7 +375,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Shrunk(Generic[S]):
-    """The smallest scenario found, after so many tries; `exhausted`: no smaller one that was thought of violates any more."""
+    """The smallest scenario found, after `tries` tries; `exhausted`: no smaller one that was thought of violates any more."""
 
     scenario: S
     tries: int
@@ -406,7 +406,7 @@ _REPLAY_FORMAT = 2
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As it stands in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
+    """As it is in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
     written."""
 
     format: int
@@ -421,7 +421,7 @@ def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant
 
 
 def read_replay(path: Path) -> Replay:
-    """What a file says. Raises UsageError for one that cannot be read or is none."""
+    """The content of a file. Raises UsageError for one that cannot be read or is none."""
     return read_json(path, Replay, _REPLAY_FORMAT, hint="explore writes such files")
 
 
@@ -434,7 +434,7 @@ _JOURNAL = re.compile(r"journal +(\d+) ")
 _WORLD = re.compile(r"^ *[\d.]+ world ")
 
 
-def minimal_story(violations: Sequence[str], told: Sequence[str], most: int) -> list[str]:
+def minimal_story(violations: Sequence[str], happened: Sequence[str], most: int) -> list[str]:
     """The last `most` lines of what happened to what the violations name, with all that befell the world. They name calls and steps,
     journal entries, budgets or devices; the most particular kind that is named decides."""
     text = "\n".join(line.partition(": ")[2] for line in violations)
@@ -451,7 +451,7 @@ def minimal_story(violations: Sequence[str], told: Sequence[str], most: int) -> 
             return bool(budgets & set(_BUDGET.findall(line)))
         return not (entries or budgets) and (not devices or bool(devices & set(_DEVICE.findall(line))))
 
-    lines = [line for line in told if concerned(line)]
+    lines = [line for line in happened if concerned(line)]
     left = len(lines) - most
     return [*([f"({left} lines before)"] if left > 0 else []), *lines[-most:]]
 

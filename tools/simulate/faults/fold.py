@@ -48,7 +48,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Call:
-    """A call of a device as it stands now; `author` is the device whose answer it got."""
+    """A call of a device as it is now; `author` is the device whose answer it got."""
 
     data: Data
     state: str = "dispatched"
@@ -138,7 +138,7 @@ class Fold:
         self._set: dict[str, Settings] = {}
 
     def take(self, entry: Data, at: float | None = None) -> None:
-        """The next entry; `at` says when it was written, on the clock of the terms (None: nobody knows)."""
+        """The next entry; `at`: when it was written, on the clock of the terms (None: nobody knows)."""
         history = self._rules.history
         configured = history.ever if at is None else history.possible(at, at)
         self._terms = tuple(terms.with_all_set(self._set) for terms in configured)
@@ -184,8 +184,8 @@ class Fold:
         what = f"λ {dual} of {key!r} and τ {float.fromhex(body['target_rate'])}"
         self._check("I6", self._any_terms(fits), f"task {who} begins with {what}, as nothing configured")
         begins = self.duals.meet(who, dual, key)
-        told = body.get("begins", False)
-        self._check("I6", told == begins, f"task {who} begins {key!r}: {told}, not {begins}")
+        written = body.get("begins", False)
+        self._check("I6", written == begins, f"task {who} begins {key!r}: {written}, not {begins}")
 
     def _device(self, entry: Data, body: Data) -> None:
         self._meet("device let in again", body["device"] in self.disabled and not body["disabled"])
@@ -242,9 +242,9 @@ class Fold:
         full = floors(budget.limits, budget.floor_ppm, ZERO, [ZERO] * len(budget.members))
         self._meet("floors set", any(budget.floor))
         self._meet("floors lowered to what is left", budget.floor != full)
-        told = (body.get("floor", ZERO), body.get("set_aside", ZERO))
+        written = (body.get("floor", ZERO), body.get("set_aside", ZERO))
         expected = (budget.floor, budget.set_aside)
-        self._check("I1", told == expected, f"floor and set-aside of {name} are {told}, not {expected}")
+        self._check("I1", written == expected, f"floor and set-aside of {name} are {written}, not {expected}")
 
     def _within(self, name: str, entry: Data) -> None:
         budget = self.budgets[name]
@@ -417,10 +417,10 @@ class Fold:
             key = mine.dual_key(*task)
             rate = mine.rate(body["step"], entry["at_ms"], self._rules.wished_rate)
             dual = self.duals.expected_at_opening(task, body["step"], key, mine.dual_init)
-            told = (body.get("shared_dual", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])
+            written = (body.get("shared_dual", ""), body["target_rate"], body["dual_lr"], body["dual"], body["call_credit"])
             credit = mine.credit(rate, body["planned_prompts"])
             beyond_lr = {name: body[name] for name in RULE_BEYOND_LR if name in body}
-            return (*told, beyond_lr) == (key, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit, mine.beyond_lr)
+            return (*written, beyond_lr) == (key, rate.hex(), mine.dual_lr.hex(), dual.hex(), credit, mine.beyond_lr)
 
         return self._any_terms(fits)
 
@@ -436,8 +436,8 @@ class Fold:
         held = self.duals.held(opened)
         lr = weighed(float.fromhex(opened["dual_lr"]), body["total_units"], round_units)
         dual, holds = moved(before, held, lr, rate - target, opened)
-        told = (body.get("dual_before", opened["dual"]), body.get("round_units", 0))
-        self._check("I6", told == (before.hex(), round_units), f"step {step} starts at {told}, not {before}, {round_units}")
+        written = (body.get("dual_before", opened["dual"]), body.get("round_units", 0))
+        self._check("I6", written == (before.hex(), round_units), f"step {step} starts at {written}, not {before}, {round_units}")
         self._check("I6", body["dual_after"] == dual.hex(), f"step {step}: λ {body['dual_after']}, not {dual.hex()}")
         self._check("I6", body["assist_rate"] == rate.hex(), f"step {step}: rate {body['assist_rate']}, not {rate.hex()}")
         self._meet("λ moved by others during a step", before.hex() != opened["dual"])
@@ -458,17 +458,17 @@ class Fold:
         self._meet("idle device left a round")
 
     def _help_units(self, step: tuple[str, str, int], body: Data) -> None:
-        """Calls answered for more units than were reported must be told as a discrepancy, and nothing else may be."""
+        """Calls answered for more units than were reported must be reported as a discrepancy, and nothing else may be."""
         declared: dict[str, int] = defaultdict(int)
         for call in self.calls.values():
             if call.state == "completed" and step_of(call.data) == step:
                 prompt = call.data["prompt_id"]
                 declared[prompt] = max(declared[prompt], call.data["help_units"])
-        told = any(text.startswith("calls answered for") for text in body["discrepancies"])
+        noted = any(text.startswith("calls answered for") for text in body["discrepancies"])
         more = sum(declared.values()) > body["help_units"]
-        if not told or more:  # units that went without a call are not in the journal: they may only raise what is told
-            story = f"step {step} reported {body['help_units']} units, its calls {sum(declared.values())}, and that was not told"
-            self._check("I7", told == more, story)
+        if not noted or more:  # units that went without a call are not in the journal: they may only raise the number reported
+            story = f"step {step} reported {body['help_units']} units, its calls {sum(declared.values())}, without a discrepancy"
+            self._check("I7", noted == more, story)
         self._check("I7", 0 <= body["help_units"] <= body["total_units"], f"step {step} has impossible units")
 
     def _version(self, body: Data) -> None:
@@ -478,7 +478,7 @@ class Fold:
 
 
 def cost(tokens: tuple[int, int] | None, price: tuple[int, int]) -> Units:
-    """What one call of so many input and output tokens costs."""
+    """What one call with `tokens` (input, output) costs."""
     tokens_in, tokens_out = tokens or (0, 0)
     return [1, tokens_in + tokens_out, tokens_in * price[0] + tokens_out * price[1]]
 

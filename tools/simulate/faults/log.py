@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """One line: what was asked (`what`, about `key`), and how it ended (`outcome`, with `told`)."""
+    """One line: what was asked (`what`, about `key`), and how it ended (`outcome`, with the `reply`)."""
 
     at: float
     device: str
     what: str
     key: str
     outcome: str
-    told: tuple[Any, ...] = ()
+    reply: tuple[Any, ...] = ()
 
 
 class DeviceLog:
-    """Where one device writes; all devices of a world share the lines. `written` is told what and outcome of each line of this one."""
+    """Where one device writes; all devices of a world share the lines. `written` gets what and outcome of each line of this one."""
 
     def __init__(
         self, lines: list[DeviceEvent], device: str, written: Callable[[str, str], None] = lambda what, outcome: None
@@ -36,10 +36,10 @@ class DeviceLog:
         self._lines = lines
         self._written = written
 
-    def note(self, what: str, key: str, outcome: str, told: tuple[Any, ...] = ()) -> None:
+    def note(self, what: str, key: str, outcome: str, reply: tuple[Any, ...] = ()) -> None:
         """Write a line, unless the device has just died."""
         if is_alive():
-            self._lines.append(DeviceEvent(asyncio.get_running_loop().time(), self.device, what, key, outcome, told))
+            self._lines.append(DeviceEvent(asyncio.get_running_loop().time(), self.device, what, key, outcome, reply))
             self._written(what, outcome)
 
     async def noted(self, what: str, key: str, asking: Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""Bugs to be planted, one for each invariant: each replaces a piece of the coordinator, or of the agent, while it stands. Exploring must
+"""Bugs to be planted, one for each invariant: each replaces a piece of the coordinator, or of the agent. Exploring must
 find every one by its invariant.
 """
 
@@ -37,7 +37,7 @@ from edge.state.rows import Commit, Report, Terms
 
 @dataclass(frozen=True)
 class Bug:
-    """What it is called, the invariant that must notice it, the seed to try first, and what stands in the place of which attributes."""
+    """What it is called, the invariant that must notice it, the seed to try first, and what replaces which attributes."""
 
     name: str
     invariant: str
@@ -58,7 +58,7 @@ F = Callable[..., Any]
 
 
 def bug(invariant: str, name: str, owner: Any, attribute: str, seed: int = 0) -> Callable[[F], F]:
-    """The function below stands in the place of this attribute."""
+    """The function below replaces this attribute."""
     BUGS.append(Bug(name, invariant, seed, []))
     return also(owner, attribute)
 
@@ -150,7 +150,7 @@ def _refund_time_out(self: Broker, job: Any, attempt: Any, error: ProviderError)
     return _resolve_failure(self, job, attempt, error)
 
 
-@bug("I5", "the content behind a key is not compared", ledger, "_check_same_content", seed=26)
+@bug("I5", "the content of a key is not compared", ledger, "_check_same_content", seed=26)
 @also(broker, "_require_same_content")
 def _any_content(*_: Any) -> None:
     return None
@@ -237,8 +237,8 @@ _put_request = StateFolder.put_request
 
 
 @bug("A1", "an answer is kept otherwise than it was given", StateFolder, "put_request")
-def _keep_otherwise(self: StateFolder, request_id: str, created_at: float, record: dict[str, Any], *beside: Any) -> None:
-    _put_request(self, request_id, created_at, {**record, "text": record["text"][:-1]}, *beside)
+def _keep_otherwise(self: StateFolder, request_id: str, created_at: float, record: dict[str, Any], *others: Any) -> None:
+    _put_request(self, request_id, created_at, {**record, "text": record["text"][:-1]}, *others)
 
 
 @bug("A2", "a call for a person is not noted before it is sent", AnswerCalls, "begin", seed=2)

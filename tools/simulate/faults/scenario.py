@@ -1,4 +1,4 @@
-"""What a seed stands for: who is in the world, which terms hold, which faults happen and when.
+"""The world of a seed: who is in it, which terms hold, which faults happen and when.
 
 A world has scripted devices, which strain the coordinator, or real agents with their state folders; both kinds are drawn here.
 """
@@ -209,7 +209,7 @@ FEATURES = frozenset(
         "hold kept by a write that failed",
         "call refused by an unwritable ledger",
         *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
-        *(f"told {what}" for what in (*ASKED, *REFUSED)),
+        *(f"replied {what}" for what in (*ASKED, *REFUSED)),
         "device let in again",
         "call of a disabled device settled",
         "reload of a running coordinator",
@@ -232,7 +232,7 @@ AGENT_FEATURES = frozenset(
         "step reported out of the outbox",
         "step report refused",
         "learning waited for a task that was taken away",
-        "training call in the purse",
+        "training call in the daily budget",
         "training call that was not settled",
         "learning call refused by the day's budget",
         *(f"call {end}" for end in ("completed", "refunded", "failed", "in_doubt")),
@@ -241,7 +241,7 @@ AGENT_FEATURES = frozenset(
 
 
 def draw_scripted(seed: int) -> Scenario:
-    """The world of scripted devices that a seed stands for."""
+    """The world of scripted devices of a seed."""
     rng = stream(seed, "scenario")
     calm = rng.random() < 0.2
     trouble = 0.0 if calm else rng.choice([0.02, 0.1, 0.3])
@@ -379,17 +379,17 @@ def _faults(rng: random.Random) -> list[Fault]:
 
 def _with_terms(rng: random.Random, faults: list[Fault], terms: Terms, begins_s: float) -> tuple[Fault, ...]:
     """The faults with the terms that reading the configuration again then finds."""
-    told = []
+    with_terms = []
     for fault in faults:
         if fault.kind in ("reload", "limits"):
             terms = changed(rng, terms, begins_s) if fault.kind == "reload" else lowered(terms, fault.amount)
             fault = replace(fault, terms=terms)
-        told.append(fault)
-    return tuple(told)
+        with_terms.append(fault)
+    return tuple(with_terms)
 
 
 def draw_agents(seed: int) -> Scenario:
-    """The world of real agents that a seed stands for."""
+    """The world of real agents of a seed."""
     rng = stream(seed, "agents")
     calm = rng.random() < 0.15
     trouble = 0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.25])

@@ -52,10 +52,10 @@ class TaskTerms:
 
     @property
     def beyond_lr(self) -> dict[str, Any]:
-        """What a step that is opened says of its rule of λ besides η."""
-        told: dict[str, Any] = {"dual_proportional": self.proportional.hex()} if self.proportional else {}
-        told |= {"dual_window": self.window} if self.window != 1 else {}
-        return told | ({} if self.ceiling is None else {"dual_ceiling": self.ceiling.hex()})
+        """What the entry of an opened step has of its rule of λ, other than η."""
+        written: dict[str, Any] = {"dual_proportional": self.proportional.hex()} if self.proportional else {}
+        written |= {"dual_window": self.window} if self.window != 1 else {}
+        return written | ({} if self.ceiling is None else {"dual_ceiling": self.ceiling.hex()})
 
     def rate(self, step: int, at_ms: int, wished: float) -> float:
         """τ of a step opened at that time by a device that wishes for `wished`."""
@@ -131,20 +131,20 @@ class History:
         return tuple(found)
 
     def overlaid(self, changes: Sequence[tuple[float, str, Settings]]) -> History:
-        """With what was set for scopes at run time, and when, in this order; it wins over what is configured then and later."""
-        told: list[tuple[float, Terms]] = []
+        """With what was set for scopes at run time, and when, in this order; it takes precedence over what is configured then and later."""
+        since: list[tuple[float, Terms]] = []
         settings: dict[str, Settings] = {}
         waiting = list(self.since)
         terms = waiting.pop(0)[1]
-        told.append((self.since[0][0], terms))
+        since.append((self.since[0][0], terms))
         for at, scope, change in [*changes, (math.inf, "", {})]:
             while waiting and waiting[0][0] <= at:
                 read_at, terms = waiting.pop(0)
-                told.append((read_at, terms.with_all_set(settings)))
+                since.append((read_at, terms.with_all_set(settings)))
             if scope:
                 settings[scope] = change
-                told.append((at, terms.with_all_set(settings)))
-        return replace(self, since=told)
+                since.append((at, terms.with_all_set(settings)))
+        return replace(self, since=since)
 
     @property
     def ever(self) -> tuple[Terms, ...]:

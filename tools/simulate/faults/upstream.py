@@ -1,6 +1,6 @@
 """A cloud LLM that misbehaves, with a log of its own.
 
-It stands outside of the coordinator and lives on when that one dies. Its log is one of the three that the checker reads.
+It is outside of the coordinator and lives on when that one dies. Its log is one of the three that the checker reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACTS = (
 
 @dataclass(frozen=True, slots=True)
 class UpstreamEvent:
-    """One line of the upstream's log. `what` is received, executed, told (answered) or garbage; `usage` what it used or reports (None: not
+    """One line of the upstream's log. `what` is received, executed, answered or garbage; `usage` what it used or reports (None: not
     reported)."""
 
     at: float
@@ -54,7 +54,7 @@ class UpstreamMood:
 
 
 class SimulatedUpstream:
-    """A CloudProvider and the server behind it. An idempotency key that was executed is not executed again."""
+    """A CloudProvider and its server. An idempotency key that was executed is not executed again."""
 
     name = "simulated"
 
@@ -145,14 +145,16 @@ class SimulatedUpstream:
         if act == "break_after":
             self._later(0.01, _end, reply, ProviderError("the connection broke", kind="cut", executed=None))
             return
-        told = _reported_usage(act, result.usage)
+        reported = _reported_usage(act, result.usage)
         self._note(
-            key, "garbage" if act == "garbage" else "told", usage=(told.input_tokens, told.output_tokens) if told else None
+            key,
+            "garbage" if act == "garbage" else "answered",
+            usage=(reported.input_tokens, reported.output_tokens) if reported else None,
         )
         if act == "garbage":
-            self._later(0.01, _end, reply, ProviderError("no answer in it", kind="garbage", executed=True, usage=told))
+            self._later(0.01, _end, reply, ProviderError("no answer in it", kind="garbage", executed=True, usage=reported))
         else:
-            self._later(0.01, _end, reply, ProviderResult(result.text, told, result.upstream_id, "stop"))
+            self._later(0.01, _end, reply, ProviderResult(result.text, reported, result.upstream_id, "stop"))
 
     def _note(self, key: str, what: str, copy: bool = False, usage: tuple[int, int] | None = None, text: str = "") -> None:
         self.log.append(UpstreamEvent(self._loop.time(), key, what, copy, usage, text))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 INVARIANTS = {
     "A1": "every answered question has its record, as it was shown; a question that was cut has one at most; there are no others",
-    "A2": "an answer of the cloud has exactly one call, completed; what a call for people cost stands in a record",
+    "A2": "an answer of the cloud has exactly one call, completed; what a call for people cost is in a record",
     "A3": "the cost of calls in the records is what the journal charged",
     "A4": "every committed step was reported exactly once, in order, with its rate; λ is the journal's after each",
     "A5": "at the end no report waits to be sent, and no call is unconfirmed",
     "A6": "learning's daily budget is the journal's share of learning, call by call; no day has more calls than its limit",
-    "A7": "the dial has counted the answers whose records say so",
+    "A7": "the dial has counted the answers that count by their records",
     "A8": "nothing is left over: no task, no failure",
     "A9": "position, cursor and committed steps agree; all that was planned was done",
     "A10": "λ and the next step in the agent's folder are the journal's",
@@ -24,7 +24,7 @@ INVARIANTS = {
     "I6": "the steps of a task follow each other, and each λ follows from the reports",
     "I7": "calls of learning belong to an open step; a step's report is possible",
     "I8": "no hold outlives its lease",
-    "I9": "what anybody was told is in the journal, and stays true",
+    "I9": "every reply is in the journal, and stays true",
     "I10": "nobody gets what belongs to another device, nor gets in when disabled",
     "I11": "everything ends: no call stays open, no watcher misses the newest version",
     "I12": "nothing is sent while the ledger cannot be written",

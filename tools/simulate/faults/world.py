@@ -101,8 +101,8 @@ class World(Surroundings):
             except Deadlock as error:
                 verdict.check("I11", False, f"it hangs: {error}")
             self._judge(verdict)
-        told = self._told()
-        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), self.injected, told)
+        lines = self._lines()
+        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), self.injected, lines)
         for agent in self.agents:
             agent.close()
         with quiet_finalisers():
@@ -306,8 +306,8 @@ class World(Surroundings):
         verdict.met.update([*self.scenario.features, *self.met.elements()])
         verdict.met.update({f"message {what}": count for what, count in asdict(self.network.traffic).items()})
         for event in self.log:
-            verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} was told INTERNAL of {event.what} {event.key}")
-            verdict.meet(f"told {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
+            verdict.check("I5", event.outcome != "INTERNAL", f"{event.device} got INTERNAL for {event.what} {event.key}")
+            verdict.meet(f"replied {event.what if event.outcome == 'ok' else event.outcome}", event.outcome != "asked")
         for member in self.members:
             verdict.check(member.invariant, not member.leftovers, f"left over: {', '.join(member.leftovers[:5])}")
         verdict.check("I14", not self.leftovers, f"left over: {', '.join(self.leftovers[:5])}")
@@ -326,17 +326,17 @@ class World(Surroundings):
     def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         folders = [(agent.name, agent.kept) for agent in self.agents]
-        kept = [(name, sorted(each.records.items()), each.purse) for name, each in folders if each is not None]
+        kept = [(name, sorted(each.records.items()), each.daily_budget) for name, each in folders if each is not None]
         last = [entry.hash for entry in self.disk.tables.journal[-1:]]
         logs = (*self.upstream.log, *self.log, *self.story, *kept)
         for part in (*last, self.loop.steps, self.loop.time(), *logs):
             digest.update(repr(part).encode())
         return digest.hexdigest()
 
-    def _told(self) -> tuple[str, ...]:
+    def _lines(self) -> tuple[str, ...]:
         """All that happened, in order, one line each."""
         lines = [(at, f"world     {text}") for at, text in self.story]
-        lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.told}") for each in self.log]
+        lines += [(each.at, f"{each.device:9} {each.what} {each.key}: {each.outcome} {each.reply}") for each in self.log]
         lines += [(event.at, f"upstream  {event.key} {event.what} {event.usage or ''}") for event in self.upstream.log]
         lines += zip(self.disk.durable_at, journal_lines(self.disk.tables.journal), strict=False)
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
@@ -357,9 +357,9 @@ def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
         if "budgets" in body:
             held[attempt] = ", ".join(body["budgets"])
         step = f"{body.get('task', '')}#{body['step']}" if body.get("step", -1) >= 0 else ""
-        told = [f"{name} {body[name]}" for name in ("hold", "charge", "limits") if name in body]
+        amounts = [f"{name} {body[name]}" for name in ("hold", "charge", "limits") if name in body]
         of = f"of {held[attempt]}" if attempt in held else ""
-        parts = (body.get("device", ""), body.get("key", body.get("budget", "")), step, *told, of)
+        parts = (body.get("device", ""), body.get("key", body.get("budget", "")), step, *amounts, of)
         yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 

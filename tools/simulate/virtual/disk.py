@@ -17,7 +17,7 @@ from tools.simulate.virtual.loop import is_alive
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
-    """A real folder for what agents keep beside their database; in memory where the system has such a place."""
+    """A real folder for what agents keep next to their database; in memory where the system has such a place."""
     memory = Path("/dev/shm")
     return TemporaryDirectory(prefix="simulate-", dir=memory if memory.is_dir() else None)
 
@@ -54,7 +54,7 @@ class Disk:
         return self.tables
 
     def sync(self, batch: Batch, done: Done) -> None:
-        """Make a batch durable, and tell its writer, which dies with its host."""
+        """Make a batch durable, and notify its writer, which dies with its host."""
         if is_alive():
             task = self._loop.create_task(self._sync_and_report(batch, done), name="ledger writer")
             self._tasks.add(task)

@@ -1,6 +1,6 @@
 """The seeded event loop: virtual time, and at each step one ready handle chosen by the seed.
 
-A host is something that can die: its handles are told apart by a context variable, and those of a dead host are never run again, so that
+A host is something that can die: its handles are distinguished by a context variable, and those of a dead host are never run again, so that
 a crash is nothing but no longer stepping it. Threads, executors and sockets are refused. What a set of tasks or futures is iterated in
 depends on the seed alone, because their hashes are counted here. Where it is wished, what goes to an executor runs inline instead.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from edge.core.rng import stream
 
 MOST_STEPS_AT_ONCE = 2_000_000
-"""So many steps without any virtual time between them, and something runs in circles."""
+"""More steps than this without any virtual time between them mean that something runs in circles."""
 T = TypeVar("T")
 if TYPE_CHECKING:
     _Loop: Any  # typeshed calls every method of a loop abstract

@@ -211,7 +211,7 @@ class _Ordered:
 
 
 class ServiceEndpoint:
-    """What generated code takes for a grpc.aio server: collects handlers, and runs them on the host it stands on."""
+    """What generated code takes for a grpc.aio server: collects handlers, and runs them on its host."""
 
     def __init__(self, host: Host, network: Network, peer: str) -> None:
         self.host = host

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class Site:
-    """Where the coordinator stands. `endpoint` and `admin_endpoint` are those that serve now, `host` the process that runs or is starting
+    """The coordinator's place. `endpoint` and `admin_endpoint` are those that serve now, `host` the process that runs or is starting
     and `parts` what it is made of, or None while it is down."""
 
     loop: SeededLoop
@@ -101,7 +101,7 @@ class Site:
         return self.parts is not None
 
     def elsewhere(self, write: Callable[[LedgerStore], Awaitable[object]]) -> None:
-        """As another replica on the same ledger writes: this one is not told but by what it reads. Nothing while it is down."""
+        """As another replica on the same ledger writes: this one learns of it only by reading. Nothing while it is down."""
         if self.host is not None and self.parts is not None:
             self.host.spawn(_unless_unwritable(write(self.parts.store)), "another replica's write")
 

@@ -16,7 +16,7 @@ NetworkT = TypeVar("NetworkT", bound=Network)
 
 
 class SimulatedWorld(Generic[NetworkT]):
-    """A world of a seed. `site`: where its coordinator stands; `story`: (virtual seconds, what happened)."""
+    """A world of a seed. `site`: its coordinator's place; `story`: (virtual seconds, what happened)."""
 
     site: Site
 
@@ -37,7 +37,7 @@ class SimulatedWorld(Generic[NetworkT]):
         self.story.append((self.loop.time(), text))
 
     async def until(self, holds: Callable[[], bool], most_s: float, every_s: float) -> None:
-        """Wait until something holds, but no longer than so many seconds."""
+        """Wait until something holds, but no longer than `most_s`."""
         end = self.loop.time() + most_s
         while not holds() and self.loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(every_s)
