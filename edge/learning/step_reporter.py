@@ -9,13 +9,20 @@ expects, and a new step comes after those whose reports wait. After a mismatch t
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from edge import __version__
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable, KeyReused, StepMismatch, is_refused_alone
+from edge.core.errors import (
+    CoordinatorError,
+    CoordinatorUnavailable,
+    KeyReused,
+    NotFound,
+    PermissionDenied,
+    StepMismatch,
+    is_refused_alone,
+)
 from edge.core.events import EventSink
 from edge.core.formatting import counted
 from edge.dagrpo.advantages import mean
@@ -90,7 +97,9 @@ class StepReporter:
         if self.away_since is not None and self.clock.monotonic() - self.away_since < self.offline_retry_s:
             return plan
         try:
-            await self.deliver(task)
+            refusal = (await self.deliver(task)).get(task)
+            if isinstance(refusal, NotFound | PermissionDenied):  # a new step would take the number of one whose report stays
+                raise refusal
             known = self.state.terms(task) or await self._first_terms(known)
             try:
                 opened = await self.client.open_step(task, known.next_step, planned_prompts, group_size, target_rate)
@@ -123,7 +132,7 @@ class StepReporter:
         except CoordinatorError as error:
             if not is_refused_alone(error):
                 raise
-            self._report_refusals(step.task, [error])
+            self._report_refusals(step.task, 1, str(error))
             return ClosedStep(after, replace(report, refused=str(error)))
         if closed is None:
             expected = self.state.terms(step.task) if step.offline else None
@@ -132,36 +141,42 @@ class StepReporter:
             self._notice(f"coordinator, step {step.task_step} of {step.task}: {discrepancy}")
         return ClosedStep(replace(after, dual=closed.dual_after), None)
 
-    async def deliver(self, task: str | None = None) -> None:
-        """Deliver the reports that wait, in order, and set aside those that are refused.
+    async def deliver(self, task: str | None = None) -> dict[str, CoordinatorError]:
+        """Deliver the reports that wait, in order, and set aside those that are refused. Returns the refusal of each task that had one.
 
         Those that were refused before are tried for `task` alone (None: for all). Raises CoordinatorUnavailable when the coordinator is
         away; what was delivered stays so.
         """
         delivered: list[str] = []
-        refusals = defaultdict[str, list[CoordinatorError]](list)
+        held: dict[str, str] = {}  # why a task's reports stay: a later one must not take an earlier one's number
+        refusals: dict[str, CoordinatorError] = {}
+        newly_refused = Counter[str]()
         try:
             for row, report in self.state.unreported():
                 if report.refused and task not in (None, report.task):
-                    continue
-                try:
-                    terms = await self._deliver_one(report)
-                except CoordinatorError as error:
-                    if not is_refused_alone(error):
-                        raise
-                    self.state.refused(row, str(error))
-                    if not report.refused:
-                        refusals[report.task].append(error)
-                else:
-                    self.state.delivered(row, terms)
-                    delivered.append(report.task)
+                    held[report.task] = report.refused
+                if report.task not in held:
+                    try:
+                        terms = await self._deliver_one(report)
+                    except CoordinatorError as error:
+                        if not is_refused_alone(error):
+                            raise
+                        held[report.task], refusals[report.task] = str(error), error
+                    else:
+                        self.state.delivered(row, terms)
+                        delivered.append(report.task)
+                        continue
+                if not report.refused:
+                    self.state.refused(row, held[report.task])
+                    newly_refused[report.task] += 1
         finally:
-            for task, errors in refusals.items():
-                self._report_refusals(task, errors)
+            for name, count in newly_refused.items():
+                self._report_refusals(name, count, held[name])
         if delivered:
             known = self.state.terms(delivered[-1])
             dual = known.dual if known else self.dual_init
             self.sink.emit(ReportsDelivered(delivered[-1], len(delivered), dual, self.clock.now()))
+        return refusals
 
     def _help_bias(self, task: str) -> float | None:
         """b of the task's next step, from its last committed one."""
@@ -217,9 +232,9 @@ class StepReporter:
         expected = error.expected_step if isinstance(error, StepMismatch) else -1
         return replace(terms, dual=budget.dual, next_step=expected if expected >= 0 else terms.next_step)
 
-    def _report_refusals(self, task: str, errors: Sequence[CoordinatorError]) -> None:
-        count = counted(len(errors), "step report")
-        self._notice(f"task {task}: the coordinator refuses {count} ({errors[0]}); set aside until the task is learned again")
+    def _report_refusals(self, task: str, count: int, why: str) -> None:
+        reports = counted(count, "step report")
+        self._notice(f"task {task}: the coordinator refuses {reports} ({why}); set aside until the task is learned again")
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text=text, at=self.clock.now()))

@@ -264,8 +264,8 @@ async def _deliver_twice(self: StepReporter, report: Report) -> Any:
 
 
 @bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
-async def _deliver_never(self: StepReporter, task: str | None = None) -> None:
-    return None
+async def _deliver_never(self: StepReporter, task: str | None = None) -> dict[str, Any]:
+    return {}
 
 
 @bug("A8", "a report that is refused blocks other tasks", step_reporter, "is_refused_alone", seed=204)
