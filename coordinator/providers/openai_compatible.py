@@ -65,7 +65,7 @@ class OpenAICompatibleProvider:
             answer = await reply.whole()
         finally:
             reply.close()
-        return _finished(_decoded(answer, request, _wanted(reply, JSON)))
+        return _finished(_decoded(answer, request, _wanted(reply, JSON)), whole=True)
 
     async def stream(self, request: ProviderRequest) -> AsyncGenerator[ProviderDelta, None]:
         """Complete once, piece by piece. Raises ProviderError."""
@@ -76,7 +76,7 @@ class OpenAICompatibleProvider:
         try:
             chunk = await reply.visible_piece()
             if chunk.startswith(b"{"):  # no event begins so: the server does not stream, its answer comes in one piece
-                result = _finished(_decoded(chunk + await reply.whole(), request, _wanted(reply, JSON)))
+                result = _finished(_decoded(chunk + await reply.whole(), request, _wanted(reply, JSON)), whole=True)
                 yield ProviderDelta(result.text)
                 yield ProviderDelta("", result)
                 return
@@ -96,7 +96,7 @@ class OpenAICompatibleProvider:
             raise unreadable
         if answer == Answer() and reply.media_type != EVENTS:
             raise ProviderError(NO_STREAM, kind="garbage", executed=True, hint=_wanted(reply, EVENTS))
-        yield ProviderDelta("", _finished(answer))
+        yield ProviderDelta("", _finished(answer, whole=False))
 
     async def aclose(self) -> None:
         """Close the connection pool. Safe to call twice."""
@@ -125,9 +125,9 @@ def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_f
         raise _Unreadable(message, kind="garbage", executed=True, usage=usage, hint=hint) from error
 
 
-def _finished(answer: Answer) -> ProviderResult:
+def _finished(answer: Answer, *, whole: bool) -> ProviderResult:
     try:
-        return result_of(answer)
+        return result_of(answer, whole=whole)
     except WireError as error:
         raise _garbage(str(error), answer) from error
 

@@ -35,6 +35,8 @@ class Usage(msgspec.Struct):
 
     prompt_tokens: Tokens
     completion_tokens: Tokens
+    total_tokens: Tokens = 0
+    """Some count tokens of reasoning here alone; they are billed as output."""
 
 
 class Text(msgspec.Struct):
@@ -186,21 +188,26 @@ def usage_of(reported: Any) -> TokenUsage | None:
         usage = msgspec.convert(reported, Usage, strict=False)
     except msgspec.ValidationError:
         return None
-    return TokenUsage(usage.prompt_tokens, usage.completion_tokens)
+    return TokenUsage(usage.prompt_tokens, max(usage.completion_tokens, usage.total_tokens - usage.prompt_tokens))
 
 
-def result_of(answer: Answer) -> ProviderResult:
-    """A finished answer. Raises WireError when it holds neither text nor calls of tools, or is not marked as finished."""
+def result_of(answer: Answer, *, whole: bool) -> ProviderResult:
+    """A finished answer. Raises WireError when it holds neither text nor calls of tools, or is a stream that is not marked as finished.
+
+    `whole`: it came in one piece, which cannot break off unnoticed if it has its usage; without text it is a model that has used up its
+    tokens by reasoning.
+    """
     choice = answer.choices[0] if answer.choices else None
     message = choice.message if choice is not None else None
     text = message.text() if message is not None else None
     beyond_text = message.beyond_text() if message is not None else ""
-    if choice is None or (text is None and not beyond_text):
-        raise WireError("the upstream's answer holds no text")
-    if not choice.finish_reason:
-        raise WireError("the upstream's answer is not finished")
     usage = usage_of(answer.usage)
+    ran_out = whole and message is not None and choice is not None and choice.finish_reason == "length" and usage is not None
+    if choice is None or (text is None and not beyond_text and not ran_out):
+        raise WireError("the upstream's answer holds no text")
+    if not choice.finish_reason and not (whole and usage is not None):
+        raise WireError("the upstream's answer is not finished")
     if not (text or beyond_text) and usage is None:  # how proxies end a stream whose own upstream broke off
         raise WireError("the upstream's answer is empty and reports no usage")
-    words = (short_word(answer.id if isinstance(answer.id, str) else ""), short_word(choice.finish_reason))
+    words = (short_word(answer.id if isinstance(answer.id, str) else ""), short_word(choice.finish_reason or "stop"))
     return ProviderResult(text or "", usage, *words, beyond_text)

@@ -163,6 +163,10 @@ class ChatTemplate:
             text = self._run(reading.arranged(turns))
         except _Refused as refused:
             return str(refused)
+        except _Endless as error:  # other ways would take as long
+            raise ModelFileError(f"the model's chat template {error}", hint=_OTHER_FILE) from error
+        if reading.parts and "'type': 'text'" in text:
+            return "it writes parts of a content as Python does"
         end = 0
         for role, content in ((turn["role"], turn["content"]) for turn in turns):
             if role == "system":  # some templates put it before the last question
@@ -259,6 +263,9 @@ class ChatTemplate:
             turns, tools = [{"role": each.role, "content": self._masked(each.content, masks)} for each in messages], None
         try:
             return self._run(self._reading.arranged(turns), tools, open_turn=open_turn)
+        except _Endless as error:
+            problem = f"the model's chat template {error} for this conversation"
+            raise Unsupported(problem, parameter="messages", hint="make the conversation shorter") from error
         except _Refused:
             strictest = replace(self._reading, system="none", repeats=False)
         try:
@@ -269,7 +276,7 @@ class ChatTemplate:
             raise Unsupported(problem, parameter="messages", hint=hint) from refused
 
     def _run(self, turns: Sequence[Turn], tools: Any = None, *, open_turn: bool = True) -> str:
-        """What the template makes of turns as they are. Raises _Refused where that fails, ModelFileError where it does not end."""
+        """What the template makes of turns as they are. Raises _Refused where that fails, _Endless where it does not end."""
         given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": open_turn, **self._special_texts}
         pieces: list[str] = []
         size = 0
@@ -279,8 +286,8 @@ class ChatTemplate:
                 size += len(piece)
                 if size > MOST_CHARACTERS:
                     raise _Endless(f"writes more than {MOST_CHARACTERS} characters")
-        except _Endless as error:
-            raise ModelFileError(f"the model's chat template {error}", hint=_OTHER_FILE) from error
+        except _Endless:
+            raise
         except Exception as error:  # a template is a program
             raise _Refused(_one_line(error)) from error
         return "".join(pieces)

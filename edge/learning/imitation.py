@@ -19,7 +19,7 @@ from itertools import chain, cycle, islice
 from typing import TypeVar
 
 from edge.core.concurrency import all_of
-from edge.core.errors import ContextOverflow, EdgeError, UsageError
+from edge.core.errors import ContextOverflow, EdgeError
 from edge.core.rng import derive_seed, stream
 from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, Sampling, TaskItem
 from edge.dagrpo.answers import final_answer
@@ -82,18 +82,13 @@ class GivenAnswers:
     skills: Mapping[str, TaskSource] = field(default_factory=dict)
 
     def check_skills(self) -> list[str]:
-        """What a person should know of the skills before learning begins, a line each. Raises UsageError for one that cannot be kept up."""
+        """What a person should know before learning begins: a line for each skill with questions that do not fit the context."""
         notes = []
         for name, source in self.skills.items():
             items = list(islice(source.train(self.settings.seed), _CHECKED_OF_A_SKILL))
-            too_long = [item for item in items if not self._prompt_ids(item)]
-            if items and len(too_long) == len(items):
-                hint = "take the source out of learning.skills, or raise model.context_tokens"
-                raise UsageError(f"learning.skills: no question of {name} fits the context of the model", hint=hint)
-            if too_long:
-                notes.append(
-                    f"learning.skills: {len(too_long)} of {len(items)} questions of {name} do not fit the context, and are left out"
-                )
+            if too_long := sum(not self._prompt_ids(item) for item in items):
+                hint = "; it is not kept up: raise model.context_tokens" if too_long == len(items) else ", and are left out"
+                notes.append(f"learning.skills: {too_long} of {len(items)} questions of {name} do not fit the context{hint}")
         return notes
 
     async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.core.errors import EdgeError, ModelFileError, UsageError
+from edge.core.errors import ModelFileError, Unsupported, UsageError
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem, ToolConversation
 from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.inference.chat_template import ChatTemplate
@@ -338,7 +338,7 @@ def test_a_template_that_does_not_end_for_one_conversation_ends_that_request(voc
     endless = "{% if 'mill' in messages[0].content %}" + ENDLESS["loops in loops"] + "{% endif %}" + CHAT_TEMPLATE
     template = opened(endless, vocabulary_of())
     assert template.prompt_ids(CHAT)
-    with pytest.raises(EdgeError, match="chat template"):
+    with pytest.raises(Unsupported, match="chat template"):  # the client's, not the server's mistake
         template.prompt_ids(CHAT[1:])
 
 
@@ -346,3 +346,8 @@ def test_a_very_long_conversation_is_within_the_limits(vocabulary_of: Callable[.
     turns = [Message("user" if number % 2 == 0 else "assistant", f"text {number}") for number in range(2001)]
     for family in FAMILIES:
         assert "text 1000" in prompt(family.source, vocabulary_of(family.control_tokens), turns)
+
+
+def test_a_template_that_writes_parts_as_python_does_is_refused(vocabulary_of: Callable[..., Vocabulary]) -> None:
+    with pytest.raises(ModelFileError, match="cannot be used"):
+        opened("{% for m in messages %}{{ m.content[:5] }}{% endfor %}", vocabulary_of())

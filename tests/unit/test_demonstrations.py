@@ -275,13 +275,13 @@ async def test_skill_questions_that_do_not_fit_are_left_out_with_one_line_and_a_
     assert f"{16 * long} of 64" in notice.text and "skill" in notice.text
 
 
-async def test_skill_of_which_no_question_fits_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1)), LongAndShort(4))
+async def test_skill_of_which_no_question_fits_is_reported_and_a_correction_is_learned(tmp_path: Path) -> None:
+    world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1), known=set()), LongAndShort(4))
     async with world.agent() as agent:
-        with pytest.raises(UsageError, match="skill") as refused:
-            await agent.learn()
-        assert "learning.skills" in refused.value.hint
-        assert agent.steps() == []
+        await agent.learn(max_steps=2)
+    assert world.learners[0].demonstrations[0]
+    [notice] = world.events(Notice)
+    assert "64 of 64" in notice.text and "model.context_tokens" in notice.text
 
 
 async def test_skill_that_cannot_be_judged_here_costs_no_correction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

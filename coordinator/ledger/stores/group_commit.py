@@ -61,6 +61,7 @@ class GroupCommitStore(LedgerStore):
     def __init__(self, disk: LedgerDisk, epoch: int, where: str = "the disk") -> None:
         self.feed = ChangeFeed()
         self.commits = 0
+        self.operations = 0
         self._disk = disk
         self._epoch = epoch
         self._where = where
@@ -102,6 +103,7 @@ class GroupCommitStore(LedgerStore):
         else:
             self._run(waiter)
             if not self._has_to_wait(waiter):
+                self.operations += 1
                 if waiter.error is not None:
                     raise waiter.error
                 now: T = waiter.value
@@ -176,6 +178,7 @@ class GroupCommitStore(LedgerStore):
             assert self._tables is not None
             self._tables.committed()
             self.commits += 1
+            self.operations += len(waiters)
             self._last_commit = len(waiters)
             self.writability.wrote()
             self.feed.publish(sorted(batch.changed))

@@ -102,6 +102,9 @@ class PostgresLedgerStore(LedgerStore):
 
     def __init__(self, dsn: str, settings: PostgresSettings) -> None:
         self.feed = ChangeFeed()
+        self.commits = 0
+        self.operations = 0
+        self.conflicts = 0
         self._dsn = dsn
         self._settings = settings
         self._jobs: asyncio.Queue[_ReplicaOperation | None] = asyncio.Queue()
@@ -233,7 +236,9 @@ class PostgresLedgerStore(LedgerStore):
             if self._written is None or not await self._was_committed(self._written):
                 raise
         if self._written is not None:
+            self.commits += 1
             self.writability.wrote()
+            self.operations += len(jobs)
 
     async def _transaction(self, jobs: list[_ReplicaOperation]) -> None:
         """First without a lock; if another replica was quicker, again under it."""
@@ -241,6 +246,7 @@ class PostgresLedgerStore(LedgerStore):
         try:
             await self._run(connection, jobs)
         except HeadMoved:
+            self.conflicts += 1
             async with connection.transaction():  # from here on no other writer can overtake
                 await connection.execute("SELECT 1 FROM journal_head FOR UPDATE")
                 await self._run(connection, jobs)

@@ -125,6 +125,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
                 "max_tokens": job["max_tokens"],
                 "learning_rate": job["learning_rate"],
                 "demonstrations": "none",  # the other side imitates nothing
+                "skills": [],  # practice questions, most of which do not fit the context of a bench
                 "dual_init": job["dual"],
                 "dual_lr": job["dual_lr"],
                 "torch_threads": job["threads"],
