@@ -259,6 +259,39 @@ async def test_content_in_parts_is_the_text_in_them(content: Any, text: str, bey
 
 
 @pytest.mark.parametrize(
+    ("reported", "charged"),
+    [
+        ({"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 216}, TokenUsage(11, 205)),
+        ({"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}, TokenUsage(11, 5)),
+        ({"prompt_tokens": 11, "completion_tokens": 5}, TokenUsage(11, 5)),
+        ({"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 3}, TokenUsage(11, 5)),
+    ],
+    ids=["reasoning in the total alone", "all counted", "no total", "a total that is too low"],
+)
+async def test_tokens_that_only_the_total_counts_are_charged_as_output(reported: dict[str, int], charged: TokenUsage) -> None:
+    async with provider_for(answers(completion(usage=reported))) as (provider, _):
+        assert (await provider.complete(provider_request())).usage == charged
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "text", "reason"),
+    [
+        ({"content": None, "reasoning_content": "hm"}, "length", "", "length"),
+        ({"content": "forty-two"}, "", "forty-two", "stop"),
+        ({"content": "forty-two"}, None, "forty-two", "stop"),
+    ],
+    ids=["out of tokens by reasoning", "an empty finish reason", "no finish reason"],
+)
+async def test_a_whole_answer_with_its_usage_is_an_answer(
+    message: dict[str, Any], finish: str | None, text: str, reason: str
+) -> None:
+    choices = [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}]
+    async with provider_for(answers(completion(choices=choices))) as (provider, _):
+        result = await provider.complete(provider_request())
+    assert (result.text, result.finish, result.usage) == (text, reason, TokenUsage(12, 3))
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"choices": 7},
