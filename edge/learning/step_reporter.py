@@ -21,6 +21,7 @@ from edge.core.errors import (
     NotFound,
     PermissionDenied,
     StepMismatch,
+    Withheld,
     is_refused_alone,
 )
 from edge.core.events import EventSink
@@ -159,7 +160,7 @@ class StepReporter:
                     try:
                         terms = await self._deliver_one(report)
                     except CoordinatorError as error:
-                        if not is_refused_alone(error):
+                        if not (is_refused_alone(error) or isinstance(error, Withheld)):
                             raise
                         held[report.task], refusals[report.task] = str(error), error
                     else:

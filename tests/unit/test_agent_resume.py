@@ -25,6 +25,7 @@ from edge.core.errors import (
     PermissionDenied,
     StateError,
     Unauthenticated,
+    Withheld,
 )
 from edge.core.types import Message
 from edge.dagrpo.dual import dual_step
@@ -281,7 +282,9 @@ TAKEN_AWAY = (
 )
 
 
-@pytest.mark.parametrize("refusal", TAKEN_AWAY, ids=["forbidden", "unknown", "invalid"])
+@pytest.mark.parametrize(
+    "refusal", [*TAKEN_AWAY, Withheld("a never-send rule matches the label")], ids=["forbidden", "unknown", "invalid", "withheld"]
+)
 async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: CoordinatorError
 ) -> None:
