@@ -98,7 +98,9 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
-        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
+        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[
+            learning.imitation.demonstrations
+        ]
         curriculum = Curriculum(
             config.phases,
             open_source,
@@ -106,7 +108,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             learning.seed,
             learning.prompts_per_step,
             demonstrates,
-            learning.skills,
+            learning.imitation.skills,
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
@@ -146,7 +148,7 @@ def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculu
 
     use, learning = config.use, config.learning
     rules = OwnUseRules(
-        use.feedback, use.agreement, use.share, use.passes, use.target_rate, config.learning.demonstrations != "none"
+        use.feedback, use.agreement, use.share, use.passes, use.target_rate, config.learning.imitation.demonstrations != "none"
     )
     folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
     watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None

@@ -185,10 +185,10 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
-        skip_unanimous_calls=learning.unanimous_calls == "skip",
+        skip_unanimous_calls=learning.objective.unanimous_calls == "skip",
         may_ask=method.may_ask,
         hint_chars=coordinator.hint_chars,
-        cloud_samples=learning.cloud_samples == "on",
+        cloud_samples=learning.objective.cloud_samples == "on",
     )
     answers = AnswerSettings(
         mode=config.mode,
@@ -208,15 +208,15 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     return AgentSettings(
         rollout,
         answers,
-        learning.dual_init,
+        learning.control.dual_init,
         method,
         coordinator.call_deadline_s,
         config.budget.dial,
         gate=gate_rules(config),
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
-        dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
+        dial_in_loop=learning.method == "da-grpo" and learning.control.controller == "dial",
         recheck_every=config.gate.recheck_every,
-        dual_unit=learning.dual_unit,
+        dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
     )
@@ -227,12 +227,12 @@ def learning_method(learning: LearningConfig) -> Method:
     from edge.dagrpo.advantages import AdvantageScale
     from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo
 
-    assist = FixedReward(learning.assist_reward, learning.assist_rewards)
+    assist = FixedReward(learning.objective.assist_reward, learning.objective.assist_rewards)
     made: dict[str, Method] = {
-        "da-grpo": DaGrpo(AdvantageScale(learning.advantage_scale)),
+        "da-grpo": DaGrpo(AdvantageScale(learning.objective.advantage_scale)),
         "edge-only": EdgeOnly(),
         "grpo": Grpo(assist),
-        "gvpo": Gvpo(assist, learning.gvpo_beta),
+        "gvpo": Gvpo(assist, learning.objective.gvpo_beta),
         "gapg": Gapg(assist, learning.seed),
     }
     return made[learning.method]

@@ -204,7 +204,7 @@ class FolderAgent:
             switched_off=switched_off(config),
             limits=configured_limits(config) if config.coordinator.address is None else None,
             cloud_name=cloud_name(config),
-            dual_unit=config.learning.dual_unit,
+            dual_unit=config.learning.control.dual_unit,
             learning_rates=tuple(phase.target_rate for phase in config.phases),
         )
 

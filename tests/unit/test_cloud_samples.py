@@ -190,16 +190,16 @@ async def test_steps_count_cloud_answers_separately_and_resume_identically(tmp_p
     ("values", "named"),
     [
         *(({"method": method}, "of method da-grpo") for method in ("edge-only", "grpo", "gvpo", "gapg")),
-        ({"advantage_scale": "group"}, "needs advantage_scale none"),
+        ({"objective": {"cloud_samples": "on", "advantage_scale": "group"}}, "needs advantage_scale none"),
     ],
 )
 def test_method_that_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
-        LearningConfig.model_validate({"cloud_samples": "on", **values})
+        LearningConfig.model_validate({"objective": {"cloud_samples": "on"}, **values})
 
 
 def test_a_bare_on_switches_it_on_and_memory_is_planned_for_one_response_more() -> None:
-    on = resolve_agent_config(sets=["learning.cloud_samples=on"]).config
+    on = resolve_agent_config(sets=["learning.objective.cloud_samples=on"]).config
     off = resolve_agent_config().config
     assert agent_settings(on, "run").rollout.cloud_samples and not agent_settings(off, "run").rollout.cloud_samples
     path = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"
