@@ -24,6 +24,8 @@ from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
 from edge.learning.own_use import OwnUse, OwnUseRules
+from edge.learning.rollout import Batch
+from edge.learning.step_reporter import OpenStep
 from edge.learning.watched_folder import WatchedFolder
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
@@ -277,6 +279,12 @@ class _StaysOpen:
 
     async def aclose(self) -> None:
         return None
+
+
+def batch_of(*items: TaskItem, stay_here: frozenset[str] = frozenset()) -> Batch:
+    """The prompts of the first step of task math."""
+    opened = OpenStep("math", 0, dual=0.5, target_rate=0.3, planned_prompts=len(items), group_size=2, offline=False)
+    return Batch(1, items, opened, stay_here)
 
 
 def numbers(event: Any) -> Any:

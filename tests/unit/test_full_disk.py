@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge.agent import Agent
+from edge.budget.daily import DailyBudget, DailyLimits
 from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import BudgetExhausted, NotFound, StateError, Withheld
@@ -103,7 +104,7 @@ async def test_learning_makes_no_call_that_its_daily_budget_cannot_count(world: 
         fill(agent)
         session = agent.learning.session
         outcome: CloudOutcome = await session.cloud.ask(CloudCall("k" * 32, "math", 0, "0:x", 1, (Message("user", "?"),), 8))
-        assert agent.learning.daily_budget.today().calls == 0
+        assert DailyBudget(agent.components.state, world.clock, DailyLimits()).today().calls == 0
     assert outcome.unsent and "cannot be written down" in outcome.reason
     assert world.client.calls == []
 
