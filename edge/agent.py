@@ -17,10 +17,9 @@ from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.known import KnownBudgets
 from edge.budget.limits import Changes, cloud_name_of, limits_of, note_charge, of_the_operator, set_limits
-from edge.budget.overview import Held, held_to
+from edge.budget.overview import Held, Target, held_to
 from edge.budget.pace import Pace
 from edge.budget.quota import Quota, Quotas
-from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.switch import CloudSwitch
