@@ -157,9 +157,9 @@ def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculu
 
 def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
     """When learning may use this machine."""
-    from edge.learning.conditions import ConditionRules, MachineConditions, MachineProbe
+    from edge.learning.conditions import MachineConditions, MachineProbe
 
-    return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
+    return MachineConditions(config.learning.when, MachineProbe(clock))
 
 
 def thread_fitting(

@@ -16,9 +16,10 @@ from edge.agent import Agent
 from edge.budget.daily import DailyBudget, DailyLimits
 from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
+from edge.config.schema import WhenConfig
 from edge.core.errors import BudgetExhausted, NotFound, StateError, Withheld
 from edge.core.types import Message
-from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions
+from edge.learning.conditions import LEAST_BYTES, DiskSpace, MachineConditions
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
@@ -172,7 +173,7 @@ PLACES = ["collected", "updated", "checkpointed", "closed", "committed"]
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_learning_waits_for_space_with_a_notice_and_resumes_at_the_cut_step(tmp_path: Path, disk: Disk, place: str) -> None:
-    often = MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe())
+    often = MachineConditions(WhenConfig(check_s=0.01), ScriptedProbe())
     world, undisturbed = World(tmp_path / "full", conditions=often), World(tmp_path / "roomy")
     reached = Counter[str]()
 

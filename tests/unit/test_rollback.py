@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig
+from edge.config.schema import PhaseConfig, WhenConfig
 from edge.core.types import Message, Sampling
-from edge.learning.conditions import ConditionRules, MachineConditions
+from edge.learning.conditions import MachineConditions
 from edge.state.events import Notice, WentBack
 from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
@@ -168,7 +168,7 @@ async def test_few_random_cloud_or_repeated_ratings_are_no_evidence(
 
 async def test_disliked_version_is_left_also_while_paused_or_when_all_is_learned(tmp_path: Path) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
-    world.conditions = MachineConditions(ConditionRules(check_s=0.001), ScriptedProbe())
+    world.conditions = MachineConditions(WhenConfig(check_s=0.001), ScriptedProbe())
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
         judged(agent, 2, good=18, bad=2)
