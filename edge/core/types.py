@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, Self
 
+from edge.core.forms import ResponseForm
+
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
@@ -128,6 +130,9 @@ class Sampling:
     """Go on after the token that ends a text."""
     top_logprobs: int | None = None
     """How many of the likeliest tokens are reported with each token (`LocalResponse.tokens`); None reports and costs nothing."""
+    form: ResponseForm | None = None
+    """The form that the response is held to; None: free. Of a guided response only tokens that the form allows are drawn, and its
+    log-probabilities are those of the policy over allowed tokens."""
     grammar: str = ""
     """GBNF of llama.cpp that a streamed response must follow; "": none. No decision to ask is taken in it then, and log-probabilities
     are those of the model itself, without the grammar."""
@@ -190,6 +195,19 @@ class BiasedDecision:
     help_ids: tuple[int, ...]
 
 
+FORCED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """What a response form left of the vocabulary at each token of a response."""
+
+    places: tuple[int, ...]
+    """For each token the set it was drawn from, an index into `sets`; FORCED where it was the only one: its probability is 1."""
+    sets: tuple[bytes, ...]
+    """Bits of the vocabulary, the first token's the lowest of the first byte."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
     """One sampled response y^θ."""
@@ -211,6 +229,8 @@ class LocalResponse:
     have chosen is no request."""
     biased: tuple[BiasedDecision, ...] = ()
     """The tokens that were drawn with a help bias, whose log-probabilities contain it."""
+    allowed: AllowedTokens | None = None
+    """What a form allowed; None: the response was free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +267,8 @@ class TrainingSample:
     """Another author wrote it, with unknown probabilities; `behaviour_logprobs` are zeros then."""
     biased: tuple[BiasedDecision, ...] = ()
     """Tokens that the policy drew with a help bias; it is part of the policy that learns, too."""
+    allowed: AllowedTokens | None = None
+    """What a form allowed: log-probabilities are over allowed tokens, and forced ones have no gradient; None: the response was free."""
 
 
 @dataclass(frozen=True, slots=True)

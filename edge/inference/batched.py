@@ -14,12 +14,13 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
 
-from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
+from edge.inference.guide import FormVocabulary, Guide
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -62,6 +63,7 @@ class BatchedBackend:
         self._pumping: set[Priority] = set()
         self._swaps = asyncio.Lock()
         self._closed = False
+        self._form_vocabulary: FormVocabulary | None = None
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
 
     @property
@@ -86,7 +88,7 @@ class BatchedBackend:
         ids = self.prompt_ids(messages)
         if not seeds:
             return PromptGroup(ids, ())
-        return await self._run(Request(ids, sampling, seeds, priority))
+        return await self._run(Request(ids, sampling, seeds, priority, guide=self._guide(sampling, len(ids))))
 
     async def sample_ids(self, ids: Sequence[int], sampling: Sampling, seed: int) -> PromptGroup:
         """Sample one response to a prompt that was read before (`prompt_ids`), as a raw text's continuation that nobody watches."""
@@ -142,14 +144,32 @@ class BatchedBackend:
         """The ids of a raw text; see `InferenceBackend`."""
         return tuple(self._template.plain_ids(text, bos=False))
 
+    def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide | None:
+        """What holds the responses to their form; its tables are made once."""
+        if sampling.form is None:
+            return None
+        if self._form_vocabulary is None:
+            end = self._turn_end()
+            if end is None:
+                raise Unsupported("the model has no token that ends a turn", parameter="form", hint="use the free form")
+            pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
+            self._form_vocabulary = FormVocabulary(pieces, self._response_ids, end)
+        return Guide(sampling.form, self._form_vocabulary, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
+
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
-        tokens, ends = self._tokens, self._tokens.ends
-        shown = {spelt for spelt, token in tokens.control_ids.items() if tokens.pieces[token]}
-        # A turn ends with what the template writes after one, else the end of text, else any token that ends one; some models have none.
-        likely = (self._template.turn_end(), tokens.control_ids.get(self.tokenizer.eos), *range(len(ends)))
-        end = [token for token in likely if token is not None and ends[token]][:1]
-        return (*self._template.response_ids(text, shown), *end)
+        end = self._turn_end()
+        return (*self._response_ids(text), *([] if end is None else [end]))
+
+    def _response_ids(self, text: str) -> list[int]:
+        shown = {spelt for spelt, token in self._tokens.control_ids.items() if self._tokens.pieces[token]}
+        return self._template.response_ids(text, shown)
+
+    def _turn_end(self) -> int | None:
+        """What the template writes after a turn, else the end of text, else any token that ends one; some models have none."""
+        ends = self._tokens.ends
+        likely = (self._template.turn_end(), self._tokens.control_ids.get(self.tokenizer.eos), *range(len(ends)))
+        return next((token for token in likely if token is not None and ends[token]), None)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of these ids; see `InferenceBackend`."""
@@ -191,7 +211,8 @@ class BatchedBackend:
             report(TextDelta(text, tokens=tokens))
 
         grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
-        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar)
+        guide = self._guide(sampling, len(ids))
+        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar, guide=guide)
         request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)

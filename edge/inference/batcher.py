@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from edge.core.rng import stream
 from edge.core.types import (
+    FORCED,
+    AllowedTokens,
     BiasedDecision,
     DialOverride,
     FinishReason,
@@ -32,6 +34,7 @@ from edge.core.types import (
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
+from edge.inference.guide import Guide
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
 
 
@@ -109,7 +112,8 @@ class Request:
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
-    one go, and the one response reports how likely its tokens were. `filter` holds a single response to its grammar.
+    one go, and the one response reports how likely its tokens were. `filter` holds a single response to its grammar. Responses are held
+    to their form by forks of `guide`; what it forces first is read with the prompt.
     """
 
     def __init__(
@@ -124,10 +128,12 @@ class Request:
         forced_ids: Sequence[int] = (),
         reads: bool = False,
         filter: TokenFilter | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
         self.sampling, self.priority, self.prefix = sampling, priority, prefix
-        self.on_text, self.reads, self.filter = on_text, reads, filter
+        self.on_text, self.reads, self.filter, self.guide = on_text, reads, filter, guide
+        self.opening = () if guide is None else guide.opening
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -158,6 +164,7 @@ class _Sequence:
         self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
         self.filter, self.stuck = request.filter, False
+        self.guide = None if request.guide is None else request.guide.fork()
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
@@ -166,6 +173,8 @@ class _Sequence:
         self.detokenizer = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
         penalties = request.sampling.presence_penalty or request.sampling.frequency_penalty
         self.occurrences: Counter[int] | None = Counter() if penalties else None
+        self.places: list[int] = []
+        self.sets: dict[bytes, int] = {}
         self.attended = bool(watched) or self.occurrences is not None or request.sampling.top_p < 1.0
         self.logits_V: Floats | None = None
         self.token_ids: list[int] = []
@@ -186,6 +195,12 @@ class _Sequence:
     def forced(self) -> int:
         """The id to take next, -1 when it is to be sampled."""
         return self.request.forced_ids[len(self.token_ids)] if self.is_forced else -1
+
+    def add(self, token: int, logprob: float, piece: bytes) -> None:
+        """Append a token, its log-probability and its text."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.pieces.append(piece)
 
     def finish_reason(self, ends: bool) -> FinishReason | None:
         """Why the response is over after its last token, or None."""
@@ -211,6 +226,7 @@ class _Sequence:
             tokens,
             self.overridden,
             tuple(self.biased),
+            None if self.guide is None else AllowedTokens(tuple(self.places), tuple(self.sets)),
         )
 
 
@@ -291,7 +307,7 @@ class Batcher:
         decoded = False
         if request not in self._prompt_in_row:
             row = len(self._active)
-            request.prompt_logits = self._engine.prefill(row, request.prompt_ids)
+            request.prompt_logits = self._engine.prefill(row, [*request.prompt_ids, *request.opening])
             self._prompt_in_row[row] = request
             decoded = True
         while self._next_request(len(self._active)) is request:
@@ -359,13 +375,17 @@ class Batcher:
         room = self._engine.n_ctx - len(request.prompt_ids)
         sequence = _Sequence(request, request.started, self._help, room, self.adapter_version)
         request.started += 1
+        for token in request.opening:
+            sequence.places.append(FORCED)
+            sequence.add(token, 0.0, self._tokens.pieces[token])
+            self._add_text(sequence, last=False)
         # The first token comes from the prompt's logits, before any row is used: a response that ends with it costs no copy of a row.
         # The logits are copied because sampling changes them in place, and the request's other responses start from them too.
         if self._sample([sequence], request.prompt_logits[None].copy())[0]:
             return False
         # Any row that was filled from this prompt will do as the source: generated tokens come after the prompt's, and are not copied.
         source = row if self._prompt_in_row[row] is request else self._prompt_in_row.index(request)
-        self._engine.fork(source, row, len(request.prompt_ids))
+        self._engine.fork(source, row, len(request.prompt_ids) + len(request.opening))
         self._prompt_in_row[row] = request
         self._active[row : row + 1] = [sequence]
         return True
@@ -398,7 +418,9 @@ class Batcher:
         narrow, given = False, None
         uniforms = np.array([sequence.uniform() for sequence in sequences])
         for row, (sequence, logits_V, uniform) in enumerate(zip(sequences, logits_RV, uniforms, strict=True)):
-            if sequence.follower.pending is not None and sequence.filter is None:
+            if sequence.guide is not None:
+                self._restrict(sequence, sequence.guide, logits_V, uniform)
+            elif sequence.follower.pending is not None and sequence.filter is None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
                 sampling = sequence.request.sampling
@@ -435,6 +457,30 @@ class Batcher:
             left_V[token] = -np.inf
         sequence.stuck = True
         return self._tokens.ends.index(True)
+
+    def _restrict(self, sequence: _Sequence, guide: Guide, logits_V: Floats, uniform: float) -> None:
+        """Leave only what the form allows, in place, note it, and record and bias the decision to ask for help.
+
+        A forced token is the only one that is left, so that it is drawn, with probability 1.
+        """
+        sampling, forced = sequence.request.sampling, guide.forced
+        if guide.deciding:
+            ask, answer = guide.ask, guide.answer
+            sequence.help_log_odds = float(logits_V[ask]) - float(logits_V[answer])
+            forced = answer if sampling.suppress_help else -1
+        if forced >= 0:
+            sequence.places.append(FORCED)
+            kept = logits_V[forced]
+            logits_V[:] = -np.inf
+            logits_V[forced] = kept
+            return
+        bits = guide.allowed()
+        sequence.places.append(sequence.sets.setdefault(bits, len(sequence.sets)))
+        logits_V[guide.outside(bits)] = -np.inf
+        if guide.deciding and sampling.help_bias:
+            sequence.free_choice = self._choice(sequence, logits_V, uniform)
+            logits_V[ask] += np.float32(sampling.help_bias)
+            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias, (ask,)))
 
     def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.
@@ -476,39 +522,51 @@ class Batcher:
         free, sequence.free_choice = sequence.free_choice, None
         if free is None:
             return ""
-        starts = self._help_ids[sequence.follower.pending or ""]
+        starts = self._help_ids[sequence.follower.pending or ""] if sequence.guide is None else np.array([sequence.guide.ask])
         asks, would_ask = bool((starts == token).any()), bool((starts == free).any())
         return "" if asks == would_ask else "to ask" if asks else "not to ask"
 
     def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
-        """Append a token to its response; true when the response is over."""
-        piece = self._tokens.pieces[token]
+        """Append a token to its response, and what its form writes after it; true when the response is over."""
+        piece, guide = self._tokens.pieces[token], sequence.guide
         sequence.overridden = self._dial_override(sequence, token) or sequence.overridden
-        if sequence.overridden == "to ask":
-            piece = sequence.follower.request_text.encode()
-        if sequence.follower.pending == "" and not self._help.is_space[token]:
-            sequence.decided = True
-        if sequence.filter is not None and not sequence.stuck:
-            sequence.filter.accept(token)
-        sequence.token_ids.append(token)
-        sequence.logprobs.append(logprob)
-        sequence.pieces.append(piece)
-        sequence.follower.add(token, self._tokens.texts[token])
-        finish = sequence.finish_reason(self._tokens.ends[token] or sequence.overridden == "to ask")
-        if sequence.attended and self._add_text(sequence, token, finish is not None):
+        if guide is not None:
+            guide.accept(token)
+            ends = False
+        else:
+            if sequence.overridden == "to ask":
+                piece = sequence.follower.request_text.encode()
+            if sequence.follower.pending == "" and not self._help.is_space[token]:
+                sequence.decided = True
+            if sequence.filter is not None and not sequence.stuck:
+                sequence.filter.accept(token)
+            sequence.follower.add(token, self._tokens.texts[token])
+            ends = self._tokens.ends[token] or sequence.overridden == "to ask"
+        rest = () if guide is None else guide.rest
+        sequence.add(token, logprob, piece)
+        finish = FinishReason.EOS if rest else sequence.finish_reason(ends)
+        stopped = self._add_text(sequence, finish is not None and not rest)
+        for place, one in enumerate(rest, 1):
+            sequence.places.append(FORCED)
+            sequence.add(one, 0.0, self._tokens.pieces[one])
+            stopped = stopped or self._add_text(sequence, place == len(rest))
+        if stopped:
             finish = FinishReason.STOP
         if finish is None:
             return False
         sequence.request.finish_one(sequence.index, sequence.response(finish))
         return True
 
-    def _add_text(self, sequence: _Sequence, token: int, last: bool) -> bool:
+    def _add_text(self, sequence: _Sequence, last: bool) -> bool:
         """Put the newest token into the text; true when a stop string ended it."""
+        token, logprob = sequence.token_ids[-1], sequence.logprobs[-1]
         if sequence.occurrences is not None:
             sequence.occurrences[token] += 1
         if sequence.detokenizer is None:
             return False
         top, scored = sequence.request.sampling.top_logprobs, None
         if top is not None and sequence.logits_V is not None:
-            scored = self._scored(token, sequence.logprobs[-1], sequence.logits_V, top)
+            scored = self._scored(token, logprob, sequence.logits_V, top)
+        elif top is not None:
+            scored = ScoredToken(token, self.piece(token), logprob, True)
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)

@@ -38,7 +38,13 @@ class GroupAdvantages:
     def training_group(self) -> TrainingGroup:
         """What the learner gets: the tokens of the samples with their advantages."""
         samples = [
-            TrainingSample(scored.response.token_ids, scored.response.logprobs, advantage, biased=scored.response.biased)
+            TrainingSample(
+                scored.response.token_ids,
+                scored.response.logprobs,
+                advantage,
+                biased=scored.response.biased,
+                allowed=scored.response.allowed,
+            )
             for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)
         ]
         if self.cloud_advantage is not None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from edge.core.types import BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample
+from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import has_signal
 
 Item = TypeVar("Item")
@@ -34,6 +35,14 @@ class Row:
     off_policy: bool = False
     imitated: bool = False
     biased: tuple[BiasedDecision, ...] = ()
+    allowed: AllowedTokens | None = None
+
+    @property
+    def learned(self) -> Sequence[int]:
+        """The places of the tokens that the model chose; what a form forced has no gradient."""
+        if self.allowed is None:
+            return range(len(self.token_ids))
+        return [place for place, drawn_from in enumerate(self.allowed.places) if drawn_from != FORCED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,19 @@ class BiasedTargets(NamedTuple):
     help_ids_MH: Tensor
 
 
+class AllowedTargets(NamedTuple):
+    """What each of the N targets was drawn from: sets of tokens [K, V], true for those that were excluded, and the set of each target."""
+
+    excluded_KV: Tensor
+    set_N: Tensor
+
+
 class Targets(NamedTuple):
-    """What the rows of a chunk are scored on, flat over tokens in row order.
+    """What the rows of a chunk are scored on, flat over their learned tokens in row order.
 
     `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full (rows of both
-    kinds do not mix). `biased`: None where no token had a help bias.
+    kinds do not mix). `biased`: None where no token had a help bias. `learned_N`: where the targets lie among all tokens of the rows;
+    None: all of them are. `allowed`: None where nothing was excluded.
     """
 
     ids_N: Tensor
@@ -77,6 +94,8 @@ class Targets(NamedTuple):
     off_policy_N: Tensor | None = None
     imitated: bool = False
     biased: BiasedTargets | None = None
+    learned_N: Tensor | None = None
+    allowed: AllowedTargets | None = None
 
 
 def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[Row]:
@@ -132,6 +151,7 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
                         coefficient,
                         off_policy=sample.off_policy,
                         biased=sample.biased,
+                        allowed=sample.allowed,
                     )
                 )
     return rows
@@ -175,14 +195,18 @@ def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> Padde
 
 
 def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
-    """The response tokens of the rows, flat, with what the loss needs for each."""
-    lengths = torch.tensor([len(row.token_ids) for row in rows])
-    ids = torch.tensor([token for row in rows for token in row.token_ids], dtype=torch.long)
-    behaviour = torch.tensor([value for row in rows for value in row.behaviour_logprobs], dtype=torch.float32)
+    """The learned tokens of the rows, flat, with what the loss needs for each."""
+    lengths = torch.tensor([len(row.learned) for row in rows])
+    ids = torch.tensor([row.token_ids[place] for row in rows for place in row.learned], dtype=torch.long)
+    behaviour = torch.tensor([row.behaviour_logprobs[place] for row in rows for place in row.learned], dtype=torch.float32)
     coefficients = torch.tensor([row.coefficient for row in rows], dtype=torch.float32).repeat_interleave(lengths)
     row_N = torch.arange(len(rows)).repeat_interleave(lengths)
     ids_N, behaviour_N, coefficients_N, row_N = (tensor.to(device) for tensor in (ids, behaviour, coefficients, row_N))
     targets = Targets(ids_N, behaviour_N, coefficients_N, row_N, biased=biased_targets(rows, device))
+    if any(row.allowed for row in rows):
+        starts = itertools.accumulate((len(row.token_ids) for row in rows), initial=0)
+        learned = [start + place for start, row in zip(starts, rows, strict=False) for place in row.learned]
+        targets = targets._replace(learned_N=torch.tensor(learned, device=device), allowed=allowed_targets(rows, device))
     if not any(row.off_policy for row in rows):
         return targets
     off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
@@ -191,8 +215,8 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
 
 def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets | None:
     """Where in the rows a help bias was, flat like `targets_of`."""
-    starts = itertools.accumulate((len(row.token_ids) for row in rows), initial=0)
-    biased = [(start + one.place, one) for start, row in zip(starts, rows, strict=False) for one in row.biased]
+    starts = itertools.accumulate((len(row.learned) for row in rows), initial=0)
+    biased = [(start + row.learned.index(one.place), one) for start, row in zip(starts, rows, strict=False) for one in row.biased]
     if not biased:
         return None
     most = max(len(one.help_ids) for _, one in biased)
@@ -201,6 +225,19 @@ def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets |
         torch.tensor([one.bias for _, one in biased], dtype=torch.float32, device=device),
         torch.tensor([[*one.help_ids, *[-1] * (most - len(one.help_ids))] for _, one in biased], device=device),
     )
+
+
+def allowed_targets(rows: Sequence[Row], device: torch.device) -> AllowedTargets:
+    """The sets that the learned tokens of the rows were drawn from, each once; the first one excludes nothing."""
+    size = max(len(bits) for row in rows if row.allowed for bits in row.allowed.sets) * 8
+    known: dict[bytes, int] = {b"\xff" * (size // 8): 0}
+    set_N = [
+        known.setdefault(row.allowed.sets[row.allowed.places[place]], len(known)) if row.allowed else 0
+        for row in rows
+        for place in row.learned
+    ]
+    bits_KV = np.unpackbits(np.frombuffer(b"".join(known), dtype=np.uint8).reshape(len(known), -1), axis=1, bitorder="little")
+    return AllowedTargets(torch.from_numpy(bits_KV == 0).to(device), torch.tensor(set_N, device=device))
 
 
 def _has_gradient(sample: TrainingSample) -> bool:

@@ -25,7 +25,7 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.errors import AdapterError, StateError
 from edge.core.files import replacing, replacing_folder
 from edge.core.limits import MOST_STEPS
-from edge.core.types import GGUF_ADAPTER, AdapterRef, Demonstration, KeptAnswer, TrainingGroup
+from edge.core.types import GGUF_ADAPTER, AdapterRef, AllowedTokens, Demonstration, KeptAnswer, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
 from edge.training.batching import Row, imitated_rows, is_live, kept_rows, live_rows
 from edge.training.learner import (
@@ -120,9 +120,11 @@ class LoraLearner(ABC):
         """Restore adapter, optimiser and step. Raises StateError, with nothing changed, when the file does not fit."""
         await self._worker.call(lambda: self._restore(*read_state(folder / STATE_FILE)), Priority.TRAINING)
 
-    async def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[float, ...]:
-        """log π (nats) of the given response tokens under the current adapter."""
-        row = Row(tuple(prompt_ids), tuple(token_ids), (0.0,) * len(token_ids), 0.0)
+    async def logprobs(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int], allowed: AllowedTokens | None = None
+    ) -> tuple[float, ...]:
+        """log π (nats) of the response tokens that the model chose, under the current adapter."""
+        row = Row(tuple(prompt_ids), tuple(token_ids), (0.0,) * len(token_ids), 0.0, allowed=allowed)
         return await self._worker.call(lambda: self._score(row), Priority.TRAINING)
 
     # -- what an engine brings -----------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class LoraLearner(ABC):
 
     @abstractmethod
     def _score(self, row: Row) -> tuple[float, ...]:
-        """log π of a row's response tokens."""
+        """log π of a row's learned tokens."""
 
     @abstractmethod
     def _adapter(self) -> dict[str, Tensor]:

@@ -19,8 +19,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from edge.training.batching import BiasedTargets
+from edge.training.batching import AllowedTargets, BiasedTargets
 
+EXCLUDED = -1e30
+"""The logit of an excluded token. Finite, so that blocks of the vocabulary in which a target allows nothing leave sums that are numbers;
+they weigh nothing once the target's own block is taken."""
 SHAPING = 0.1
 """γ of `shaped_weights`, as its authors chose it."""
 
@@ -96,8 +99,9 @@ def token_scores(
     targets_N: Tensor,
     chunk_elements: int = 1 << 20,
     dtype: torch.dtype | None = None,
+    allowed: AllowedTargets | None = None,
 ) -> TokenScores:
-    """log softmax(W h)[target] and its entropy, never holding more than about `chunk_elements` logits at once.
+    """log softmax(W h)[target] over the allowed tokens and its entropy, never holding more than about `chunk_elements` logits at once.
 
     The vocabulary is taken block by block, each block of W once forward and once backward, so memory grows neither with N x V nor, where
     W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Products are taken in `dtype`
@@ -108,7 +112,7 @@ def token_scores(
         projection = DenseProjection(projection.detach())
     columns = max(1, chunk_elements // max(1, len(targets_N)))
     logprobs_N, entropy_N = _ChunkedLogSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, projection, targets_N, columns, dtype
+        hidden_ND, projection, targets_N, columns, dtype, allowed
     )
     return TokenScores(logprobs_N, entropy_N)
 
@@ -218,7 +222,13 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, projection: Projection, targets_N: Tensor, columns: int, dtype: torch.dtype | None
+        ctx: Any,
+        hidden_ND: Tensor,
+        projection: Projection,
+        targets_N: Tensor,
+        columns: int,
+        dtype: torch.dtype | None,
+        allowed: AllowedTargets | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.input_dtype = hidden_ND.dtype
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -232,6 +242,10 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
                 hidden_ND = hidden_ND.to(weight_CD.dtype)
                 inside_N, place_N = _within(targets_N, start, len(weight_CD))
                 logits_NC = _with_targets((hidden_ND @ weight_CD.T).float(), inside_N, place_N, exact_N)
+                if allowed is not None:
+                    logits_NC = logits_NC.masked_fill_(
+                        allowed.excluded_KV[:, start : start + len(weight_CD)][allowed.set_N], EXCLUDED
+                    )
                 # Online softmax: sums are relative to the greatest logit so far, so that exp never overflows. A greater one in this block
                 # shrinks the earlier sums; in the first block the factor is exp(-inf) = 0, and the sums are 0 anyway.
                 before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
@@ -254,9 +268,9 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
         return target_N - normaliser_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_N: Tensor, _entropy: Tensor) -> tuple[Tensor, None, None, None, None, None]:  # type: ignore[override]
         (slope_ND,) = ctx.saved_tensors
-        return (grad_N[:, None] * slope_ND).to(ctx.input_dtype), None, None, None, None
+        return (grad_N[:, None] * slope_ND).to(ctx.input_dtype), None, None, None, None, None
 
 
 def _blocks(projection: Projection, columns: int, dtype: torch.dtype | None) -> Iterator[tuple[int, Tensor]]:

@@ -24,10 +24,10 @@ from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from edge.core.worker import EngineWorker
-from edge.training.batching import Row, biased_targets, plain_chunks
+from edge.training.batching import Row, plain_chunks, targets_of
 from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule, check_weights
 from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
-from edge.training.loss import SHAPING, MismatchSums
+from edge.training.loss import EXCLUDED, SHAPING, MismatchSums
 
 Arrays = dict[str, mx.array]
 
@@ -89,8 +89,8 @@ class MlxLearner(LoraLearner):
 
         def objective(adapter: Arrays) -> tuple[mx.array, mx.array, mx.array]:
             self._decoder.set_lora(adapter)
-            hidden_ND = hidden_of(self._decoder, chunk)
-            logprobs_N, entropy_N = self._scores(hidden_ND, targets.ids_N)
+            hidden_ND = targets.of_learned(hidden_of(self._decoder, chunk))
+            logprobs_N, entropy_N = self._scores(hidden_ND, targets)
             if targets.biased is not None:
                 logprobs_N = with_help_bias(logprobs_N, self._decoder.logits, hidden_ND, targets.ids_N, targets.biased)
             weights_N = importance_weights(logprobs_N, targets, settings.importance_cap)
@@ -104,13 +104,14 @@ class MlxLearner(LoraLearner):
         mx.eval(self._sum, loss, logprobs_N, entropy_N)
         tally.add(_number(loss), mismatch_sums(logprobs_N, entropy_N, targets, settings.importance_cap))
 
-    def _scores(self, hidden_ND: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
-        """log π of the tokens and the entropy at them [N], from the hidden states that predict them."""
+    def _scores(self, hidden_ND: mx.array, targets: FlatTargets) -> tuple[mx.array, mx.array]:
+        """log π of the targets and the entropy at them [N], from the hidden states that predict them."""
         vocab_size, elements = self._decoder.shape.vocab_size, self._settings.vocab_chunk_elements
-        return token_scores(self._decoder.logits, hidden_ND, ids_N, vocab_size, elements)
+        return token_scores(self._decoder.logits, hidden_ND, targets.ids_N, vocab_size, elements, targets.allowed)
 
     def _score(self, row: Row) -> tuple[float, ...]:
-        logprobs_N, _ = self._scores(plain_hidden(self._decoder, [row]), mx.array(row.token_ids))
+        targets = FlatTargets.of([row])
+        logprobs_N, _ = self._scores(targets.of_learned(plain_hidden(self._decoder, [row])), targets)
         return tuple(_as_numpy(logprobs_N).tolist())
 
     # -- the optimiser -------------------------------------------------------------------------------------------------------------
@@ -200,12 +201,15 @@ class FlatBiased(NamedTuple):
     help_ids_MH: mx.array
 
 
-class FlatTargets(NamedTuple):
-    """What the rows of a micro-batch are scored on, flat over tokens in row order.
+class FlatAllowed(NamedTuple):
+    """edge.training.batching.AllowedTargets on MLX."""
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full. `biased`: None
-    where no token had a help bias.
-    """
+    excluded_KV: mx.array
+    set_N: mx.array
+
+
+class FlatTargets(NamedTuple):
+    """edge.training.batching.Targets on MLX."""
 
     ids_N: mx.array
     behaviour_N: mx.array
@@ -213,37 +217,59 @@ class FlatTargets(NamedTuple):
     off_policy_N: mx.array | None = None
     imitated: bool = False
     biased: FlatBiased | None = None
+    learned_N: mx.array | None = None
+    allowed: FlatAllowed | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> FlatTargets:
-        """The response tokens of the rows with what the loss needs for each."""
-        lengths = [len(row.token_ids) for row in rows]
-        biased = biased_targets(rows, torch.device("cpu"))
+        """The learned tokens of the rows with what the loss needs for each."""
+        found = targets_of(rows, torch.device("cpu"))
         return cls(
-            mx.array([token for row in rows for token in row.token_ids]),
-            mx.array([value for row in rows for value in row.behaviour_logprobs], dtype=mx.float32),
-            mx.array(np.repeat(np.array([row.coefficient for row in rows], dtype=np.float32), lengths)),
-            mx.array(np.repeat([row.off_policy for row in rows], lengths)) if any(row.off_policy for row in rows) else None,
-            rows[0].imitated,
-            None if biased is None else FlatBiased(*(mx.array(tensor.numpy()) for tensor in biased)),
+            _flat(found.ids_N),
+            _flat(found.behaviour_N),
+            _flat(found.coefficients_N),
+            None if found.off_policy_N is None else _flat(found.off_policy_N),
+            found.imitated,
+            None if found.biased is None else FlatBiased(*map(_flat, found.biased)),
+            None if found.learned_N is None else _flat(found.learned_N),
+            None if found.allowed is None else FlatAllowed(*map(_flat, found.allowed)),
         )
+
+    def of_learned(self, hidden_MD: mx.array) -> mx.array:
+        """Of the hidden states that predict all tokens of responses those of the learned ones."""
+        return hidden_MD if self.learned_N is None else hidden_MD[self.learned_N]
+
+
+def _flat(tensor: Tensor) -> mx.array:
+    return mx.array(tensor.numpy())
 
 
 def token_scores(
-    logits: Callable[[mx.array], mx.array], hidden_ND: mx.array, ids_N: mx.array, vocab_size: int, chunk_elements: int
+    logits: Callable[[mx.array], mx.array],
+    hidden_ND: mx.array,
+    ids_N: mx.array,
+    vocab_size: int,
+    chunk_elements: int,
+    allowed: FlatAllowed | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """log softmax(logits)[target] and the distribution's entropy, both [N] in nats; the entropy carries no gradient.
+    """log softmax(logits)[target] over the allowed tokens and the distribution's entropy, both [N] in nats; the entropy carries no
+    gradient.
 
     About `chunk_elements` logits are held at once; the backward pass computes a chunk's logits again.
     """
     rows = max(1, chunk_elements // vocab_size)
-    chunk = mx.checkpoint(lambda hidden, ids: _scores_of_chunk(logits(hidden), ids))
-    parts = [chunk(hidden_ND[start : start + rows], ids_N[start : start + rows]) for start in range(0, len(ids_N), rows)]
+    chunk = mx.checkpoint(lambda hidden, ids, excluded: _scores_of_chunk(logits(hidden), ids, excluded))
+    parts = []
+    for start in range(0, len(ids_N), rows):
+        here = slice(start, start + rows)
+        excluded = mx.array(False) if allowed is None else allowed.excluded_KV[allowed.set_N[here], :vocab_size]
+        parts.append(chunk(hidden_ND[here], ids_N[here], excluded))
     logprobs_N, entropy_N = (mx.concatenate(list(column)) for column in zip(*parts, strict=True))
     return logprobs_N, mx.stop_gradient(entropy_N)
 
 
-def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array) -> tuple[mx.array, mx.array]:
+def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array, excluded_NV: mx.array) -> tuple[mx.array, mx.array]:
+    logits_NV = mx.where(mx.stop_gradient(excluded_NV), EXCLUDED, logits_NV)
     normaliser_N = mx.logsumexp(logits_NV, axis=-1)
     columns_N1 = mx.stop_gradient(ids_N)[:, None]  # a checkpoint differentiates by all of its arguments
     chosen_N = mx.take_along_axis(logits_NV, columns_N1, axis=-1)[:, 0]

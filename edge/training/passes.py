@@ -46,18 +46,23 @@ def gradient_slices(
             yield from _shared_pass(decoder, bundle, objective)
         return
     for chunk in plain_chunks(rows, tokens_per_slice):
-        hidden_ND = plain_hidden(decoder, chunk)
-        objective(hidden_ND, targets_of(chunk, hidden_ND.device)).backward()  # type: ignore[no-untyped-call]
+        objective(*plain_hidden(decoder, chunk)).backward()  # type: ignore[no-untyped-call]
         yield
 
 
-def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row]) -> Tensor:
-    """Hidden states [N, D] that predict the response tokens of whole rows."""
+def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
+    """Hidden states [N, D] that predict the learned tokens of whole rows, and these."""
     padded = pad_right([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows], _device(decoder))
     states_RTD: Tensor = decoder.hidden_states(padded.ids_RT, padded.mask_RT).states_BTD
     prompt_R = torch.tensor([len(row.prompt_ids) for row in rows], device=padded.ids_RT.device)
     places_T = torch.arange(padded.ids_RT.shape[1], device=padded.ids_RT.device)
-    return states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)]
+    return _with_targets(states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)], rows)
+
+
+def _with_targets(hidden_MD: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
+    """Of the hidden states that predict all M tokens of responses those of the N that are learned; no logits are made for the others."""
+    targets = targets_of(rows, hidden_MD.device)
+    return hidden_MD if targets.learned_N is None else hidden_MD[targets.learned_N], targets
 
 
 def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -> Slices:
@@ -71,8 +76,8 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
         index_R = torch.tensor([prompt for prompt, _ in chunk], device=ends_R.device)
-        hidden_ND = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
-        objective(hidden_ND, targets_of(rows, hidden_ND.device)).backward()  # type: ignore[no-untyped-call]
+        hidden_MD = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
+        objective(*_with_targets(hidden_MD, rows)).backward()  # type: ignore[no-untyped-call]
         yield
     torch.autograd.backward(
         [root for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None],
@@ -84,7 +89,7 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -
 def _continued_hidden(
     decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompt_mask: Tensor, leaves: Sequence[Tensor]
 ) -> Tensor:
-    """Hidden states [N, D] that predict the response tokens of rows which continue the prompts `index_R` of the leaves."""
+    """Hidden states [M, D] that predict the response tokens of rows which continue the prompts `index_R` of the leaves."""
     first_RD = leaves[0].index_select(0, index_R)
     longest = max(len(row.token_ids) for row in rows)
     if longest == 1:

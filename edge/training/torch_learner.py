@@ -19,7 +19,7 @@ from edge.core.types import TrainingGroup
 from edge.core.worker import EngineWorker, Job
 from edge.dagrpo.baselines import gvpo_weights
 from edge.training import lora
-from edge.training.batching import Row, Targets, plain_chunks, targets_of
+from edge.training.batching import Row, Targets, plain_chunks
 from edge.training.device import choose_dtype, has_fast_bf16
 from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec, check_weights
 from edge.training.lora import round_frozen
@@ -110,13 +110,16 @@ class TorchLearner(LoraLearner):
 
     def _score_all(self, groups: Sequence[TrainingGroup], into: SequenceLogprobs) -> Slices:
         """log π of every response under the adapter of now, with or without an advantage, a micro-batch per slice."""
-        rows = (Row(group.prompt_ids, one.token_ids, one.behaviour_logprobs, 0.0) for group in groups for one in group.samples)
+        rows = (
+            Row(group.prompt_ids, one.token_ids, one.behaviour_logprobs, 0.0, allowed=one.allowed)
+            for group in groups
+            for one in group.samples
+        )
         distinct = {(row.prompt_ids, row.token_ids): row for row in rows if row.token_ids}  # empty ones have nothing to score
         for chunk in plain_chunks(distinct.values(), self._settings.tokens_per_slice):
             with torch.no_grad():
-                hidden_ND = plain_hidden(self._decoder, chunk)
-                targets = targets_of(chunk, hidden_ND.device)
-                logprobs_N = self._scores(hidden_ND, targets.ids_N).logprobs_N
+                hidden_ND, targets = plain_hidden(self._decoder, chunk)
+                logprobs_N = self._scores(hidden_ND, targets).logprobs_N
                 sums_R = torch.zeros(len(chunk), device=logprobs_N.device).index_add_(0, targets.row_N, logprobs_N)
             into.update({(row.prompt_ids, row.token_ids): sum_ for row, sum_ in zip(chunk, sums_R.tolist(), strict=True)})
             yield
@@ -125,7 +128,7 @@ class TorchLearner(LoraLearner):
 
     def _gradient(self, rows: Sequence[Row], tally: Tally) -> Slices:
         def objective(hidden_ND: Tensor, targets: Targets) -> Tensor:
-            scores, behaviour_N = self._scores(hidden_ND, targets.ids_N), targets.behaviour_N
+            scores, behaviour_N = self._scores(hidden_ND, targets), targets.behaviour_N
             if targets.biased is not None:
                 biased_N = with_help_bias(scores.logprobs_N, hidden_ND, self._projection, targets.ids_N, targets.biased)
                 scores = scores._replace(logprobs_N=biased_N)
@@ -159,14 +162,14 @@ class TorchLearner(LoraLearner):
             weights_N = torch.where(targets.off_policy_N, shaped_weights(logprobs_N), weights_N)
         return policy_loss(logprobs_N, targets.coefficients_N, weights_N)
 
-    def _scores(self, hidden_ND: Tensor, ids_N: Tensor) -> TokenScores:
-        return token_scores(hidden_ND, self._projection, ids_N, self._settings.vocab_chunk_elements, self._dtype)
+    def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:
+        """Of hidden states that predict the targets."""
+        elements = self._settings.vocab_chunk_elements
+        return token_scores(hidden_ND, self._projection, targets.ids_N, elements, self._dtype, targets.allowed)
 
     def _score(self, row: Row) -> tuple[float, ...]:
         with torch.no_grad(), self._slice():
-            hidden_ND = plain_hidden(self._decoder, [row])
-            scores = self._scores(hidden_ND, torch.tensor(row.token_ids, device=hidden_ND.device))
-            return tuple(scores.logprobs_N.tolist())
+            return tuple(self._scores(*plain_hidden(self._decoder, [row])).logprobs_N.tolist())
 
     @contextlib.contextmanager
     def _slice(self) -> Iterator[None]:

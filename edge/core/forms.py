@@ -1,0 +1,70 @@
+"""Response forms: structures that the engine holds a response to, so that its format holds by construction.
+
+The reasoned form is the paper's format (edge/dagrpo/format.py), written as
+
+    <think>
+    Step 1: ...
+    </think>
+    <answer>\\boxed{...}</answer>           or, in the answer's place: I need external assistance.
+
+The model writes the lines and the content of the answer; it chooses after each line whether another step follows, and after `</think>`
+whether it asks. Everything else is the only possibility and is written without asking the model. So the decision to ask exists once in
+every response, as a choice between two tokens. The policy that is sampled and learned is the one over allowed tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+THINKING_ENDS = "</think>\n"
+
+_BOXED = r"/([^{}\n]|\{([^{}\n]|\{[^{}\n]*\})*\})+/"
+_PROGRAM = r"/([^`\n]*\n)+/"
+_GRAMMAR = r"""start: WHOLE
+WHOLE: CONTENT "{end}"
+CONTENT: {content} & ~/(.|\n)*<\/?(think|answer)>(.|\n)*/
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseForm:
+    """The reasoned form for one kind of question."""
+
+    max_steps: int
+    """The limit of reasoning steps."""
+    program: bool = False
+    """The answer is a program in a code block, not a boxed result."""
+    line_tokens: int = 48
+    """Most tokens that a reasoning line is written with; it is ended there."""
+    answer_tokens: int = 48
+    """Most tokens that the content of an answer is written with; it is ended there."""
+
+    @property
+    def begins_answer(self) -> str:
+        """What comes before the content of an answer."""
+        return "<answer>\n```python\n" if self.program else "<answer>\\boxed{"
+
+    @property
+    def ends_answer(self) -> str:
+        """What comes after the content of an answer."""
+        return "```\n</answer>" if self.program else "}</answer>"
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """What ends the content of an answer that has reached its limit: the first of these that is possible."""
+        return ("```", "`", "\n") if self.program else ("}",)
+
+    @staticmethod
+    def begins_line(step: int) -> str:
+        """What comes before the text of a step."""
+        return f"Step {step}:" if step > 1 else "<think>\nStep 1:"
+
+    @property
+    def line_grammar(self) -> str:
+        """The text of a step with its end, in llguidance's dialect of Lark."""
+        return _GRAMMAR.format(content=r"/[^\n]+/", end=r"\n")
+
+    @property
+    def answer_grammar(self) -> str:
+        """The content of an answer with what ends it, in llguidance's dialect of Lark."""
+        return _GRAMMAR.format(content=_PROGRAM if self.program else _BOXED, end=self.ends_answer.replace("\n", r"\n"))
