@@ -166,6 +166,12 @@ def local_prompt_form(config: AgentConfig) -> str:
     return "compact" if bundled and config.model.prompt_form == "auto" else config.model.prompt_form
 
 
+def responses_are_guided(config: AgentConfig) -> bool:
+    """Whether responses are held to their form; "auto" is for every model but the bundled ones, which write their format by themselves."""
+    wanted = config.model.responses
+    return local_prompt_form(config) != "compact" if wanted == "auto" else wanted == "guided"
+
+
 def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     """The parts of the configuration that the agent itself works with."""
     from edge.answering.draft import AnswerSettings
@@ -187,6 +193,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         model_alias=coordinator.model_alias,
         skip_unanimous_calls=learning.objective.unanimous_calls == "skip",
         may_ask=method.may_ask,
+        guided=responses_are_guided(config),
         hint_chars=coordinator.hint_chars,
         cloud_samples=learning.objective.cloud_samples == "on",
     )

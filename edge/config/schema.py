@@ -63,6 +63,10 @@ class ModelConfig(Section):
         "auto",
         description="How the SLM is asked: bare question (compact) or worded prompt (full); auto: as the model was made for.",
     )
+    responses: Literal["auto", "guided", "free"] = Field(
+        "auto",
+        description="Reasoned responses are held to their format by the engine (guided), or free; auto: guided but for bundled models.",
+    )
 
 
 class EngineConfig(Section):

@@ -19,7 +19,7 @@ from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
-from edge.core.types import AnswerKind, LocalResponse, Sampling, TaskItem
+from edge.core.types import AnswerKind, LocalResponse, TaskItem
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
@@ -153,7 +153,7 @@ class Evaluation:
 
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:
         settings, item = self.settings, candidate.item
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=suppress_help)
+        sampling = settings.sampling(item, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         messages = prompt_messages(item, settings.prompt_form)
         group = await self.roles.backend.sample_group(messages, sampling, [seed])

@@ -21,7 +21,7 @@ from edge.cloud.hints import with_hint
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow
 from edge.core.rng import derive_seed, stream
-from edge.core.types import LocalResponse, Sampling
+from edge.core.types import LocalResponse
 from edge.dagrpo.metrics import wilson_interval
 from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
@@ -172,7 +172,7 @@ class HintTrial:
     async def _asking(self, candidate: Candidate) -> LocalResponse | None:
         """The response to an item, where it asks for help."""
         settings, item = self._settings, candidate.item
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps)
+        sampling = settings.sampling(item)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         try:
             messages = prompt_messages(item, settings.prompt_form)

@@ -11,11 +11,12 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.cloud.hints import Cut
-from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, TaskItem
+from edge.core.forms import ResponseForm
+from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
 from edge.dagrpo.composition import compose
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import compact_question, user_prompt
@@ -156,6 +157,30 @@ class RolloutSettings:
     hint_cut: Cut = private_cut
     cloud_samples: bool = False
     """The cloud's completion joins its group where the SLM may learn from it."""
+    guided: bool = False
+    """Responses are held to the form of their question; else they are free, and their format is judged."""
+
+    def sampling(self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False) -> Sampling:
+        """How responses to a question are sampled, in learning and in evaluations."""
+        return Sampling(
+            self.temperature,
+            self.max_tokens,
+            max_steps=item.max_steps,
+            help_bias=help_bias,
+            suppress_help=suppress_help,
+            exact=not suppress_help,
+            form=form_of(item, self.max_tokens) if self.guided else None,
+        )
+
+
+_PROGRAM_TOKENS = 160
+
+
+def form_of(item: TaskItem, max_tokens: int) -> ResponseForm:
+    """The form of a question's responses, whose answer may take up to half of the tokens."""
+    program = item.kind is AnswerKind.PROGRAM
+    form = ResponseForm(item.max_steps, program)
+    return replace(form, answer_tokens=min(_PROGRAM_TOKENS if program else form.answer_tokens, max_tokens // 2))
 
 
 def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:

@@ -33,6 +33,8 @@ class FormVocabulary:
     def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int) -> None:
         self.size, self.end, self._pieces, self._tokenise = len(pieces), end, pieces, tokenise
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, end)))
+        self.bytes = -(-self.size // 8)
+        """Of a set of tokens."""
         self._outside: dict[bytes, NDArray[np.bool_]] = {}
 
     def ids(self, text: str) -> list[int]:
@@ -121,7 +123,8 @@ class Guide:
             return self._set_of(self._next_line[0], self._ending[0])
         if self._place == "decision":
             return self._set_of(self.ask, self.answer)
-        return bytes(self._matcher.compute_bitmask())
+        bits: bytes = self._matcher.compute_bitmask()
+        return bits[: self._vocabulary.bytes]
 
     def accept(self, token: int) -> None:
         """The next token is this one: the forced one, or one that is allowed."""
@@ -187,7 +190,7 @@ class Guide:
         return next((token for token in closers if not outside[token]), -1)
 
     def _set_of(self, *tokens: int) -> bytes:
-        bits = bytearray(-(-self._vocabulary.size // 32) * 4)
+        bits = bytearray(self._vocabulary.bytes)
         for token in tokens:
             bits[token // 8] |= 1 << token % 8
         return bytes(bits)

@@ -21,7 +21,7 @@ from typing import TypeVar
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow, EdgeError
 from edge.core.rng import derive_seed, stream
-from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, Sampling, TaskItem
+from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
 from edge.dagrpo.prompts import prompt_messages
@@ -185,7 +185,7 @@ class GivenAnswers:
     async def _own_answers(self, item: TaskItem, seeds: Sequence[int]) -> PromptGroup:
         """What the model answers to a question by itself."""
         settings = self.settings
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, suppress_help=True)
+        sampling = settings.sampling(item, suppress_help=True)
         return await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:

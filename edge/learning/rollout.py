@@ -16,7 +16,7 @@ from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed
-from edge.core.types import LocalResponse, Sampling, TaskItem
+from edge.core.types import LocalResponse, TaskItem
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.costs import CallCost, weighted_rate
 from edge.dagrpo.dual import help_rate
@@ -175,7 +175,7 @@ class Rollout:
         """Sample, ask, compose, verify: one prompt's group."""
         item, settings = batch.items[index], self.settings
         bias = batch.opened.help_bias or 0.0  # a part of the policy that is sampled from, and that learns
-        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=bias, exact=True)
+        sampling = settings.sampling(item, help_bias=bias)
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
         sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
         weight = 1.0

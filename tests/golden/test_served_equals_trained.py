@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.types import AdapterRef, TrainingGroup
+from edge.core.forms import ResponseForm
+from edge.core.types import FORCED, AdapterRef, Message, Sampling, TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
@@ -90,3 +91,20 @@ async def test_the_bundled_model_serves_what_was_trained(tmp_path, name) -> None
         assert np.abs(served - trained).mean() < INT8_NATS
         await backend.swap_adapter(None)
         assert np.abs(await _logprobs(backend.score, fresh) - base).mean() < INT8_NATS
+
+
+@pytest.mark.parametrize("name", ["nano-edge.gguf", "nano-edge-llama.gguf"])
+async def test_sampler_and_trainer_score_guided_responses_alike(name) -> None:
+    sampling = Sampling(1.0, 160, help_bias=1.0, form=ResponseForm(4, line_tokens=24))
+    async with _engines(BUNDLED / name) as (learner, backend):
+        group = await backend.sample_group([Message("user", "What is 17 + 25?")], sampling, range(8))
+        differences = []
+        for response in group.responses:
+            found = await learner.logprobs(group.prompt_ids, response.token_ids, response.allowed)
+            free = {decision.place for decision in response.biased}
+            chosen = [place for place, drawn_from in enumerate(response.allowed.places) if drawn_from != FORCED]
+            assert len(found) == len(chosen) < len(response.token_ids)
+            differences += [
+                found[number] - response.logprobs[place] for number, place in enumerate(chosen) if place not in free
+            ]
+        assert np.abs(differences).mean() < INT8_NATS

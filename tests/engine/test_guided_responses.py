@@ -1,0 +1,141 @@
+"""Responses held to a form: the sampler and the learner use the same policy over allowed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from edge.core.forms import ResponseForm
+from edge.core.types import FORCED, AllowedTokens, Message, PromptGroup, Sampling
+from edge.core.worker import EngineWorker
+from edge.dagrpo.format import check_format
+from edge.dagrpo.prompts import HELP_PHRASE
+from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.catalogue import bundled_folder
+from edge.training.batching import Row, targets_of
+from edge.training.loss import token_scores, with_help_bias
+
+NANO = bundled_folder() / "nano-edge.gguf"
+QUESTION = [Message("user", "What is 17 + 25?")]
+STEPS = 3
+
+
+@pytest_asyncio.fixture
+async def backend() -> AsyncIterator[LlamaCppBackend]:
+    worker = EngineWorker()
+    backend = LlamaCppBackend(NANO, worker, n_threads=1, max_rows=8)
+    yield backend
+    await backend.aclose()
+    worker.close()
+
+
+def sampling(**changes: object) -> Sampling:
+    return Sampling(**{"temperature": 1.0, "max_tokens": 160, "form": ResponseForm(STEPS, line_tokens=24), **changes})  # type: ignore[arg-type]
+
+
+async def sampled(backend: LlamaCppBackend, count: int = 8, **changes: object) -> PromptGroup:
+    return await backend.sample_group(QUESTION, sampling(**changes), range(count))
+
+
+async def test_every_response_is_well_formed_and_has_one_decision(backend: LlamaCppBackend) -> None:
+    for temperature in (0.0, 1.0, 8.0):  # at 8 the model writes what it would never write
+        for response in (await sampled(backend, 16, temperature=temperature)).responses:
+            assert check_format(response.text, STEPS).ok, response.text
+            assert response.help_log_odds is not None and len(response.token_ids) <= 160
+
+
+async def test_the_bias_moves_the_decision_and_nothing_before_it(backend: LlamaCppBackend) -> None:
+    plain, asking = await sampled(backend), await sampled(backend, help_bias=40.0)
+    for before, after in zip(plain.responses, asking.responses, strict=True):
+        assert after.text.endswith(HELP_PHRASE) and check_format(after.text, STEPS).asks_help
+        assert after.text.split("</think>")[0] == before.text.split("</think>")[0]
+        assert after.help_log_odds == before.help_log_odds and len(after.biased) == 1
+        assert after.overridden == ("" if HELP_PHRASE in before.text else "to ask")
+    refused = await sampled(backend, suppress_help=True)
+    assert all(HELP_PHRASE not in response.text for response in refused.responses)
+
+
+@pytest.mark.parametrize("line, answer", [(4, 2), (1, 1), (24, 48)])
+async def test_lines_and_answers_end_at_their_limits(backend: LlamaCppBackend, line: int, answer: int) -> None:
+    form = ResponseForm(STEPS, line_tokens=line, answer_tokens=answer)
+    for response in (await sampled(backend, 16, temperature=6.0, form=form)).responses:
+        thinking, _, rest = response.text.partition("</think>")
+        assert check_format(response.text, STEPS).ok
+        for text in thinking.split("\n")[1:-1]:
+            assert len(backend.response_tokens(text.partition(":")[2])) <= 4 * (line + 9)  # a token is up to a few of another split
+        assert rest
+
+
+async def test_a_stream_shows_the_whole_response_and_equals_the_group(backend: LlamaCppBackend) -> None:
+    (expected,) = (await sampled(backend, 1)).responses
+    deltas = [delta async for delta in backend.stream(QUESTION, sampling(), 0)]
+    assert "".join(delta.text for delta in deltas) == expected.text
+    assert deltas[-1].response is not None and deltas[-1].response.token_ids == expected.token_ids
+
+
+async def test_forced_tokens_have_probability_one_and_the_others_that_of_the_allowed_tokens(backend: LlamaCppBackend) -> None:
+    group = await sampled(backend)
+    for response in group.responses:
+        assert response.allowed is not None and len(response.allowed.places) == len(response.token_ids)
+        free = await backend.score(group.prompt_ids, response.token_ids)
+        for place, masked, unmasked in zip(response.allowed.places, response.logprobs, free, strict=True):
+            assert masked == 0.0 if place == FORCED else unmasked - 1e-4 <= masked <= 0.0
+
+
+ROWS = (
+    Row((1, 2), (3, 4, 5, 6), (0.0, -1.0, -1.0, 0.0), 0.5, allowed=AllowedTokens((FORCED, 0, 1, FORCED), (b"\x30\0\0\0", b"\xf7\0\0\0"))),
+    Row((2,), (7, 1), (-1.0, -1.0), -0.7),
+    Row((1,), (5,), (-1.0,), 1.1, allowed=AllowedTokens((0,), (b"\xf7\0\0\0",))),
+)
+"""Over a vocabulary of 8 tokens."""
+
+
+@pytest.mark.parametrize("elements", [1, 12, 1 << 20])
+def test_scores_and_gradient_equal_those_of_masked_logits(elements: int) -> None:
+    targets = targets_of(ROWS, torch.device("cpu"))
+    assert targets.learned_N is not None and targets.learned_N.tolist() == [1, 2, 4, 5, 6]
+    assert targets.ids_N.tolist() == [4, 5, 7, 1, 5] and targets.allowed is not None
+    torch.manual_seed(0)
+    hidden_ND, weight_VD = torch.randn(5, 6, requires_grad=True), torch.randn(8, 6)
+    scores = token_scores(hidden_ND, weight_VD, targets.ids_N, elements, allowed=targets.allowed)
+    (scores.logprobs_N * targets.coefficients_N).sum().backward()
+    found, hidden_ND.grad = hidden_ND.grad, None
+    excluded_NV = targets.allowed.excluded_KV[targets.allowed.set_N][:, :8]
+    assert excluded_NV.sum(-1).tolist() == [6, 1, 0, 0, 1]
+    expected_NV = (hidden_ND @ weight_VD.T).masked_fill(excluded_NV, -torch.inf).log_softmax(-1)
+    expected_N = expected_NV.gather(-1, targets.ids_N[:, None])[:, 0]
+    assert torch.allclose(scores.logprobs_N, expected_N, atol=1e-5)
+    entropy_N = -(expected_NV.exp() * expected_NV.masked_fill(excluded_NV, 0.0)).sum(-1)
+    assert torch.allclose(scores.entropy_N, entropy_N, atol=1e-5)
+    (expected_N * targets.coefficients_N).sum().backward()
+    assert found is not None and torch.allclose(found, hidden_ND.grad, atol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_expected_reward_under_the_masked_policy() -> None:
+    """Σ_y π(y) r(y) ∇log π(y) over all allowed y against the derivative of Σ_y π(y) r(y), with a bias at the decision."""
+    torch.manual_seed(1)
+    weight_VD, reward = torch.randn(8, 4), {2: 0.3, 5: 1.0}
+    hidden_D = torch.randn(4, requires_grad=True)
+    bias = 1.5
+    logits = torch.stack([hidden_D @ weight_VD[2] + bias, hidden_D @ weight_VD[5]])
+    (logits.softmax(-1) * torch.tensor([reward[2], reward[5]])).sum().backward()
+    exact, hidden_D.grad = hidden_D.grad, None
+    from edge.core.types import BiasedDecision
+
+    rows = [
+        Row((1,), (token,), (0.0,), 1.0, biased=(BiasedDecision(0, bias, (2,)),), allowed=AllowedTokens((0,), (b"\x24\0\0\0",)))
+        for token in reward
+    ]
+    targets = targets_of(rows, torch.device("cpu"))
+    hidden_ND = hidden_D.expand(2, 4)
+    logprobs_N = token_scores(hidden_ND, weight_VD, targets.ids_N, allowed=targets.allowed).logprobs_N
+    assert targets.biased is not None
+    logprobs_N = with_help_bias(logprobs_N, hidden_ND, weight_VD, targets.ids_N, targets.biased)
+    weights_N = logprobs_N.detach().exp() * torch.tensor(list(reward.values()))
+    (weights_N * logprobs_N).sum().backward()
+    assert exact is not None and torch.allclose(hidden_D.grad, exact, atol=1e-5)
