@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation
@@ -20,7 +21,9 @@ from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
-from edge.inference.guide import FormVocabulary, Guide
+
+if TYPE_CHECKING:
+    from edge.inference.guide import FormVocabulary, Guide
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -148,6 +151,8 @@ class BatchedBackend:
         """What holds the responses to their form; its tables are made once."""
         if sampling.form is None:
             return None
+        from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
+
         if self._form_vocabulary is None:
             end = self._turn_end()
             if end is None:

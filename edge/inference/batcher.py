@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,10 @@ from edge.core.types import (
 from edge.core.worker import Priority
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
-from edge.inference.guide import Guide
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
+
+if TYPE_CHECKING:
+    from edge.inference.guide import Guide
 
 
 class Engine(Protocol):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 import pytest_asyncio
 import torch
 
 from edge.core.forms import ResponseForm
-from edge.core.types import FORCED, AllowedTokens, Message, PromptGroup, Sampling
+from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import HELP_PHRASE
@@ -19,6 +17,7 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.training.batching import Row, targets_of
 from edge.training.loss import token_scores, with_help_bias
+from tests.engine.mlx_engines import require_mlx
 
 NANO = bundled_folder() / "nano-edge.gguf"
 QUESTION = [Message("user", "What is 17 + 25?")]
@@ -60,14 +59,16 @@ async def test_the_bias_moves_the_decision_and_nothing_before_it(backend: LlamaC
     assert all(HELP_PHRASE not in response.text for response in refused.responses)
 
 
-@pytest.mark.parametrize("line, answer", [(4, 2), (1, 1), (24, 48)])
+@pytest.mark.parametrize(("line", "answer"), [(4, 2), (1, 1), (24, 48)])
 async def test_lines_and_answers_end_at_their_limits(backend: LlamaCppBackend, line: int, answer: int) -> None:
     form = ResponseForm(STEPS, line_tokens=line, answer_tokens=answer)
     for response in (await sampled(backend, 16, temperature=6.0, form=form)).responses:
         thinking, _, rest = response.text.partition("</think>")
         assert check_format(response.text, STEPS).ok
         for text in thinking.split("\n")[1:-1]:
-            assert len(backend.response_tokens(text.partition(":")[2])) <= 4 * (line + 9)  # a token is up to a few of another split
+            assert len(backend.response_tokens(text.partition(":")[2])) <= 4 * (
+                line + 9
+            )  # a token is up to a few of another split
         assert rest
 
 
@@ -88,7 +89,13 @@ async def test_forced_tokens_have_probability_one_and_the_others_that_of_the_all
 
 
 ROWS = (
-    Row((1, 2), (3, 4, 5, 6), (0.0, -1.0, -1.0, 0.0), 0.5, allowed=AllowedTokens((FORCED, 0, 1, FORCED), (b"\x30\0\0\0", b"\xf7\0\0\0"))),
+    Row(
+        (1, 2),
+        (3, 4, 5, 6),
+        (0.0, -1.0, -1.0, 0.0),
+        0.5,
+        allowed=AllowedTokens((FORCED, 0, 1, FORCED), (b"\x30\0\0\0", b"\xf7\0\0\0")),
+    ),
     Row((2,), (7, 1), (-1.0, -1.0), -0.7),
     Row((1,), (5,), (-1.0,), 1.1, allowed=AllowedTokens((0,), (b"\xf7\0\0\0",))),
 )
@@ -116,6 +123,32 @@ def test_scores_and_gradient_equal_those_of_masked_logits(elements: int) -> None
     assert found is not None and torch.allclose(found, hidden_ND.grad, atol=1e-5)
 
 
+def test_mlx_has_the_same_policy() -> None:
+    require_mlx()
+    import mlx.core as mx
+
+    from edge.training.mlx_learner import FlatTargets
+    from edge.training.mlx_learner import token_scores as mlx_scores
+
+    torch.manual_seed(0)
+    hidden_MD, weight_VD = torch.randn(7, 6), torch.randn(8, 6)
+    targets, weight = FlatTargets.of(ROWS), mx.array(weight_VD.numpy())
+
+    def total(hidden_MD: mx.array) -> mx.array:
+        logprobs_N, _ = mlx_scores(
+            lambda states: states @ weight.T, targets.of_learned(hidden_MD), targets.ids_N, 8, 16, targets.allowed
+        )
+        return (logprobs_N * targets.coefficients_N).sum()
+
+    loss, gradient = mx.value_and_grad(total)(mx.array(hidden_MD.numpy()))
+    expected, of_torch = hidden_MD.clone().requires_grad_(), targets_of(ROWS, torch.device("cpu"))
+    scores = token_scores(expected[of_torch.learned_N], weight_VD, of_torch.ids_N, allowed=of_torch.allowed)
+    by_torch = (scores.logprobs_N * of_torch.coefficients_N).sum()
+    by_torch.backward()
+    assert float(loss) == pytest.approx(by_torch.item(), abs=1e-4)
+    assert expected.grad is not None and torch.allclose(torch.tensor(gradient.tolist()), expected.grad, atol=1e-4)
+
+
 def test_the_gradient_is_that_of_the_expected_reward_under_the_masked_policy() -> None:
     """Σ_y π(y) r(y) ∇log π(y) over all allowed y against the derivative of Σ_y π(y) r(y), with a bias at the decision."""
     torch.manual_seed(1)
@@ -125,8 +158,6 @@ def test_the_gradient_is_that_of_the_expected_reward_under_the_masked_policy() -
     logits = torch.stack([hidden_D @ weight_VD[2] + bias, hidden_D @ weight_VD[5]])
     (logits.softmax(-1) * torch.tensor([reward[2], reward[5]])).sum().backward()
     exact, hidden_D.grad = hidden_D.grad, None
-    from edge.core.types import BiasedDecision
-
     rows = [
         Row((1,), (token,), (0.0,), 1.0, biased=(BiasedDecision(0, bias, (2,)),), allowed=AllowedTokens((0,), (b"\x24\0\0\0",)))
         for token in reward

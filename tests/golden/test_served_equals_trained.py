@@ -104,7 +104,5 @@ async def test_sampler_and_trainer_score_guided_responses_alike(name) -> None:
             free = {decision.place for decision in response.biased}
             chosen = [place for place, drawn_from in enumerate(response.allowed.places) if drawn_from != FORCED]
             assert len(found) == len(chosen) < len(response.token_ids)
-            differences += [
-                found[number] - response.logprobs[place] for number, place in enumerate(chosen) if place not in free
-            ]
+            differences += [found[number] - response.logprobs[place] for number, place in enumerate(chosen) if place not in free]
         assert np.abs(differences).mean() < INT8_NATS

@@ -63,7 +63,7 @@ def compared(path: Path, groups: Sequence[PromptGroup], half: bool) -> dict[str,
             chunk = rows[start : start + ROWS]
             ids = torch.tensor([token for row in chunk for token in row.token_ids])
             behaviour = torch.tensor([value for row in chunk for value in row.behaviour_logprobs])
-            scores = token_scores(plain_hidden(decoder, chunk), decoder.lm_head.weight.detach(), ids, 1 << 23)
+            scores = token_scores(plain_hidden(decoder, chunk)[0], decoder.lm_head.weight.detach(), ids, 1 << 23)
             sums += mismatch_sums(scores, behaviour, CAP)
             print(f"{path.name}: {start + len(chunk)} of {len(rows)} responses", flush=True)
     return {
