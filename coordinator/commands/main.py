@@ -410,6 +410,7 @@ def ledger_export(
     ] = None,
     *,
     settings: Settings,
+    json_lines: Json = False,
 ) -> None:
     """Write the journal as JSON lines, for audits. It holds no prompts and no answers, only their digests.
 
@@ -428,7 +429,8 @@ def ledger_export(
             with open_rows(config) as rows:
                 count = export(rows, stream, after)
     if output is not None:
-        print(f"{counted(count, 'entry', 'entries')} after {after} written to {output}")
+        text = f"{counted(count, 'entry', 'entries')} after {after} written to {output}"
+        print_result({"file": str(output), "after": after, "entries": count}, text, as_json=json_lines)
 
 
 @contextmanager

@@ -112,6 +112,7 @@ def token_issue(
     *,
     settings: Settings,
     force: Force = False,
+    json_lines: Json = False,
 ) -> None:
     """Issue a token. Its holder renews it before it ends; `coordinator.token_file` of the agent is where it lies."""
     from coordinator.commands.admin_client import required_coordinator
@@ -130,11 +131,10 @@ def token_issue(
             token = str(client.ask("IssueToken", request).token)
     else:
         token = _tokens(config)[0].issue(role, name, tasks or (), life_s)
-    if out is None:
-        typer.echo(token)
-    else:
+    if out is not None:
         write_private(out, f"{token}\n".encode(), force=force)
-        typer.echo(f"wrote {out}")
+    value = {"role": role, "name": name, "tasks": tasks or [], **({"file": str(out)} if out else {"token": token})}
+    print_result(value, f"wrote {out}" if out else token, as_json=json_lines)
 
 
 @token_app.command("rotate")
@@ -144,6 +144,7 @@ def token_rotate(
     coordinator: Annotated[str | None, typer.Option("--coordinator", hidden=True)] = None,
     *,
     settings: Settings,
+    json_lines: Json = False,
 ) -> None:
     """Sign with a new key from now on; tokens of older keys live out their 15 minutes.
 
@@ -154,7 +155,8 @@ def token_rotate(
             "keys are not rotated from another machine", hint="run it on the coordinator's own, without --coordinator"
         )
     tokens, _ = _tokens(settings.config())
-    typer.echo(f"signing with key {tokens.rotate(at_once=at_once).kid}")
+    kid = tokens.rotate(at_once=at_once).kid
+    print_result({"kid": kid}, f"signing with key {kid}", as_json=json_lines)
 
 
 @token_app.command("revoke")

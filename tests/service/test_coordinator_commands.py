@@ -147,6 +147,29 @@ def test_export_continues_after_an_entry_and_can_be_compressed(capsys, state, tm
     assert gzip.decompress(rest.read_bytes()).decode() == "".join(whole.splitlines(keepends=True)[2:])
 
 
+def test_every_report_on_ledger_and_tokens_is_one_json_object_for_scripts(capsys, state, tmp_path) -> None:
+    def reported(*arguments: object) -> dict[str, object]:
+        code, out, err = outcome(capsys, *arguments, "--state", state, "--json")
+        assert (code, err, out.count("\n")) == (0, "", 1), arguments
+        return dict(json.loads(out))
+
+    journal, token = tmp_path / "journal.jsonl", tmp_path / "token"
+    assert reported("ledger", "export", "--after", 1, "--output", journal)["entries"] == len(journal.read_text().splitlines())
+    assert reported("ledger", "verify")["ok"] and reported("ledger", "backup", tmp_path / "copy")["ok"]
+    assert reported("token", "issue", "lamp", "--task", "math", "--out", token)["file"] == str(token)
+    issued = reported("token", "issue", "eve", "--role", "admin")
+    assert (issued["role"], issued["name"], str(issued["token"]).count(".")) == ("admin", "eve", 2)
+    signing = reported("token", "rotate")["kid"]
+    assert reported("token", "revoke", "lamp")["epoch"] == 1
+    listed = reported("token", "list")
+    assert [key["kid"] for key in listed["keys"] if key["ends_at"] is None] == [signing]
+
+
+def test_export_to_stdout_is_json_lines_with_and_without_the_option(capsys, state) -> None:
+    plain, asked = (outcome(capsys, "ledger", "export", "--state", state, *more) for more in ((), ("--json",)))
+    assert plain == asked and all(json.loads(line)["seq"] for line in plain[1].splitlines())
+
+
 def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, state, tmp_path) -> None:
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
