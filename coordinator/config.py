@@ -614,7 +614,7 @@ class TelemetryConfig(Section):
         return self.otlp_endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
 
 
-class CoordinatorConfig(Section):
+class ServerConfig(Section):
     """Everything a coordinator needs to know.
 
     The socket `admin.sock` is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
@@ -670,13 +670,13 @@ class CoordinatorConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _aliases_name_upstreams(self) -> CoordinatorConfig:
+    def _aliases_name_upstreams(self) -> ServerConfig:
         for alias, legs in self.aliases.items():
             _check_legs(alias, legs, self.effective_upstreams)
         return self
 
     @model_validator(mode="after")
-    def _no_plain_secret(self) -> CoordinatorConfig:
+    def _no_plain_secret(self) -> ServerConfig:
         from coordinator.config_secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
@@ -732,7 +732,7 @@ def _check_legs(alias: str, legs: Sequence[LegConfig], upstreams: Mapping[str, U
 
 def resolve_coordinator_config(
     file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
-) -> Resolved[CoordinatorConfig]:
+) -> Resolved[ServerConfig]:
     """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
     files = [file] if file is not None else []
-    return resolve(CoordinatorConfig, files=files, sets=sets, flags=flags, example=EXAMPLE, keys_command=KEYS_COMMAND)
+    return resolve(ServerConfig, files=files, sets=sets, flags=flags, example=EXAMPLE, keys_command=KEYS_COMMAND)

@@ -28,7 +28,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Outcome(Enum):
+class UpstreamOutcome(Enum):
     """What a call that was let through shows about its upstream. NEUTRAL: nothing, as the fault was the client's or the caller left."""
 
     GOOD = "good"
@@ -80,17 +80,17 @@ class Breaker:
         self._probing = probe = self._open_until_s is not None
         return Pass(self._period, probe)
 
-    def leave(self, passed: Pass, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
+    def leave(self, passed: Pass, outcome: UpstreamOutcome, now_s: float, retry_after_s: float | None = None) -> None:
         """Report how the call of a pass went; exactly once per pass. `retry_after_s` is when the upstream wants to be asked again."""
         if passed.probe:
             self._probing = False
-        if outcome is Outcome.BAD and retry_after_s:
+        if outcome is UpstreamOutcome.BAD and retry_after_s:
             self._open(now_s, min(retry_after_s, self._terms.longest_retry_after_s))
-        elif passed.period == self._period and outcome is not Outcome.NEUTRAL:
+        elif passed.period == self._period and outcome is not UpstreamOutcome.NEUTRAL:
             self._count(passed, outcome, now_s)
 
-    def _count(self, passed: Pass, outcome: Outcome, now_s: float) -> None:
-        if outcome is Outcome.GOOD:
+    def _count(self, passed: Pass, outcome: UpstreamOutcome, now_s: float) -> None:
+        if outcome is UpstreamOutcome.GOOD:
             self._close(passed)
             return
         self._failures += 1

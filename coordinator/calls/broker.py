@@ -20,8 +20,8 @@ from functools import partial
 
 from coordinator import failpoints
 from coordinator.calls.admission import draining
-from coordinator.calls.breaker import Outcome
-from coordinator.calls.flights import Flight, GroupId, Job, Progress
+from coordinator.calls.breaker import UpstreamOutcome
+from coordinator.calls.flights import Flight, FlightProgress, GroupId, Job
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
@@ -32,12 +32,12 @@ from coordinator.ledger.accounts import (
     SERVING_STEP,
     BudgetTerms,
     BudgetView,
+    CallEnded,
     CallRow,
     CallState,
-    Ended,
     InProgress,
     Outdated,
-    Replay,
+    Replayed,
     Reserved,
     ReserveRequest,
     Resolution,
@@ -115,7 +115,7 @@ class Broker:
         return self._admitting
 
     async def complete(
-        self, device: str, call: CloudCall, deadline_s: float | None, progress: Progress | None = None
+        self, device: str, call: CloudCall, deadline_s: float | None, progress: FlightProgress | None = None
     ) -> CloudCompletion:
         """Ask the cloud once for this call, or give its stored answer. Raises CoordinatorError.
 
@@ -301,14 +301,14 @@ class Broker:
             case Reserved():
                 request = upstream.request(job.call, deadline_s, outcome.billing_key)
                 return await self._ask_and_settle(flight, _Attempt(upstream, quote, outcome.attempt, request, report))
-            case Replay() | Ended():
+            case Replayed() | CallEnded():
                 return await self._replayed(outcome.call)
             case InProgress():
                 raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": outcome.key})
 
     async def _reserved(
         self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
-    ) -> Reserved | Replay | InProgress | Ended:
+    ) -> Reserved | Replayed | InProgress | CallEnded:
         """T1, under the limits that hold now. A refusal is remembered for the step, whose report will count its demand."""
         try:
             failpoints.reach("before_reserve")
@@ -367,7 +367,7 @@ class Broker:
             failure = _failure(resolution.call, error)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
         except TimeoutError as error:
-            report.outcome = Outcome.BAD
+            report.outcome = UpstreamOutcome.BAD
             resolution = await self._settled(flight, partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
         except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
@@ -376,7 +376,7 @@ class Broker:
         except BaseException:
             await self._settled(flight, partial(self._doubt, job, attempt, "internal error"))
             raise
-        report.outcome = Outcome.GOOD
+        report.outcome = UpstreamOutcome.GOOD
         failpoints.reach("answered")
         settlement = self._settlement(job, attempt, result)
         resolution = await self._settled(flight, partial(self._store.settle, settlement))
@@ -454,7 +454,7 @@ class Broker:
 class _Report:
     """What the breaker will learn of a call that it let pass."""
 
-    outcome: Outcome = Outcome.NEUTRAL
+    outcome: UpstreamOutcome = UpstreamOutcome.NEUTRAL
     retry_after_s: float | None = None
 
     def failed(self, attempt: _Attempt, error: ProviderError) -> None:

@@ -40,7 +40,7 @@ class Job:
         return (self.device, self.call.task, self.call.step, self.call.prompt_id)
 
 
-class Progress:
+class FlightProgress:
     """What a person who waits can follow: that the hold is durable, and pieces of text as they come."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Progress:
 class Flight:
     """A job in its task."""
 
-    def __init__(self, job: Job, progress: Progress | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, job: Job, progress: FlightProgress | None, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True

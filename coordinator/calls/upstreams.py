@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.calls.admission import Gate
-from coordinator.calls.breaker import Breaker, Outcome
+from coordinator.calls.breaker import Breaker, UpstreamOutcome
 from coordinator.calls.prices import NEVER_PRICED, Price, Tariff
 from coordinator.config import LegConfig
 from coordinator.ledger.accounts import Amount
@@ -84,12 +84,12 @@ class Upstream:
         bound = self.provider.input_token_bound(self.request(call, self.deadline_s, ""))
         return Quote(price, price.charge(TokenUsage(bound, call.max_output_tokens)))
 
-    def verdict(self, error: ProviderError, deadline_s: float) -> Outcome:
+    def verdict(self, error: ProviderError, deadline_s: float) -> UpstreamOutcome:
         """What a failure means for this upstream. A request it refuses for its content, or one that was given less time than the
         upstream may take, is the client's own fault.
         """
         hurried = error.kind in ("deadline", "connect_timeout") and deadline_s < _FULL_DEADLINE * self.deadline_s
-        return Outcome.NEUTRAL if hurried or error.kind in _OWN_FAULTS else Outcome.BAD
+        return UpstreamOutcome.NEUTRAL if hurried or error.kind in _OWN_FAULTS else UpstreamOutcome.BAD
 
 
 def may_go_elsewhere(error: ProviderError) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import asdict as amount_asdict
 
 from coordinator.commands.admin_client import AdminClient, credentials_of, required_coordinator, running_coordinator
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.control.devices import Fleet
 from coordinator.ledger.accounts import NO_AMOUNT, Amount
 from coordinator.ledger.opening import in_ledger
@@ -102,9 +102,7 @@ def _last_before(client: AdminClient, since_ms: int) -> int:
     return before
 
 
-def listed(
-    config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str]
-) -> Iterator[tuple[dict[str, Any], str]]:
+def listed(config: ServerConfig, method: str, request: Any, line: Callable[[Any], str]) -> Iterator[tuple[dict[str, Any], str]]:
     """Every record of a running coordinator's list, as JSON and as a line, page by page. Raises CoordinatorError."""
     with required_coordinator(config) as client:
         for reply in client.pages(method, request):
@@ -119,7 +117,7 @@ def with_prices(client: AdminClient, upstreams: Iterable[admin_pb2.UpstreamRecor
         yield {**as_json(upstream), "price": None if price is None else as_json(price)}, upstream_line(upstream, price)
 
 
-def set_disabled(config: CoordinatorConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:
+def set_disabled(config: ServerConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:
     """Disable or enable a device, by a running coordinator or in the ledger itself where none runs. Raises CoordinatorError, StateError."""
     with running_coordinator(config) as client:
         if client is not None:
@@ -129,7 +127,7 @@ def set_disabled(config: CoordinatorConfig, device: str, disabled: bool) -> admi
     return device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
 
 
-def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: float) -> str:
+def require_serving(config: ServerConfig, address: str | None, timeout_s: float) -> str:
     """The address that answered SERVING. Raises CoordinatorUnavailable, or UsageError when nothing local can be asked."""
     asked = address or config.admin.address or _local_address(config)
     credentials = ClientCredentials() if parse_address(asked).path else credentials_of(config)
@@ -143,7 +141,7 @@ def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: f
     return asked
 
 
-def _local_address(config: CoordinatorConfig) -> str:
+def _local_address(config: ServerConfig) -> str:
     """Where a health check can connect without a credential: a Unix socket, or a loopback port without TLS. Raises UsageError."""
     listening = [*config.admin_addresses, *config.listen]
     sockets = [each for each in listening if parse_address(each).path]

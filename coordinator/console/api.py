@@ -37,7 +37,7 @@ ROLES = frozenset({"console", "admin"})
 
 
 @dataclass(frozen=True, slots=True)
-class Console:
+class WebConsole:
     """`budgets(pairs)` are those of the present windows."""
 
     api: AdminApi
@@ -76,7 +76,7 @@ class Console:
         return {"complete": complete, "tasks": self.curves.tasks(), "spend": self.curves.spend()}
 
 
-def console_routes(console: Console) -> list[Route]:
+def console_routes(console: WebConsole) -> list[Route]:
     """The page itself is open; its data is for roles console and admin."""
 
     async def now(request: web.Request) -> web.Response:

@@ -67,7 +67,7 @@ def amount_text(unit: str, count: int) -> str:
     return BY_LEDGER_NAME[unit].amount(count)
 
 
-class Limits(Struct, frozen=True, gc=False, array_like=True):
+class AmountLimits(Struct, frozen=True, gc=False, array_like=True):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
@@ -84,10 +84,10 @@ class Limits(Struct, frozen=True, gc=False, array_like=True):
         triples = zip(UNITS, self.units, used.units, strict=True)
         return tuple(name for name, limit, value in triples if limit is not None and value > limit)
 
-    def at_least(self, used: Amount) -> Limits:
+    def at_least(self, used: Amount) -> AmountLimits:
         """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
         pairs = zip(self.units, used.units, strict=True)
-        return Limits(*(None if limit is None else max(limit, value) for limit, value in pairs))
+        return AmountLimits(*(None if limit is None else max(limit, value) for limit, value in pairs))
 
 
 class BudgetTerms(Struct, frozen=True, gc=False):
@@ -101,7 +101,7 @@ class BudgetTerms(Struct, frozen=True, gc=False):
     """
 
     key: str
-    limits: Limits
+    limits: AmountLimits
     floor_ppm: int = 0
 
 
@@ -187,8 +187,8 @@ class BudgetRow(Struct, frozen=True, gc=False):
     """
 
     key: str
-    asked: Limits
-    limits: Limits
+    asked: AmountLimits
+    limits: AmountLimits
     committed: Amount = Amount()
     reserved: Amount = Amount()
     floor_ppm: int = 0
@@ -397,7 +397,7 @@ class Reserved(Struct, frozen=True, gc=False):
     billing_key: str
 
 
-class Replay(Struct, frozen=True, gc=False):
+class Replayed(Struct, frozen=True, gc=False):
     """The answer is already there; nothing may be sent and nothing is charged."""
 
     call: CallRow
@@ -409,7 +409,7 @@ class InProgress(Struct, frozen=True, gc=False):
     key: str
 
 
-class Ended(Struct, frozen=True, gc=False):
+class CallEnded(Struct, frozen=True, gc=False):
     """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
 
     call: CallRow
@@ -421,7 +421,7 @@ class Outdated(Struct, frozen=True, gc=False):
     limits: tuple[SetLimits, ...]
 
 
-ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
+ReserveOutcome = Reserved | Replayed | InProgress | CallEnded | Outdated
 
 
 class Settlement(Struct, frozen=True, gc=False):

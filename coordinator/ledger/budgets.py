@@ -18,7 +18,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version, scope_of
+from coordinator.ledger.accounts import (
+    AmountLimits,
+    BudgetRow,
+    BudgetTerms,
+    SetLimits,
+    TaskRow,
+    budget_key,
+    limits_version,
+    scope_of,
+)
 from coordinator.ledger.fairness import PPM
 from edge.core.errors import BudgetExhausted
 from edge.core.periods import PERIODS, period_end
@@ -101,9 +110,9 @@ def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task
     return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits_of(limit), floor_ppm)
 
 
-def limits_of(limit: LimitConfig) -> Limits:
+def limits_of(limit: LimitConfig) -> AmountLimits:
     """A scope's limits as the ledger has them."""
-    return Limits(*(getattr(limit, name) for name in SETTINGS.values()))
+    return AmountLimits(*(getattr(limit, name) for name in SETTINGS.values()))
 
 
 def snapshot(

@@ -18,13 +18,13 @@ from coordinator.ledger.accounts import (
     STEP_PREFIX,
     UNITS,
     Amount,
+    AmountLimits,
     AttemptRow,
     BudgetRow,
     CallRow,
     CallState,
     DeviceRow,
     DualMember,
-    Limits,
     SetLimits,
     SharedDual,
     StepRow,
@@ -81,7 +81,7 @@ class Table(Generic[Row]):
         paths: list[str] = []
         for field, kind in get_type_hints(row).items():
             place = len(columns)
-            if kind in (Amount, Limits):
+            if kind in (Amount, AmountLimits):
                 columns += [f"{field.removesuffix('s')}_{unit}" for unit in UNITS]
                 paths += [f"{field}.{unit}" for unit in UNITS]
                 self._decoders.append((place, place + 3, kind))
@@ -134,7 +134,7 @@ TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, SHARED_DUAL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket(Generic[Row]):
+class RowBucket(Generic[Row]):
     """Where rows in dictionaries are looked for: those whose `of` is a question's first `size` arguments. None: no question finds it."""
 
     size: int
@@ -153,7 +153,7 @@ class Question(Generic[Row]):
     parameters: Mapping[str, str]
     where: str
     wanted: Callable[..., bool]
-    bucket: Bucket[Row] | None = None
+    bucket: RowBucket[Row] | None = None
     index: str = ""
 
     def __repr__(self) -> str:
@@ -171,8 +171,8 @@ def _is_answer(row: CallRow) -> bool:
 
 _STEP = {"device": "text", "task": "text", "step": "bigint"}
 _OF_STEP = "device = :device AND task = :task AND step = :step"
-_BY_STEP: Bucket[CallRow] = Bucket(3, lambda row: (row.device, row.task, row.step))
-_OPEN: Bucket[AttemptRow] = Bucket(0, lambda row: () if _is_open(row) else None)
+_BY_STEP: RowBucket[CallRow] = RowBucket(3, lambda row: (row.device, row.task, row.step))
+_OPEN: RowBucket[AttemptRow] = RowBucket(0, lambda row: () if _is_open(row) else None)
 _ANSWERED = "state = 'completed' AND result IS NOT NULL AND source_key = ''"
 
 STEP_CALLS = Question(
@@ -195,7 +195,7 @@ CACHED_CALLS = Question(
     {"cache_key": "text"},
     f"cache_key = :cache_key AND cache_key <> '' AND {_ANSWERED} ORDER BY updated_ms DESC, device DESC, key DESC LIMIT 1",
     lambda row, cache_key: row.cache_key == cache_key and _is_answer(row),
-    Bucket(1, lambda row: (row.cache_key,) if row.cache_key else None),
+    RowBucket(1, lambda row: (row.cache_key,) if row.cache_key else None),
 )
 """The latest answered call under a cache key, among others."""
 OLD_RESULTS = Question(

@@ -24,21 +24,21 @@ from coordinator.ledger.accounts import (
     NO_AMOUNT,
     SERVING_STEP,
     Amount,
+    AmountLimits,
     AttemptRow,
     BudgetRow,
     BudgetTerms,
     BudgetView,
+    CallEnded,
     CallRow,
     CallState,
     CloseStepRequest,
     DeviceRow,
     DualMember,
-    Ended,
     InProgress,
-    Limits,
     OpenStepRequest,
     Outdated,
-    Replay,
+    Replayed,
     Reserved,
     ReserveOutcome,
     ReserveRequest,
@@ -155,7 +155,7 @@ class Ledger:
         crosses = source.device != request.device and not request.cache_key.startswith(FLEET_CACHE)
         return None if crosses else self._copy_answer(request, known, source)
 
-    def _copy_answer(self, request: ReserveRequest, known: CallRow | None, source: CallRow) -> Replay:
+    def _copy_answer(self, request: ReserveRequest, known: CallRow | None, source: CallRow) -> Replayed:
         row = replace(
             _new_call(request, known),
             state=CallState.COMPLETED,
@@ -170,7 +170,7 @@ class Ledger:
         self._tables.put_new_call(row)
         task = self._meet_task(request)
         self._journal(request.now, "copy", {**call_data(row), "source": row.source_key, "version": task.version})
-        return Replay(row)
+        return Replayed(row)
 
     def _dispatch(self, request: ReserveRequest, known: CallRow | None) -> Reserved:
         keys = self._hold_all(request)
@@ -223,7 +223,7 @@ class Ledger:
         share = share_key(terms.key, device)
         joins = terms.floor_ppm > 0 and self._tables.budgets.get(share) is None
         if joins:
-            self._tables.budgets.put(BudgetRow(share, Limits(), Limits()))
+            self._tables.budgets.put(BudgetRow(share, AmountLimits(), AmountLimits()))
         changed = replace(
             known,
             asked=terms.limits,
@@ -432,7 +432,7 @@ class Ledger:
         self._tables.tasks.put(task)
         if row.shared_dual:
             self._enter_shared_dual(row, opening, row.planned_prompts * row.group_size, request.now)
-        limits = Limits(calls=row.call_credit)
+        limits = AmountLimits(calls=row.call_credit)
         self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
         self._journal(request.now, "open_step", {**open_data(row), "version": task.version})
         return row
@@ -767,8 +767,8 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
     if call.state is CallState.DISPATCHED:
         return InProgress(call.key)
     if call.state is CallState.COMPLETED and call.result is not None:
-        return Replay(call)
-    return Ended(call)
+        return Replayed(call)
+    return CallEnded(call)
 
 
 def check_open(request: OpenStepRequest) -> None:

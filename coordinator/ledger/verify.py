@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits
+from coordinator.ledger.accounts import Amount, AmountLimits, CallRow
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -117,7 +117,7 @@ def write_entries(entries: Iterable[JournalEntry], stream: TextIO) -> int:
 def verify(rows: LedgerRows) -> VerifyReport:
     """Replay the journal and compare. Never raises on bad data: what is wrong is in the report."""
     findings = Findings()
-    replay = Replay(findings)
+    replay = JournalReplay(findings)
     entries, head = _replay_all(rows.journal_after(0), replay, findings)
     for table in TABLES:
         _compare(table, replay.rows[table], _plain_rows(table, rows.all(table), findings), findings)
@@ -155,7 +155,7 @@ class Findings:
             self.add(line)
 
 
-class Replay:
+class JournalReplay:
     """The tables as the journal has them, as plain rows. `apply` takes one entry after the other."""
 
     def __init__(self, findings: Findings) -> None:
@@ -423,7 +423,7 @@ class Replay:
             self.calls[device, key]["result"] = False
 
 
-def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findings) -> tuple[int, str]:
+def _replay_all(entries: Iterable[JournalEntry], replay: JournalReplay, findings: Findings) -> tuple[int, str]:
     """Check the chain and apply every entry; returns how many there are and the last hash."""
     count, head = 0, GENESIS
     for count, entry in enumerate(entries, 1):
@@ -481,7 +481,7 @@ def _check_result(call: CallRow, findings: Findings) -> None:
 
 def _plain(value: Any) -> Any:
     """Rows as dictionaries, amounts and limits as [calls, tokens, uusd], reals as hex."""
-    if isinstance(value, Amount | Limits):
+    if isinstance(value, Amount | AmountLimits):
         return [value.calls, value.tokens, value.uusd]
     if isinstance(value, Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}

@@ -13,10 +13,10 @@ import msgspec
 from coordinator.config import UpstreamConfig
 from coordinator.providers.anthropic_wire import (
     MAY_BE_REPLACED,
+    AnthropicUsage,
     AnthropicWireError,
     MessageStream,
     NotTranslatable,
-    Usage,
     cost_in,
     decode_event,
     decode_message,
@@ -25,7 +25,7 @@ from coordinator.providers.anthropic_wire import (
     translated,
     usage_of,
 )
-from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
+from coordinator.providers.http import ApiKey, HttpLimits, HttpReply, HttpUpstream, SseLines, endpoint_url
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult, bound_of_request
 
 API_VERSION = "2023-06-01"
@@ -112,7 +112,7 @@ class AnthropicProvider:
         """Close the connection pool. Safe to call twice."""
         await self._http.aclose()
 
-    async def _ask(self, request: ProviderRequest, *, streamed: bool) -> Reply:
+    async def _ask(self, request: ProviderRequest, *, streamed: bool) -> HttpReply:
         try:
             body = request_body(request, streamed=streamed)
         except NotTranslatable as error:
@@ -133,5 +133,5 @@ def _stream_error(error: AnthropicWireError, answer: MessageStream) -> ProviderE
     return _garbage(str(error), answer.message.usage if answer.counted else None)
 
 
-def _garbage(message: str, usage: Usage | None) -> ProviderError:
+def _garbage(message: str, usage: AnthropicUsage | None) -> ProviderError:
     return ProviderError(message, kind="garbage", executed=True, usage=usage_of(usage))

@@ -52,7 +52,7 @@ class AnthropicWireError(ValueError):
         self.word = word
 
 
-class Usage(msgspec.Struct):
+class AnthropicUsage(msgspec.Struct):
     """Tokens as billed; None where an event does not report them. Input tokens exclude those read from and written to a prompt cache."""
 
     input_tokens: int | None = None
@@ -60,11 +60,11 @@ class Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
-    def updated(self, later: Usage | None) -> Usage:
+    def updated(self, later: AnthropicUsage | None) -> AnthropicUsage:
         """This with a later event's numbers; counts of a stream are totals so far."""
         if later is None:
             return self
-        return Usage(*(new if new is not None else old for old, new in zip(_counts(self), _counts(later), strict=True)))
+        return AnthropicUsage(*(new if new is not None else old for old, new in zip(_counts(self), _counts(later), strict=True)))
 
 
 class Content(msgspec.Struct):
@@ -92,24 +92,24 @@ class Failure(msgspec.Struct):
     type: str = ""
 
 
-class Message(msgspec.Struct):
+class AnthropicMessage(msgspec.Struct):
     """A whole answer, or what a stream begins with."""
 
     id: str | None = None
     content: list[Content] | None = None
     stop_reason: str | None = None
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
 
 
-class Event(msgspec.Struct):
+class AnthropicEvent(msgspec.Struct):
     """One event of a stream."""
 
     type: str
     index: int = 0
     content_block: Content | None = None
-    message: Message | None = None
+    message: AnthropicMessage | None = None
     delta: Delta | None = None
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
     error: Failure | None = None
 
 
@@ -118,11 +118,11 @@ class MessageStream:
 
     def __init__(self) -> None:
         self.done = self.counted = False
-        self.message = Message(content=[], usage=Usage())
+        self.message = AnthropicMessage(content=[], usage=AnthropicUsage())
         self._texts: list[str] = []
         self._calls: dict[int, tuple[Content, list[str]]] = {}
 
-    def add(self, event: Event) -> str:
+    def add(self, event: AnthropicEvent) -> str:
         """Take in an event; returns the text it brings. Raises AnthropicWireError when the upstream reports an error."""
         match event.type:
             case "error":
@@ -152,18 +152,18 @@ class MessageStream:
         self.message.content = [Content("text", "".join(self._texts)), *calls]
         return result_of(self.message)
 
-    def _count(self, usage: Usage | None) -> None:
-        self.message.usage = (self.message.usage or Usage()).updated(usage)
+    def _count(self, usage: AnthropicUsage | None) -> None:
+        self.message.usage = (self.message.usage or AnthropicUsage()).updated(usage)
 
 
 class _CostAlone(msgspec.Struct):
     type: str = ""
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
 
 
-_message_decoder = msgspec.json.Decoder(Message)
+_message_decoder = msgspec.json.Decoder(AnthropicMessage)
 _cost_decoder = msgspec.json.Decoder(_CostAlone)
-_event_decoder = msgspec.json.Decoder(Event)
+_event_decoder = msgspec.json.Decoder(AnthropicEvent)
 _encoder = msgspec.json.Encoder()
 
 
@@ -187,23 +187,23 @@ def request_body(request: ProviderRequest, *, streamed: bool) -> dict[str, objec
     return {**body, **fields}
 
 
-def decode_message(data: bytes) -> Message:
+def decode_message(data: bytes) -> AnthropicMessage:
     """JSON to a message. Raises msgspec.MsgspecError."""
     return _message_decoder.decode(data)
 
 
-def decode_event(data: bytes) -> Event:
+def decode_event(data: bytes) -> AnthropicEvent:
     """JSON to an event. Raises msgspec.MsgspecError."""
     return _event_decoder.decode(data)
 
 
-def cost_in(data: bytes) -> Event:
+def cost_in(data: bytes) -> AnthropicEvent:
     """The type and usage of a message or an event whose other fields cannot be read."""
     try:
         found = _cost_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         found = _CostAlone()
-    return Event(found.type, usage=found.usage)
+    return AnthropicEvent(found.type, usage=found.usage)
 
 
 def known_word(word: str) -> str:
@@ -211,7 +211,7 @@ def known_word(word: str) -> str:
     return word if word in ERROR_WORDS else ""
 
 
-def usage_of(usage: Usage | None) -> TokenUsage | None:
+def usage_of(usage: AnthropicUsage | None) -> TokenUsage | None:
     """What is billed; None when it is missing or makes no sense.
 
     Tokens read from a prompt cache count in full and tokens written to one twice: a write costs up to twice the input price, and a charge
@@ -225,7 +225,7 @@ def usage_of(usage: Usage | None) -> TokenUsage | None:
     return TokenUsage(given + 2 * written + read, usage.output_tokens)
 
 
-def result_of(message: Message) -> ProviderResult:
+def result_of(message: AnthropicMessage) -> ProviderResult:
     """A finished answer; its text may be empty. Raises AnthropicWireError when it is none."""
     if message.content is None:
         raise AnthropicWireError("the upstream's answer holds no content")
@@ -249,7 +249,7 @@ def _raw(pieces: list[str]) -> msgspec.Raw:
     return msgspec.Raw("".join(pieces).encode("utf-8", "replace"))
 
 
-def _counts(usage: Usage) -> tuple[int | None, ...]:
+def _counts(usage: AnthropicUsage) -> tuple[int | None, ...]:
     return usage.input_tokens, usage.output_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
 
 

@@ -99,7 +99,7 @@ class HttpUpstream:
         if pool is not None:
             pool.close()
 
-    async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> Reply:
+    async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> HttpReply:
         """Send a request's body, without what its model does not take, and return its response if its status is 2xx. Its deadline holds for
         the whole response; raises ProviderError."""
         await self.start()
@@ -111,7 +111,7 @@ class HttpUpstream:
             fitted = self._taken.fitted(body)
             connection = await self._answered(pool, fitted, asked, end, len(refused))
             if 200 <= connection.status < 300:
-                return Reply(pool, connection)
+                return HttpReply(pool, connection)
             try:
                 error = await self._error_of(connection)
             finally:
@@ -176,7 +176,7 @@ class HttpUpstream:
         return {**own, "Content-Type": "application/json", **self.headers, **key}
 
 
-class Reply:
+class HttpReply:
     """A response that said 2xx. Read it whole, or piece by piece; `close` it in any case."""
 
     def __init__(self, pool: Pool, connection: Connection) -> None:

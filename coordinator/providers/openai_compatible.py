@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Mapping
 import msgspec
 
 from coordinator.config import UpstreamConfig
-from coordinator.providers.http import ApiKey, HttpLimits, HttpUpstream, Reply, SseLines, endpoint_url
+from coordinator.providers.http import ApiKey, HttpLimits, HttpReply, HttpUpstream, SseLines, endpoint_url
 from coordinator.providers.openai_wire import (
     MAY_BE_REPLACED,
-    Answer,
+    OpenAIAnswer,
     WireError,
     decode_answer,
     request_body,
@@ -71,7 +71,7 @@ class OpenAICompatibleProvider:
         """Complete once, piece by piece. Raises ProviderError."""
         body = request_body(request, self._tokens_field, streamed=True)
         reply = await self._http.post(body, request)
-        lines, answer = SseLines(), Answer()
+        lines, answer = SseLines(), OpenAIAnswer()
         unreadable: _Unreadable | None = None
         try:
             chunk = await reply.visible_piece()
@@ -94,7 +94,7 @@ class OpenAICompatibleProvider:
         if unreadable is not None:
             unreadable.usage = usage_of(answer.usage)
             raise unreadable
-        if answer == Answer() and reply.media_type != EVENTS:
+        if answer == OpenAIAnswer() and reply.media_type != EVENTS:
             raise ProviderError(NO_STREAM, kind="garbage", executed=True, hint=_wanted(reply, EVENTS))
         yield ProviderDelta("", _finished(answer, whole=False))
 
@@ -107,17 +107,17 @@ class _Unreadable(ProviderError):
     """An answer, or an event of one, that is no JSON or has other types."""
 
 
-def _wanted(reply: Reply, media_type: str) -> str:
+def _wanted(reply: HttpReply, media_type: str) -> str:
     """What came instead of what was asked for."""
     return UNREADABLE if reply.media_type == media_type else f"it answered {reply.media_type}, {media_type} was wanted"
 
 
-def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_far: Answer | None = None) -> Answer:
+def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_far: OpenAIAnswer | None = None) -> OpenAIAnswer:
     """An answer or an event of one. Raises ProviderError, where the upstream reports an error in its own words."""
     reported = reported_error(data)
     if reported is not None:
         words = reported.words(request)
-        raise _garbage(f"the upstream reported an error in its answer{words and f': {words}'}", so_far or Answer())
+        raise _garbage(f"the upstream reported an error in its answer{words and f': {words}'}", so_far or OpenAIAnswer())
     try:
         return decode_answer(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -125,12 +125,12 @@ def _decoded(data: bytes, request: ProviderRequest, hint: str = UNREADABLE, so_f
         raise _Unreadable(message, kind="garbage", executed=True, usage=usage, hint=hint) from error
 
 
-def _finished(answer: Answer, *, whole: bool) -> ProviderResult:
+def _finished(answer: OpenAIAnswer, *, whole: bool) -> ProviderResult:
     try:
         return result_of(answer, whole=whole)
     except WireError as error:
         raise _garbage(str(error), answer) from error
 
 
-def _garbage(message: str, answer: Answer) -> ProviderError:
+def _garbage(message: str, answer: OpenAIAnswer) -> ProviderError:
     return ProviderError(message, kind="garbage", executed=True, usage=usage_of(answer.usage))

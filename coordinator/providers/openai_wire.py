@@ -30,7 +30,7 @@ class WireError(ValueError):
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class Usage(msgspec.Struct):
+class OpenAIUsage(msgspec.Struct):
     """Tokens billed."""
 
     prompt_tokens: Tokens
@@ -82,7 +82,7 @@ class Text(msgspec.Struct):
         return _encoder.encode(found).decode() if found else ""
 
 
-class Choice(msgspec.Struct):
+class OpenAIChoice(msgspec.Struct):
     """One alternative; we ask for one only."""
 
     index: int = 0
@@ -91,15 +91,15 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Answer(msgspec.Struct):
+class OpenAIAnswer(msgspec.Struct):
     """A whole answer, or one event of a stream; `add` puts events together. `id` and `usage` as they came: what makes no sense in them must
     not cost the answer."""
 
     id: Any = None
-    choices: list[Choice] | None = None
+    choices: list[OpenAIChoice] | None = None
     usage: Any = None
 
-    def add(self, event: Answer) -> str:
+    def add(self, event: OpenAIAnswer) -> str:
         """Take in an event of a stream; returns the text it brings."""
         self.id = self.id or event.id
         self.usage = event.usage or self.usage
@@ -107,7 +107,7 @@ class Answer(msgspec.Struct):
         if piece is None:
             return ""
         if not self.choices:
-            self.choices = [Choice(message=Text())]
+            self.choices = [OpenAIChoice(message=Text())]
         whole = self.choices[0]
         whole.finish_reason = piece.finish_reason or whole.finish_reason
         assert whole.message is not None
@@ -149,7 +149,7 @@ class _UsageAlone(msgspec.Struct):
     usage: Any = None
 
 
-_decoder = msgspec.json.Decoder(Answer)
+_decoder = msgspec.json.Decoder(OpenAIAnswer)
 _usage_decoder = msgspec.json.Decoder(_UsageAlone)
 _encoder = msgspec.json.Encoder()
 
@@ -169,7 +169,7 @@ def request_body(request: ProviderRequest, tokens_field: str, *, streamed: bool)
     return {**body, **openai_parts(request)}
 
 
-def decode_answer(data: bytes | bytearray) -> Answer:
+def decode_answer(data: bytes | bytearray) -> OpenAIAnswer:
     """JSON to values. Raises msgspec.MsgspecError."""
     return _decoder.decode(data)
 
@@ -185,13 +185,13 @@ def usage_in(data: bytes | bytearray) -> Any:
 def usage_of(reported: Any) -> TokenUsage | None:
     """The usage an upstream reported, None when it is missing or makes no sense. Some write numbers as text."""
     try:
-        usage = msgspec.convert(reported, Usage, strict=False)
+        usage = msgspec.convert(reported, OpenAIUsage, strict=False)
     except msgspec.ValidationError:
         return None
     return TokenUsage(usage.prompt_tokens, max(usage.completion_tokens, usage.total_tokens - usage.prompt_tokens))
 
 
-def result_of(answer: Answer, *, whole: bool) -> ProviderResult:
+def result_of(answer: OpenAIAnswer, *, whole: bool) -> ProviderResult:
     """A finished answer. Raises WireError when it holds neither text nor calls of tools, or is a stream that is not marked as finished.
 
     `whole`: it came in one piece, which cannot break off unnoticed if it has its usage; without text it is a model that has used up its

@@ -21,13 +21,13 @@ from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, require_device_id
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, AmountLimits, BudgetRow, CallRow, CallState, DeviceRow
 from coordinator.ledger.budgets import SCOPES, SETTINGS, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
 from coordinator.service.authentication import Identity
-from coordinator.service.tokens import MAX_LIFE_S, Tokens
+from coordinator.service.tokens import MAX_LIFE_S, TokenAuthority
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest
 from edge.core.periods import PERIODS
@@ -58,7 +58,7 @@ class AdminApi:
     fleet: Fleet
     upstreams: UpstreamTable
     book: BudgetBook
-    tokens: Tokens
+    tokens: TokenAuthority
     clock: Clock
     verify: Callable[[], Awaitable[VerifyReport]]
     begin_drain: Callable[[float | None], None]
@@ -254,7 +254,7 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
 def record_of(kind: type[Record], row: Any, **other: Any) -> Record:
     """A record with the fields that `row` has under the same names, and `other` in place of those it has not."""
     fields = {field.name: getattr(row, field.name) for field in kind.DESCRIPTOR.fields if field.name not in other} | other
-    return kind(**{name: asdict(value) if isinstance(value, Amount | Limits) else value for name, value in fields.items()})
+    return kind(**{name: asdict(value) if isinstance(value, Amount | AmountLimits) else value for name, value in fields.items()})
 
 
 def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:

@@ -22,7 +22,7 @@ from typing import Literal
 from coordinator.config import AuthConfig
 from coordinator.control.devices import LOCAL_PEERS, identify
 from coordinator.service.holders import ShownCertificate, shown_certificate
-from coordinator.service.tokens import Claims, Tokens
+from coordinator.service.tokens import Claims, TokenAuthority
 from edge.core.clock import Clock
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 
@@ -112,7 +112,7 @@ class Authenticator:
     `local_role` is what an uncredentialed local caller of this listener is taken for; with `tokens_only` it asks for no certificate.
     """
 
-    tokens: Tokens
+    tokens: TokenAuthority
     grants: AuthConfig
     limiter: FailureLimiter
     clock: Clock

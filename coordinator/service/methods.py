@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.calls.admission import Turnstile
-from coordinator.service.access import Access, require_tasks
+from coordinator.service.access import ListenerAccess, require_tasks
 from coordinator.service.authentication import Identity
 from edge.core.errors import CoordinatorError, InvalidRequest, NotImplementedThere
 from edge.rpc.errors import row_for, to_status, trailing_metadata
@@ -56,7 +56,7 @@ class Boundary(Generic[C]):
     `requests` counts RPCs that work towards an answer, `streams` those that stay open by their nature.
     """
 
-    access: Access
+    access: ListenerAccess
     caller_of: Callable[[Identity, Any], C]
     requests: Turnstile
     streams: Turnstile

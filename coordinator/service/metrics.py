@@ -123,7 +123,7 @@ class BudgetGauge:
         return max(0, (self.limit or 0) - self.used)
 
 
-class Meters:
+class CoordinatorMeters:
     """Everything that is counted. Belongs to one event loop; `devices` is how many devices get series of their own."""
 
     def __init__(self, devices: int = 20) -> None:

@@ -21,10 +21,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
-from coordinator.service.access import Access
+from coordinator.service.access import ListenerAccess
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Identity
-from coordinator.service.device_api import Caller, DeviceApi
+from coordinator.service.device_api import DeviceApi, DeviceCaller
 from coordinator.service.instruments import MeasuredRpcs
 from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
@@ -185,9 +185,9 @@ class CoordinatorServer:
             await self._admins.stop()
 
 
-def device_caller(identity: Identity, context: Any) -> Caller:
+def device_caller(identity: Identity, context: Any) -> DeviceCaller:
     """Who calls, for a device's handlers."""
-    return Caller(identity.device, context.time_remaining(), identity.tasks)
+    return DeviceCaller(identity.device, context.time_remaining(), identity.tasks)
 
 
 def the_identity(identity: Identity, context: Any) -> Identity:
@@ -198,7 +198,7 @@ def the_identity(identity: Identity, context: Any) -> Identity:
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
     """Answers everybody; a connection that asked nothing else has served, too."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ListenerAccess) -> None:
         super().__init__()
         self._access = access
 
@@ -216,7 +216,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
 class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
     """Answers whoever is let in."""
 
-    def __init__(self, access: Access, services: Sequence[str]) -> None:
+    def __init__(self, access: ListenerAccess, services: Sequence[str]) -> None:
         super().__init__(services)
         self._access = access
 

@@ -203,7 +203,7 @@ def _are_whole(*numbers: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-class Tokens:
+class TokenAuthority:
     """Issues, renews, checks and revokes. One object a process; checked tokens are remembered by digest until they end."""
 
     def __init__(self, store: TokenStore, auth: AuthConfig, clock: Clock) -> None:

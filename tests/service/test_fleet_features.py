@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
-from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
+from coordinator.config import RatePoint, ServerConfig, TaskConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
 from edge.core.errors import BudgetExhausted, NotFound, RateLimited
@@ -35,7 +35,7 @@ class World:
     store: MemoryLedgerStore
     provider: ProgrammedProvider
     clock: ManualClock
-    config: CoordinatorConfig
+    config: ServerConfig
     clients: dict[str, GrpcCoordinatorClient]
 
     def __getitem__(self, device: str) -> GrpcCoordinatorClient:
@@ -44,7 +44,7 @@ class World:
 
 @asynccontextmanager
 async def world(folder: Path, devices: str = "d1 d2", *, gate: Gate | None = None, **settings: Any) -> AsyncIterator[World]:
-    config = CoordinatorConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **settings})
+    config = ServerConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **settings})
     store, provider, clock = MemoryLedgerStore(NOW), ProgrammedProvider(), ManualClock(NOW)
     upstreams = {"default": upstream(provider, **({"gate": gate} if gate else {}))}
     coordinator = Coordinator(config, store=store, upstreams=upstreams, clock=clock)
@@ -226,7 +226,7 @@ async def test_limits_tasks_rates_and_prices_are_reloaded_and_open_steps_keep_th
     ) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
         before = await it["d1"].complete(call("k1", "one"), 5.0)
-        changed = CoordinatorConfig.model_validate(
+        changed = ServerConfig.model_validate(
             {
                 **it.config.model_dump(),
                 "tasks": {"math": {"target_rate": 0.6, "dual_scope": "fleet", "target_rate_from_device": False}},

@@ -16,7 +16,7 @@ import yaml
 
 from coordinator.cli import main as coordinator_main
 from coordinator.commands.main import app as coordinator_app
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
@@ -144,9 +144,9 @@ def test_every_agent_command_is_on_the_commands_page() -> None:
 
 @pytest.mark.parametrize(
     ("page", "schema"),
-    [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", CoordinatorConfig)],
+    [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", ServerConfig)],
 )
-def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | CoordinatorConfig], tmp_path: Path) -> None:
+def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | ServerConfig], tmp_path: Path) -> None:
     (text,) = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     assert resolve(schema, files=[tmp_path / "config.yaml"]).origins

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.app import build_upstreams, tariff_of
 from coordinator.calls.prices import Price
-from coordinator.config import CoordinatorConfig, UpstreamConfig, resolve_coordinator_config
+from coordinator.config import ServerConfig, UpstreamConfig, resolve_coordinator_config
 from coordinator.providers.anthropic import AnthropicProvider
 from edge.core.errors import ConfigError
 
@@ -39,7 +39,7 @@ def at(year: int, month: int, day: int) -> float:
     return datetime(year, month, day, tzinfo=UTC).timestamp()
 
 
-def resolved(tmp_path: Path, text: str) -> CoordinatorConfig:
+def resolved(tmp_path: Path, text: str) -> ServerConfig:
     (tmp_path / "c.yaml").write_text(text)
     return resolve_coordinator_config(tmp_path / "c.yaml").config
 

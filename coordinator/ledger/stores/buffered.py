@@ -170,7 +170,7 @@ class CallKeys:
 
 
 @dataclass(slots=True)
-class Batch:
+class CommitBatch:
     """What one commit writes: whole rows by table, journal entries, numbers kept with the ledger; and the (device, task) pairs that have
     a new version with it."""
 
@@ -241,7 +241,7 @@ class BufferedTables:
         self._tried_changes.clear()
         self._stored_limits = None
 
-    def take(self) -> Batch:
+    def take(self) -> CommitBatch:
         """The next commit, which is under way from here on until `committed`."""
         self.waiting = False
         taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
@@ -250,7 +250,7 @@ class BufferedTables:
             self._changed.update(seen_by_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         changed, self._changed = self._changed, set()
-        return Batch(taken, self._entries_under_way, changed)
+        return CommitBatch(taken, self._entries_under_way, changed)
 
     def committed(self) -> None:
         """The source has what was under way."""

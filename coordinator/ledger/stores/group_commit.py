@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
+from coordinator.ledger.stores.buffered import BufferedTables, CallKeys, CommitBatch, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import LedgerStore, NoAnswer, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
@@ -49,7 +49,7 @@ class LedgerDisk(Protocol):
         """The rows of the last commit, to be asked for again after a failed one. They and this raise ReadFailed."""
         ...
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         """Write a batch as one durable transaction, then call `done` once, later, on the loop: with None, or with why it may not have
         happened. RowsRefused: for its content."""
         ...
@@ -71,7 +71,7 @@ class GroupCommitStore(LedgerStore):
         self._ledger: Ledger | None = None
         self._call_keys: CallKeys | None = None
         self._gathering: list[PendingOperation] = []
-        self._batch: Batch | None = None
+        self._batch: CommitBatch | None = None
         self._under_way: list[PendingOperation] = []
         self._flush_comes = False
         self._one_by_one: deque[PendingOperation] = deque()

@@ -36,7 +36,7 @@ from coordinator.ledger.stores.postgres_statements import (
     write_statement,
 )
 from coordinator.ledger.stores.schema import create_in_postgres, has_postgres_ledger
-from coordinator.ledger.stores.store import LedgerStore, Operation, PendingOperation
+from coordinator.ledger.stores.store import LedgerOperation, LedgerStore, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
 from coordinator.ledger.tables import ORPHANED_ATTEMPTS
 from coordinator.ledger.transitions import Ledger
@@ -140,7 +140,7 @@ class PostgresLedgerStore(LedgerStore):
         self._jobs.put_nowait(_ReplicaOperation(work, future, reach=reach))
         return await future
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def perform(self, operation: LedgerOperation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation, with all that it can touch fetched at once."""
         return await self.transact(methodcaller(operation.name, *args, **kwargs), reach_of(operation.name, *args, **kwargs))
 

@@ -24,7 +24,7 @@ from coordinator.ledger.accounts import (
     step_budget_key,
 )
 from coordinator.ledger.journal import GENESIS, JournalEntry
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.stores.store import NoAnswer
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -251,7 +251,7 @@ def _with_linked(table: Table[Any], rows: str) -> Iterator[tuple[Table[Any], str
 # Writing --------------------------------------------------------------------------------------------------------------------------
 
 
-def write_statement(batch: Batch, head: tuple[int, str]) -> Statement | None:
+def write_statement(batch: CommitBatch, head: tuple[int, str]) -> Statement | None:
     """One statement that moves the head and writes a batch, if the head is unchanged: gives 1, else 0. None: nothing to write."""
     changes = dict(batch.rows)
     if batch.journal:

@@ -22,7 +22,7 @@ from typing import IO, TypeVar
 from urllib.parse import quote
 
 from coordinator import failpoints
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
 from coordinator.ledger.stores.schema import create_in_sqlite, is_sqlite_ledger, refuse_other_sqlite_version
 from coordinator.ledger.stores.sqlite_rows import SqliteRows
@@ -116,7 +116,7 @@ class SqliteDisk:
         except sqlite3.Error as error:
             raise _read_failed(error) from error
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         """Write a batch as one transaction."""
         self._work.put(lambda: self._write_and_report(batch, done))
 
@@ -177,7 +177,7 @@ class SqliteDisk:
                 _warn_of_a_copy(file, self.path)
         return file.meta("epoch") + 1
 
-    def _write_and_report(self, batch: Batch, done: Done) -> None:
+    def _write_and_report(self, batch: CommitBatch, done: Done) -> None:
         error: Exception | None = None
         try:
             self._write(batch)
@@ -191,7 +191,7 @@ class SqliteDisk:
         if error is None:
             self._checkpoint(batch)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: CommitBatch) -> None:
         """One transaction of the file. Raises OSError when the file was removed or replaced."""
         if self.path.stat().st_ino != self._inode:
             raise OSError(f"{self.path} was replaced")
@@ -208,7 +208,7 @@ class SqliteDisk:
         self._writing.execute("COMMIT")
         failpoints.reach("after_commit")
 
-    def _checkpoint(self, batch: Batch) -> None:
+    def _checkpoint(self, batch: CommitBatch) -> None:
         """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable.
 
         At the start it is moved at once, so that the file alone, too, says that it is in use.
@@ -221,7 +221,7 @@ class SqliteDisk:
 
     def _mark_clean(self) -> None:
         with contextlib.suppress(sqlite3.Error, OSError):
-            self._write(Batch({}, (), set(), {"stopped_cleanly": 1}))
+            self._write(CommitBatch({}, (), set(), {"stopped_cleanly": 1}))
             assert self._writing is not None
             self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
