@@ -64,13 +64,16 @@ PROVIDERS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A started coordinator: where it listens, its state folder, its upstreams, and where administrators connect."""
+    """A started coordinator: where it listens."""
 
     addresses: tuple[str, ...]
     state_dir: Path
     upstreams: tuple[str, ...]
+    """The aliases that a call may name."""
     admin_addresses: tuple[str, ...] = ()
+    """Where administrators connect."""
     metrics_url: str = ""
+    """Empty where there are none."""
     console_url: str = ""
 
 

@@ -38,9 +38,10 @@ class UpstreamOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Leave to ask the upstream once; to be given back with `Breaker.leave`. `period` is the closed or probing time it belongs to."""
+    """Leave to ask the upstream once; to be given back with `Breaker.leave`."""
 
     period: int
+    """The closed or probing time that it belongs to."""
     probe: bool
 
 
@@ -84,6 +85,8 @@ class Breaker:
         """Report how the call of a pass went; exactly once per pass. `retry_after_s` is when the upstream wants to be asked again."""
         if passed.probe:
             self._probing = False
+        # A time to come back is kept to whenever the call began. Otherwise a call of an earlier period shows nothing about this one: those
+        # that were under way when the breaker opened would close it again, or make its pause longer.
         if outcome is UpstreamOutcome.BAD and retry_after_s:
             self._open(now_s, min(retry_after_s, self._terms.longest_retry_after_s))
         elif passed.period == self._period and outcome is not UpstreamOutcome.NEUTRAL:

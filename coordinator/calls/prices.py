@@ -60,9 +60,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class DatedPrices:
-    """Prices in the order of their days, which do not contradict each other (`config.check_days`)."""
+    """Prices with the days they hold on."""
 
     entries: tuple[PriceConfig, ...]
+    """In the order of their days, which do not contradict each other (`config.check_days`)."""
 
     @staticmethod
     def of(entries: Iterable[PriceConfig]) -> DatedPrices:
@@ -90,12 +91,13 @@ class DatedPrices:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """Published prices by the host that serves a model and the model's name there; a model of a near name may cost something else. `as_of`
-    is the day they were looked up on."""
+    """Published prices."""
 
     as_of: date
+    """The day they were looked up on."""
     source: str
     tariffs: Mapping[tuple[str, str], DatedPrices]
+    """By the host that serves a model and the model's name there; a model of a near name may cost something else."""
 
 
 @cache

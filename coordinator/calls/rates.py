@@ -21,12 +21,14 @@ FLEET = ""
 
 @dataclass(slots=True)
 class RateBucket:
-    """`level` is what is left, in calls times MINUTE_NS, so that each nanosecond adds `calls_per_min` to it; counted at `at_ns`."""
+    """The calls that one device, or the fleet, may still start."""
 
     calls_per_min: int
     burst: int
     level: int
+    """What is left, in calls times MINUTE_NS, so that each nanosecond adds `calls_per_min` to it."""
     at_ns: int
+    """When it was counted."""
 
     @property
     def is_full(self) -> bool:

@@ -29,10 +29,12 @@ _TOOLS_HINT = "ask a model whose upstream is openai_compatible, or leave that ou
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What one call costs at one upstream, by the price of the day it was asked: the hold, and later its charge."""
+    """What one call costs at one upstream."""
 
     price: Price
+    """Of the day the call was asked."""
     hold: Amount
+    """The most it can cost."""
 
     def charge(self, usage: TokenUsage | None) -> Amount:
         """What the call costs by its usage; the hold where none is known, or one without input tokens, which no call has."""
@@ -41,14 +43,16 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One upstream. `price` None means that calls are refused; `deadline_s` for everything together."""
+    """One upstream."""
 
     alias: str
     provider: CloudProvider
     model: str
     price: Tariff | None
+    """None means that calls are refused."""
     gate: Gate
     deadline_s: float
+    """For everything together."""
     max_output_tokens: int
     breaker: Breaker = field(default_factory=Breaker)
 

@@ -32,15 +32,18 @@ from edge.rpc.v1 import admin_pb2
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The limits that hold, all budgets, all tasks, each λ that several tasks or devices share, and by scope the settings among the limits
-    that were set at run time. `configured`: the limits are a configuration's, not only what the ledger remembers of one."""
+    """What may be spent, and what was."""
 
     limits: BudgetsConfig
+    """Those that hold."""
     budgets: Sequence[admin_pb2.BudgetRecord]
     tasks: Sequence[admin_pb2.TaskRecord]
     shared_duals: Sequence[admin_pb2.SharedDualRecord]
+    """Each λ that several tasks or devices share."""
     settings_set: Mapping[str, Sequence[str]]
+    """By scope the settings among the limits that were set at run time."""
     configured: bool
+    """The limits are a configuration's, not only what the ledger remembers of one."""
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON object."""

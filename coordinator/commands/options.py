@@ -28,9 +28,8 @@ def folder_named(text: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
-    """What was given of the shared options; None where an option was not. A field is one option: how the command line reads it, and the
-    configuration key that it sets.
-    """
+    """What was given of the shared options; None where an option was not. A field is one option: how the command line reads it,
+    and the configuration key that it sets."""
 
     coordinator: Annotated[
         str | None,

@@ -31,8 +31,7 @@ DEVICE_SERVICE = "edge.rpc.v1.DeviceService"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `edge-coordinator status` shows. Today begins at midnight UTC; `devices` registered at some time, and `devices_today` of
-    them called since then."""
+    """What `edge-coordinator status` shows. Today begins at midnight UTC."""
 
     serving: bool
     ledger_writable: bool
@@ -40,7 +39,9 @@ class Status:
     upstreams: tuple[str, ...]
     spent_today: Amount
     devices: int
+    """Those that registered at some time."""
     devices_today: int
+    """Those of them that called today."""
     devices_disabled: int
 
     def to_json(self) -> dict[str, Any]:

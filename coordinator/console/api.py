@@ -38,10 +38,11 @@ ROLES = frozenset({"console", "admin"})
 
 @dataclass(frozen=True, slots=True)
 class WebConsole:
-    """`budgets(pairs)` are those of the present windows."""
+    """What the page shows."""
 
     api: AdminApi
     budgets: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[BudgetGauge]]]
+    """Those of the present windows that these (device, task) pairs are held to."""
     curves: Curves
     refusals: Refusals
     clock: Clock

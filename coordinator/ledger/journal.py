@@ -20,12 +20,14 @@ _encode_quickly = msgspec.json.Encoder(order="sorted").encode
 
 
 class JournalEntry(Struct, frozen=True, gc=False):
-    """One line of the journal. `body` is canonical JSON text; `at_ms` milliseconds since the epoch."""
+    """One line of the journal."""
 
     seq: int
     at_ms: int
+    """Milliseconds since the epoch."""
     kind: str
     body: str
+    """Canonical JSON text."""
     previous: str
     hash: str
 

@@ -135,26 +135,28 @@ TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, SHARED_DUAL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBucket(Generic[Row]):
-    """Where rows in dictionaries are looked for: those whose `of` is a question's first `size` arguments. None: no question finds it."""
+    """Where rows in dictionaries are looked for."""
 
     size: int
+    """How many of a question's first arguments say which bucket."""
     of: Callable[[Row], tuple[Any, ...] | None]
+    """The bucket of a row, by the same values; None: no question finds it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Question(Generic[Row]):
-    """Some rows of a table, by parameters whose SQL types are given: all that SQL `where` finds and `wanted` agrees to.
-
-    `where` may end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place. `index`: the
-    one that SQLite has to read, where it would not choose it by itself.
-    """
+    """Some rows of a table: all that SQL `where` finds and `wanted` agrees to."""
 
     table: Table[Row]
     parameters: Mapping[str, str]
+    """Names and SQL types."""
     where: str
+    """May end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place."""
     wanted: Callable[..., bool]
+    """The same as a predicate, for rows that the database does not have yet."""
     bucket: RowBucket[Row] | None = None
     index: str = ""
+    """The one that SQLite has to read, where it would not choose it by itself."""
 
     def __repr__(self) -> str:
         return f"{self.table} WHERE {self.where}"

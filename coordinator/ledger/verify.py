@@ -61,7 +61,7 @@ class LedgerRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked and what differs. `differences` holds at most MOST_DIFFERENCES lines of the `difference_count` found."""
+    """What was checked and what differs."""
 
     entries: int
     head_hash: str
@@ -74,6 +74,7 @@ class VerifyReport:
     tasks: int
     difference_count: int
     differences: tuple[str, ...]
+    """At most MOST_DIFFERENCES lines of the `difference_count` found."""
 
     @property
     def ok(self) -> bool:

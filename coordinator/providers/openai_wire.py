@@ -40,11 +40,12 @@ class OpenAIUsage(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """A message, or a piece of one. `content` is a text or a list of parts. Calls of tools are kept as they come, with what we do not know
-    of them."""
+    """A message, or a piece of one."""
 
     content: Any = None
+    """A text or a list of parts."""
     tool_calls: list[dict[str, Any]] | None = None
+    """Kept as they come, with what we do not know of them."""
     refusal: str | None = None
 
     def add(self, piece: Text) -> str:
@@ -92,10 +93,10 @@ class OpenAIChoice(msgspec.Struct):
 
 
 class OpenAIAnswer(msgspec.Struct):
-    """A whole answer, or one event of a stream; `add` puts events together. `id` and `usage` as they came: what makes no sense in them must
-    not cost the answer."""
+    """A whole answer, or one event of a stream; `add` puts events together."""
 
     id: Any = None
+    """As it came, like `usage`: what makes no sense in them must not cost the answer."""
     choices: list[OpenAIChoice] | None = None
     usage: Any = None
 

@@ -40,11 +40,14 @@ _NOT_TAKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReportedError:
-    """`word` is its code or type, "" where neither is a word; `message` and `param` (the field at fault) as they came, "" without."""
+    """An error as the upstream reports it; "" for what it does not say."""
 
     word: str = ""
+    """Its code or type, where one of them is a word."""
     message: str = ""
+    """As it came."""
     param: str = ""
+    """The field at fault, as it came."""
 
     def words(self, asked: ProviderRequest) -> str:
         """What of it may be repeated, in one line; "" for nothing."""

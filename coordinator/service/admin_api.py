@@ -50,8 +50,7 @@ _STATES = {progress: state for state in CallState for progress in [progress_of(s
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """The AdminService without its transport. `verify` the ledger; `begin_drain` within seconds (None: as configured), without waiting for
-    the end."""
+    """The AdminService without its transport."""
 
     store: LedgerStore
     broker: Broker
@@ -61,7 +60,9 @@ class AdminApi:
     tokens: TokenAuthority
     clock: Clock
     verify: Callable[[], Awaitable[VerifyReport]]
+    """The ledger."""
     begin_drain: Callable[[float | None], None]
+    """Within seconds (None: as configured), without waiting for the end."""
 
     async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Identity) -> admin_pb2.ListBudgetsResponse:
         """What was used of each budget, and the limits of each scope."""

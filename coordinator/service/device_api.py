@@ -25,16 +25,18 @@ MAX_TASKS_PER_REGISTRATION = 256
 
 @dataclass(frozen=True, slots=True)
 class DeviceCaller:
-    """Who calls, how long it waits (None: no deadline) and which tasks it may use (None: every task)."""
+    """Who calls."""
 
     device: str
     deadline_s: float | None = None
+    """How long it waits; None: no deadline."""
     tasks: frozenset[str] | None = None
+    """Those it may use; None: every task."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceApi:
-    """The DeviceService without its transport. A watched budget sends a heartbeat after `heartbeat_s` without a change."""
+    """The DeviceService without its transport."""
 
     broker: Broker
     controller: StepController
@@ -42,6 +44,7 @@ class DeviceApi:
     limits: device_pb2.ServiceLimits
     notifier: BudgetNotifier = field(default_factory=BudgetNotifier)
     heartbeat_s: float = 30.0
+    """A watched budget sends a heartbeat after this time without a change."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop_admitting(self) -> None:

@@ -50,16 +50,16 @@ Measure = Callable[[MethodDescriptor, bool], Callable[[Any], RunningRpc]]
 
 @dataclass(frozen=True, slots=True)
 class Boundary(Generic[C]):
-    """What every RPC of a service passes: it is measured from its arrival on, its caller is let in (and as `caller_of` says, handed to the
-    handler), its messages are held to the caller's tasks, it finds a place, and its error leaves as a status.
-
-    `requests` counts RPCs that work towards an answer, `streams` those that stay open by their nature.
-    """
+    """What every RPC of a service passes: it is measured from its arrival on, its caller is let in, its messages are held to the
+    caller's tasks, it finds a place, and its error leaves as a status."""
 
     access: ListenerAccess
     caller_of: Callable[[Identity, Any], C]
+    """What the handler gets of who calls."""
     requests: Turnstile
+    """Counts RPCs that work towards an answer."""
     streams: Turnstile
+    """Counts those that stay open by their nature."""
     max_message_bytes: int
     measure: Measure = lambda method, lasting: RunningRpc
 

@@ -98,20 +98,22 @@ class Timed(dict[Any, Histogram]):
 
 @dataclass(slots=True)
 class TaskMeter:
-    """One device's task: λ and τ as they hold now, and Ĵ_c of the last step that was closed (None before the first)."""
+    """One device's task: λ and τ as they hold now."""
 
     dual: float
     target_rate: float
     assist_rate: float | None = None
+    """Ĵ_c of the last step that was closed; None before the first."""
     units: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetGauge:
-    """A budget of the present window in one unit. `device` and `task` are "" where the scope has none."""
+    """A budget of the present window in one unit."""
 
     scope: str
     device: str
+    """Empty where the scope has none, like `task`."""
     task: str
     unit: str
     used: int
@@ -244,9 +246,10 @@ class CoordinatorMeters:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A call that ended with an error: when (seconds since the epoch), of whom, and why."""
+    """A call that ended with an error."""
 
     at: float
+    """Seconds since the epoch."""
     method: str
     who: str
     code: str

@@ -34,12 +34,14 @@ class Changeable:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What another configuration changed: settings that hold now, with both values, names of those that need a restart, and of those
-    that something set at run time wins over."""
+    """What another configuration changed."""
 
     taken: tuple[str, ...] = ()
+    """Settings that hold now, with both values."""
     restart: tuple[str, ...] = ()
+    """Names of those that need a restart."""
     overruled: tuple[str, ...] = ()
+    """Names of those that something set at run time wins over."""
 
     def __str__(self) -> str:
         overruled = f"; `budget set` wins over: {', '.join(self.overruled)}" if self.overruled else ""

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """What a gRPC server needs: who may come in, what renews tokens, and certificates where TLS is on."""
+    """What a gRPC server needs."""
 
     access: ListenerAccess
+    """Who may come in."""
     credentials: CredentialApi
+    """Renews tokens."""
     certificates: ServerCertificates | None
+    """Where TLS is on."""
 
 
 class Security:

@@ -43,7 +43,7 @@ METRICS_ROLES = frozenset({"metrics", "admin"})
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The parts of a running coordinator that gauges are read from; `handshakes` where it speaks TLS."""
+    """The parts of a running coordinator that gauges are read from."""
 
     store: LedgerStore
     broker: Broker
@@ -51,6 +51,7 @@ class Sources:
     upstreams: UpstreamTable
     admin: AdminApi
     handshakes: Handshakes | None = None
+    """Where it speaks TLS."""
 
     def families(self, budgets: Sequence[BudgetGauge]) -> Iterator[Metric]:
         """What is looked up at each scrape instead of counted."""

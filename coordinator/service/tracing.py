@@ -30,10 +30,11 @@ EXPORT_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A tracer of its own (nothing global is touched), its propagator, and the end of both."""
+    """A tracer of its own; nothing global is touched."""
 
     tracer: Any
     propagator: Any
+    """Carries a trace into and out of headers."""
     shut_down: Callable[[], None]
 
     async def aclose(self) -> None:

@@ -52,7 +52,7 @@ class ChangeFeed:
         try:
             while not self._closed:
                 await woken.wait()
-                woken.clear()
+                woken.clear()  # before the pairs are taken: what comes meanwhile wakes it again
                 while pending:
                     yield pending.popitem()[0]
         finally:

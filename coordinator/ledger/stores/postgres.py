@@ -75,15 +75,17 @@ _POINT_LOOKUPS = dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mer
 
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
-    """How a replica waits, batches and lives: most operations per commit; seconds to wait for a lock, for one statement and for a
-    connection; seconds its lease lasts (renewed at a third of it); the name it has in `replica` and `pg_stat_activity`."""
+    """How a replica waits, batches and lives."""
 
     max_batch: int = 512
+    """Most operations of a commit."""
     lock_timeout_s: float = 5.0
     statement_timeout_s: float = 10.0
     connect_timeout_s: float = 5.0
     replica_lease_s: float = 15.0
+    """Renewed at a third of it."""
     name: str = "edge-coordinator"
+    """Its name in `replica` and `pg_stat_activity`."""
 
 
 class HeadMoved(Exception):
@@ -224,7 +226,7 @@ class PostgresLedgerStore(LedgerStore):
             log.error("the ledger refused an inconsistent change: %s", rule)
             jobs[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
             return
-        for job in jobs:
+        for job in jobs:  # in their order: later ones may have seen what earlier ones wrote
             await self._run_batch([job])
 
     async def _commit(self, jobs: list[_ReplicaOperation]) -> None:
@@ -261,7 +263,7 @@ class PostgresLedgerStore(LedgerStore):
             try:
                 for job in jobs:
                     job.run(ledger, tables)
-            except Missing as missing:
+            except Missing as missing:  # all operations run again, with more rows of the same head
                 wants = frozenset({missing.want})
             else:
                 return await self._write(connection, tables, fetched.head)

@@ -134,14 +134,16 @@ class Missing(NoAnswer):
 
 @dataclass(slots=True)
 class Fetched:
-    """RowSource of what was read under one head: the rows, and which questions they answer. Another question raises Missing."""
+    """RowSource of what was read under one head. A question that it was not asked before raises Missing."""
 
     head: tuple[int, str] = (0, GENESIS)
     known: set[Want] = field(default_factory=set)
+    """What the rows answer."""
     rows: dict[Table[Any], dict[tuple[Any, ...], Any]] = field(
         default_factory=lambda: {table: {} for table in (*TABLES, JOURNAL)}
     )
     orphans: set[tuple[Any, ...]] = field(default_factory=set)
+    """Keys of attempts whose replica is gone."""
 
     def add(self, wants: Reach, asked: Sequence[tuple[Any, Table[Any]]], answers: Sequence[str | None]) -> None:
         """Take in the answer to `read_statement(wants)`."""
@@ -191,9 +193,10 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL text and its values. Texts repeat, so that the driver can keep them prepared."""
+    """SQL text and its values."""
 
     sql: str
+    """Texts repeat, so that the driver can keep them prepared."""
     values: tuple[Any, ...]
 
 

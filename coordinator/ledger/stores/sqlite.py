@@ -39,13 +39,12 @@ PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits: seconds for a foreign lock on the file.
-
-    What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
-    """
+    """How the store waits and tidies up."""
 
     busy_timeout_s: float = 2.0
+    """For a foreign lock on the file."""
     checkpoint_pages: int = 8000
+    """About when what the write-ahead log holds is moved into the file, while nobody waits for the commit any more."""
 
 
 class SqliteLedgerStore(GroupCommitStore):
@@ -188,7 +187,7 @@ class SqliteDisk:
         if error is not None:
             self._disconnect()
         self._on_loop(lambda: done(error))
-        if error is None:
+        if error is None:  # after the report: nobody has to wait for it
             self._checkpoint(batch)
 
     def _write(self, batch: CommitBatch) -> None:

@@ -34,11 +34,13 @@ class NoAnswer(Exception):
 
 @dataclass(slots=True, eq=False)
 class PendingOperation:
-    """An operation, its outcome once it has run, and who gets it when that is durable."""
+    """An operation of a batch."""
 
     work: Callable[[Ledger], Any]
     future: asyncio.Future[Any] | None = None
+    """Gets the outcome when that is durable."""
     value: Any = None
+    """What it returned, once it has run."""
     error: Exception | None = None
 
     def run(self, ledger: Ledger, tables: BufferedTables) -> None:
