@@ -294,12 +294,12 @@ def _print_list(settings: SharedOptions, method: str, request: Any, line: Callab
 def upstreams(settings: SharedOptions, json_lines: Json = False) -> None:
     """List the cloud LLMs of a running coordinator, their prices, and how busy they are."""
     from coordinator.commands.admin_client import required_coordinator
-    from coordinator.commands.status import with_prices
+    from coordinator.service.admin_text import as_json, upstream_line
     from edge.rpc.v1 import admin_pb2
 
     with required_coordinator(settings.config()) as client:
-        for record, line in with_prices(client, client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest()).upstreams):
-            print_result(record, line, as_json=json_lines)
+        for record in client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest()).upstreams:
+            print_result(as_json(record), upstream_line(record), as_json=json_lines)
 
 
 @app.command()

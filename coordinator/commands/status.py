@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def status_of(client: AdminClient, now: float) -> Status:
         serving=not upstreams.draining,
         ledger_writable=not upstreams.ledger_unwritable,
         open_calls=upstreams.in_flight,
-        upstreams=tuple(line for _, line in with_prices(client, upstreams.upstreams)),
+        upstreams=tuple(map(upstream_line, upstreams.upstreams)),
         spent_today=spent_since(client, today_ms),
         devices=sum(device.first_seen_ms > 0 for device in devices),
         devices_today=sum(device.last_seen_ms >= today_ms for device in devices),
@@ -108,14 +108,6 @@ def listed(config: ServerConfig, method: str, request: Any, line: Callable[[Any]
     with required_coordinator(config) as client:
         for reply in client.pages(method, request):
             yield from ((as_json(record), line(record)) for record in records_of(reply))
-
-
-def with_prices(client: AdminClient, upstreams: Iterable[admin_pb2.UpstreamRecord]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Upstreams with their prices, as JSON and as a line. Raises CoordinatorError."""
-    prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
-    for upstream in upstreams:
-        price = prices.get(upstream.alias)
-        yield {**as_json(upstream), "price": None if price is None else as_json(price)}, upstream_line(upstream, price)
 
 
 def set_disabled(config: ServerConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:

@@ -55,8 +55,6 @@ class WebConsole:
         limits = await self.api.list_budgets(admin_pb2.ListBudgetsRequest(page_size=1), READER)
         budgets = await self.budgets([(row.device, row.task) for row in tasks.tasks])
         upstreams = await self.api.list_upstreams(admin_pb2.ListUpstreamsRequest(), READER)
-        prices = await self.api.list_prices(admin_pb2.ListPricesRequest(), READER)
-        price_of = {price.alias: as_json(price) for price in prices.prices}
         return {
             "now_ms": round(1000 * self.clock.now()),
             "version": self.version,
@@ -67,7 +65,7 @@ class WebConsole:
             "tasks": list(map(as_json, tasks.tasks)),
             "scopes": list(map(as_json, limits.scopes)),
             "budgets": [asdict(row) for row in budgets],
-            "upstreams": [{**as_json(row), "price": price_of.get(row.alias)} for row in upstreams.upstreams],
+            "upstreams": list(map(as_json, upstreams.upstreams)),
             "refusals": [asdict(row) for row in self.refusals.latest()],
         }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -222,19 +223,28 @@ class BudgetRow(Struct, frozen=True, gc=False):
         return replace(self, committed=spent, reserved=open_, set_aside=aside)
 
 
-class CallRow(Struct, frozen=True, gc=False):
-    """A call of a device."""
+class CallContent(Struct, frozen=True, gc=False):
+    """What a call is, whatever becomes of it."""
 
     device: str
     key: str
     fingerprint: str
-    """Digest of the request's content."""
+    """Digest of the request's content, not of its key."""
     task: str
     step: int
     """SERVING_STEP outside training."""
     prompt_id: str
     model: str
     help_units: int
+
+    def content(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in CallContent.__struct_fields__}
+
+
+class CallRow(CallContent, frozen=True, gc=False):
+    """A call of a device."""
+
     state: CallState
     attempts: int
     charged: Amount
@@ -382,19 +392,9 @@ class DeviceRow(Struct, frozen=True, gc=False):
     """Such a device gets neither holds nor steps. Alone of these it concerns money and is journalled."""
 
 
-class ReserveRequest(Struct, frozen=True, gc=False):
+class ReserveRequest(CallContent, frozen=True, gc=False):
     """T1."""
 
-    device: str
-    key: str
-    fingerprint: str
-    """Digest of the request's content, not of its key."""
-    task: str
-    step: int
-    """SERVING_STEP means outside training."""
-    prompt_id: str
-    model: str
-    help_units: int
     hold: Amount
     """The most this call can cost."""
     budgets: tuple[BudgetTerms, ...]

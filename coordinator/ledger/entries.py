@@ -18,17 +18,7 @@ _DEFAULTS: dict[type[Struct], dict[str, Any]] = {
 
 def call_data(call: CallRow) -> dict[str, Any]:
     """A call that is reserved, or answered at once."""
-    data = {
-        "device": call.device,
-        "key": call.key,
-        "fingerprint": call.fingerprint,
-        "task": call.task,
-        "step": call.step,
-        "prompt_id": call.prompt_id,
-        "model": call.model,
-        "help_units": call.help_units,
-        "cache_key": call.cache_key,
-    }
+    data = {**call.content(), "cache_key": call.cache_key}
     return {**data, **answer_data(call)} if call.state is CallState.COMPLETED else data
 
 

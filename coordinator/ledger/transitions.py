@@ -829,14 +829,7 @@ def _mismatch(task: str, step: int, expected: int) -> StepMismatch:
 def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:
     """The row of a call about to run; an earlier, refunded one keeps its attempts and charges."""
     return CallRow(
-        device=request.device,
-        key=request.key,
-        fingerprint=request.fingerprint,
-        task=request.task,
-        step=request.step,
-        prompt_id=request.prompt_id,
-        model=request.model,
-        help_units=request.help_units,
+        **request.content(),
         state=CallState.DISPATCHED,
         attempts=0 if known is None else known.attempts,
         charged=NO_AMOUNT if known is None else known.charged,

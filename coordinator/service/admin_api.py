@@ -94,17 +94,11 @@ class AdminApi:
         rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
         return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_duals=shared)
 
-    async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
-        """What each upstream costs now."""
-        now = self.clock.now()
-        return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self.upstreams.all()])
-
     async def list_upstreams(self, request: admin_pb2.ListUpstreamsRequest, caller: Identity) -> admin_pb2.ListUpstreamsResponse:
-        """The cloud LLMs and how busy they are."""
-        now = asyncio.get_running_loop().time()
-        upstreams = [_upstream(upstream, now) for upstream in self.upstreams.all()]
+        """The cloud LLMs, what they cost and how busy they are."""
+        now, loop_s = self.clock.now(), asyncio.get_running_loop().time()
         return admin_pb2.ListUpstreamsResponse(
-            upstreams=upstreams,
+            upstreams=[_upstream(upstream, now, loop_s) for upstream in self.upstreams.all()],
             in_flight=self.broker.in_flight,
             draining=not self.broker.admitting,
             ledger_unwritable=not self.store.writability.ok,
@@ -278,22 +272,15 @@ def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=asdict(limits_of(limit)), set=names)
 
 
-def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
+def _upstream(upstream: Upstream, now: float, loop_s: float) -> admin_pb2.UpstreamRecord:
     price = upstream.price_at(now)
-    record = admin_pb2.PriceRecord(alias=upstream.alias, model=upstream.model, priced=price is not None)
-    if price is not None:
-        record.in_uusd_per_mtok = price.in_uusd_per_mtok
-        record.out_uusd_per_mtok = price.out_uusd_per_mtok
-    return record
-
-
-def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
     return record_of(
         admin_pb2.UpstreamRecord,
         upstream,
         provider=upstream.provider.name,
         waiting=upstream.gate.waiting,
-        breaker=upstream.breaker.state(now_s),
+        breaker=upstream.breaker.state(loop_s),
+        price=None if price is None else record_of(admin_pb2.PriceRecord, price),
     )
 
 

@@ -46,7 +46,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "ListBudgets": {},
     "SetBudget": {"scope": "device", "calls": {"value": 5}},
     "ListTasks": {},
-    "ListPrices": {},
     "ListUpstreams": {},
     "ListDevices": {},
     "IssueToken": {"device": "d"},
@@ -85,7 +84,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "SetDeviceDisabled": ({"device": ""}, "INVALID_REQUEST"),
 }
 CANNOT_BE_BAD = {
-    "ListPrices",
     "ListUpstreams",
     "VerifyLedger",
 }
@@ -94,7 +92,6 @@ DRAINING = {
     "CloseStep": "STEP_MISMATCH",
 }
 NEEDS_NO_LEDGER = {
-    "ListPrices",
     "ListUpstreams",
     "IssueToken",
     "RevokeDevice",
