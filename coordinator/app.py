@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker
 from coordinator.calls.broker import Broker
-from coordinator.calls.prices import DatedPrices, Price, Tariff, published_prices
+from coordinator.calls.prices import NO_PRICE, DatedPrices, Price, Tariff, published_prices
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import ServerConfig, UpstreamConfig
@@ -147,8 +147,8 @@ def build_upstreams(config: ServerConfig) -> dict[str, Upstream]:
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
 
 
-def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
-    """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
+def tariff_of(upstream: UpstreamConfig) -> Tariff:
+    """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (NO_PRICE)."""
     if upstream.prices:
         return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
@@ -156,7 +156,7 @@ def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
     asked = upstream.base_url or (DEFAULT_BASE_URL if upstream.provider == "anthropic" else "")
-    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model))
+    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model), NO_PRICE)
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:

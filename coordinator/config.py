@@ -281,7 +281,6 @@ class TaskConfig(Section):
     answer_cache_ttl_s: Positive | None = Field(
         None, description="Oldest answer that is given again, in seconds (null: as old as answers are kept)."
     )
-    answer_cache_any_temperature: bool = Field(False, description="Give answers again at temperatures above 0, too.")
 
     @property
     def dual_rule(self) -> ProportionalIntegral:
@@ -425,9 +424,6 @@ class ServiceConfig(Section):
         description="Serve devices on other machines without tls: what they send is unencrypted, and their names are not checked.",
     )
     max_open_streams: int = Field(16384, ge=1, description="Watches that are open at once, over all devices.")
-    max_streams_per_connection: int = Field(
-        4096, ge=1, le=2**31 - 1, description="HTTP/2 streams, so RPCs of any kind, that one connection may have open at once."
-    )
     watch_heartbeat_s: Positive = Field(
         30.0, description="Seconds without a change after which a watched budget sends a heartbeat."
     )
@@ -588,14 +584,11 @@ class AdminConfig(Section):
 class TelemetryConfig(Section):
     """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`).
 
-    They hold devices' tasks, models, outcomes and
-    amounts, and never a prompt, an answer or a key. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in the environment.
+    They hold devices' tasks, models, outcomes and amounts, and never a prompt, an answer or a key. What the collector asks for goes into
+    OTEL_EXPORTER_OTLP_HEADERS in the environment; OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG there say which traces are kept.
     """
 
     otlp_endpoint: str = Field(description="The collector's OTLP/HTTP address, as http://127.0.0.1:4318.")
-    sample_rate: Rate = Field(
-        1.0, description="Share of the traces beginning here that are kept; those that a device began are kept where it says so."
-    )
 
     @model_validator(mode="after")
     def _an_address_without_secrets(self) -> TelemetryConfig:
@@ -635,9 +628,6 @@ class ServerConfig(Section):
     )
     console_listen: str | None = Field(
         None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
-    )
-    metrics_devices: int = Field(
-        20, ge=0, le=1000, description="This number of devices, the first seen, get series of their own in the metrics."
     )
     state_dir: str | None = Field(
         None, description="State folder: ledger, signing keys, admin.sock (null: the platform's folder for application data)."

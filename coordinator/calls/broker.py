@@ -26,7 +26,6 @@ from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
 from coordinator.control.steps import StepController
-from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
     SERVING_STEP,
@@ -100,7 +99,6 @@ class Broker:
         self._service = service or ServiceConfig()
         self._limiter = limiter or RateLimiter(RatesConfig(), clock)
         self._loop = asyncio.get_running_loop()
-        self._deadlines = Deadlines(self._loop)
         self._flights: dict[GroupId, Flight] = {}
         self._admitting = True
 
@@ -362,7 +360,7 @@ class Broker:
             if flight.progress is not None:
                 flight.progress.started()
             # The provider keeps the deadline itself; a second later it has broken its promise.
-            with self._deadlines.within(self._loop.time() + attempt.request.deadline_s + 1.0):
+            async with asyncio.timeout(attempt.request.deadline_s + 1.0):
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
@@ -514,7 +512,7 @@ def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> 
     """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call. Who asks
     for a temperature above 0 wants another answer each time; who asks for none wants any."""
     varied = call.temperature is not None and call.temperature > 0.0
-    if terms.answer_cache == "off" or (varied and not terms.answer_cache_any_temperature):
+    if terms.answer_cache == "off" or varied:
         return ""
     if terms.answer_cache == "fleet":
         return FLEET_CACHE + cache_key("", model, call)

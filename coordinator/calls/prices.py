@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -23,18 +23,6 @@ from edge.core.types import TokenUsage
 TOKENS_PER_PRICE_UNIT = 1_000_000
 PRICE_FILE = "prices.yaml"
 NEVER_PRICED = "none is configured, and none is published for its model at its host"
-
-
-class Tariff(Protocol):
-    """Which price holds at which time."""
-
-    def at(self, now: float) -> Price | None:
-        """The price at `now` (seconds since the epoch); None where there is none, not yet or no more."""
-        ...
-
-    def why_none(self, now: float) -> str:
-        """Why there is no price at `now`; "" when there is one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +75,11 @@ class DatedPrices:
         day = datetime.fromtimestamp(now, UTC).date()
         entry = next((entry for entry in reversed(self.entries) if entry.from_day <= day), None)
         return entry, entry is not None and entry.until_day is not None and day > entry.until_day
+
+
+NO_PRICE = DatedPrices(())
+Tariff = Price | DatedPrices
+"""What holds at which time: one price for good, or several with their days."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker, UpstreamOutcome
-from coordinator.calls.prices import NEVER_PRICED, Price, Tariff
+from coordinator.calls.prices import Price, Tariff
 from coordinator.config import LegConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
@@ -48,8 +48,8 @@ class Upstream:
     alias: str
     provider: CloudProvider
     model: str
-    price: Tariff | None
-    """None means that calls are refused."""
+    price: Tariff
+    """With NO_PRICE, or on a day without one, calls are refused."""
     gate: Gate
     deadline_s: float
     """For everything together."""
@@ -74,11 +74,11 @@ class Upstream:
 
     def price_at(self, now: float) -> Price | None:
         """The price that holds at `now` (seconds since the epoch), or None."""
-        return None if self.price is None else self.price.at(now)
+        return self.price.at(now)
 
     def why_unpriced(self, now: float) -> str:
         """Why it has no price at `now`; "" when it has one."""
-        return NEVER_PRICED if self.price is None else self.price.why_none(now)
+        return self.price.why_none(now)
 
     def quote(self, call: CloudCall, now: float) -> Quote:
         """The most this call can cost at the price of `now` (seconds since the epoch). Raises Unpriced."""
@@ -153,7 +153,7 @@ class UpstreamTable:
         """An upstream as it is now; its price may have changed since it was chosen."""
         return self._upstreams.get(upstream.alias, upstream)
 
-    def replace_prices(self, prices: Mapping[str, Tariff | None]) -> None:
+    def replace_prices(self, prices: Mapping[str, Tariff]) -> None:
         """Other prices for the upstreams named, for calls reserved from now on; a call that runs is settled at the price it was quoted."""
         for name in self._upstreams.keys() & prices.keys():
             self._upstreams[name] = replace(self._upstreams[name], price=prices[name])

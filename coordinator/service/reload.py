@@ -49,7 +49,7 @@ class Changes:
         return (", ".join(self.taken) or "nothing changed") + overruled + waiting
 
 
-def apply_config(config: ServerConfig, tariffs: Mapping[str, Tariff | None], parts: Changeable) -> None:
+def apply_config(config: ServerConfig, tariffs: Mapping[str, Tariff], parts: Changeable) -> None:
     """Hold later calls and steps to this configuration; limits that were set at run time win over its own. `tariffs` are what the calls of
     the upstreams named there cost from now on.
     """

@@ -41,6 +41,7 @@ LASTING = frozenset({"WatchBudget", "ReadJournal"})
 CREDENTIAL_SERVICE: ServiceDescriptor = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"]
 MAX_METADATA_BYTES = 16 << 10
 MAX_ADMIN_REQUESTS = 64
+MAX_STREAMS_OF_A_CONNECTION = 4096
 
 
 class Listener:
@@ -296,7 +297,7 @@ def _server_options(service: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", service.max_message_bytes),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.max_concurrent_streams", service.max_streams_per_connection),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_OF_A_CONNECTION),
         ("grpc.max_connection_age_ms", round(1000 * service.connection_age_s)),
         ("grpc.max_connection_age_grace_ms", round(1000 * service.connection_grace_s)),
         ("grpc.so_reuseport", 0),

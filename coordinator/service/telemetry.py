@@ -96,7 +96,7 @@ class Telemetry:
         self._config = config
         self._clock = clock
         self.tracing = open_tracing(config.telemetry)
-        self.meters = CoordinatorMeters(config.metrics_devices)
+        self.meters = CoordinatorMeters()
         self.refusals = Refusals(clock)
         self.rpcs = MeasuredRpcs(self.meters, self.refusals, self.tracing)
 

@@ -191,7 +191,7 @@ def test_an_anthropic_upstream_has_its_key_by_reference_and_its_published_price(
         upstream = child_upstream(*ANTHROPIC, reference)
         assert (upstream.provider, upstream.key_name) == ("anthropic", name)
         tariff = tariff_of(upstream)
-        assert tariff is not None and tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
+        assert tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
 
 
 def test_cassette_or_local_server_can_be_the_cloud() -> None:

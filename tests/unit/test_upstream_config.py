@@ -85,7 +85,7 @@ def test_a_resolved_configuration_can_be_written_and_read_again(tmp_path: Path) 
 )
 def test_cost_of_a_call_is_configured_published_or_unknown(settings, price) -> None:
     tariff = tariff_of(UpstreamConfig.model_validate(settings))
-    assert (None if tariff is None else tariff.at(at(2026, 6, 1))) == price
+    assert tariff.at(at(2026, 6, 1)) == price
 
 
 @pytest.mark.parametrize(
