@@ -17,8 +17,7 @@ from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reser
 from coordinator.ledger.stores.buffered import BufferedTables, CallKeys, CommitBatch
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.stores.schema import create_in_sqlite
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_rows import SqliteRows
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteRows, open_read_only
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,

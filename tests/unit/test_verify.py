@@ -19,8 +19,7 @@ from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.schema import create_in_sqlite
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_rows import SqliteRows
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteRows, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.tables import SHARED_DUAL, STEP, TASK
 from coordinator.ledger.transitions import Ledger
