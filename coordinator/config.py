@@ -36,12 +36,8 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
 
 
-def _off_word(value: object) -> object:
-    """YAML reads a bare off as a truth value."""
-    return "off" if value is False else value
-
-
-AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(_off_word)]
+# YAML reads a bare off as a truth value.
+AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(lambda value: "off" if value is False else value)]
 
 
 class PriceConfig(Section):

@@ -54,12 +54,9 @@ class Upkeep:
             if purge:
                 await self._store.purge_results(now - self._config.service.answers_kept_s, now)
         except Exception as error:  # the sweep has to go on whatever happens: nothing else charges an expired hold
-            self._failed(error)
+            if str(error) != self._failed_with:
+                trace = None if isinstance(error, EdgeError) else error
+                log.error("upkeep failed and is tried again until it succeeds: %s", error, exc_info=trace)
+            self._failed_with = str(error)
         else:
             self._failed_with = ""
-
-    def _failed(self, error: Exception) -> None:
-        if str(error) != self._failed_with:
-            trace = None if isinstance(error, EdgeError) else error
-            log.error("upkeep failed and is tried again until it succeeds: %s", error, exc_info=trace)
-        self._failed_with = str(error)

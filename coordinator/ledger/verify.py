@@ -372,7 +372,7 @@ class JournalReplay:
         self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "shared_dual": shared_key}
         if shared_key:
             self._enter_shared_dual(data, shared_key, data["planned_prompts"] * data["group_size"], task["recent"])
-        credit = _new_budget(_step_budget_key(data))
+        credit = _new_budget(f"step[device:{data['device']}/task:{data['task']}]#{data['step']}")
         credit["asked"] = credit["limits"] = [data["call_credit"], None, None]
         self.budgets[credit["key"]] = credit
 
@@ -542,10 +542,6 @@ def _new_call(data: Row, before: Row | None, at_ms: int) -> Row:
 def _answer(data: Row) -> Row:
     names = ("input_tokens", "output_tokens", "result_sha256", "finish")
     return {**{name: data[name] for name in names}, "result": True}
-
-
-def _step_budget_key(data: Row) -> str:
-    return f"step[device:{data['device']}/task:{data['task']}]#{data['step']}"
 
 
 def _sum(left: Units, right: Units) -> Units:

@@ -186,7 +186,8 @@ class AnthropicUsage(msgspec.Struct):
         """This with a later event's numbers; counts of a stream are totals so far."""
         if later is None:
             return self
-        return AnthropicUsage(*(new if new is not None else old for old, new in zip(_counts(self), _counts(later), strict=True)))
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(later), strict=True)
+        return AnthropicUsage(*(old if new is None else new for old, new in pairs))
 
 
 class Content(msgspec.Struct):
@@ -354,10 +355,6 @@ def _beyond_text(content: list[Content]) -> str:
 
 def _raw(pieces: list[str]) -> msgspec.Raw:
     return msgspec.Raw("".join(pieces).encode("utf-8", "replace"))
-
-
-def _counts(usage: AnthropicUsage) -> tuple[int | None, ...]:
-    return usage.input_tokens, usage.output_tokens, usage.cache_creation_input_tokens, usage.cache_read_input_tokens
 
 
 class NotTranslatable(ValueError):

@@ -316,20 +316,20 @@ def counter(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Me
     """A metric that grows, by the text of its label or a tuple of several."""
     from prometheus_client.core import CounterMetricFamily
 
-    family = CounterMetricFamily(PREFIX + name, what, labels=labels)
-    for values, value in rows.items():
-        family.add_metric(_texts(values), value)
-    return family
+    return _filled(CounterMetricFamily(PREFIX + name, what, labels=labels), rows)
 
 
 def gauge(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Metric:
     """A metric that rises and falls, by the text of its label or a tuple of several."""
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(PREFIX + name, what, labels=labels)
+    return _filled(GaugeMetricFamily(PREFIX + name, what, labels=labels), rows)
+
+
+def _filled(family: Any, rows: Mapping[Any, float]) -> Metric:
     for values, value in rows.items():
         family.add_metric(_texts(values), value)
-    return family
+    return family  # type: ignore[no-any-return]
 
 
 def _texts(values: str | tuple[str, ...]) -> tuple[str, ...]:

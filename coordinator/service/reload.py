@@ -53,8 +53,7 @@ def apply_config(config: ServerConfig, tariffs: Mapping[str, Tariff], parts: Cha
     """Hold later calls and steps to this configuration; limits that were set at run time win over its own. `tariffs` are what the calls of
     the upstreams named there cost from now on.
     """
-    parts.book.replace_configured(config.budgets)
-    parts.book.replace_floor(config.fleet.fairness_floor)
+    parts.book.replace_configured(config.budgets, config.fleet.fairness_floor)
     parts.controller.replace_tasks(config.effective_tasks)
     parts.limiter.replace_rates(config.rates)
     parts.upstreams.replace_prices(tariffs)
