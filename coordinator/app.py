@@ -156,7 +156,7 @@ def tariff_of(upstream: UpstreamConfig) -> Tariff:
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
     asked = upstream.base_url or (DEFAULT_BASE_URL if upstream.provider == "anthropic" else "")
-    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model), NO_PRICE)
+    return published_prices().get((urlsplit(asked).hostname or "", upstream.model), NO_PRICE)
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:

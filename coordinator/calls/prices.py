@@ -82,19 +82,12 @@ Tariff = Price | DatedPrices
 """What holds at which time: one price for good, or several with their days."""
 
 
-@dataclass(frozen=True, slots=True)
-class PriceBook:
-    """Published prices."""
-
-    as_of: date
-    """The day they were looked up on."""
-    source: str
-    tariffs: Mapping[tuple[str, str], DatedPrices]
-    """By the host that serves a model and the model's name there; a model of a near name may cost something else."""
+PublishedPrices = Mapping[tuple[str, str], DatedPrices]
+"""By the host that serves a model and the model's name there; a model of a near name may cost something else."""
 
 
 @cache
-def published_prices() -> PriceBook:
+def published_prices() -> PublishedPrices:
     """The price file that comes with this package. Raises ConfigError when it is damaged."""
     return read_price_file(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
 
@@ -105,7 +98,7 @@ class _PriceFile(Section):
     hosts: dict[str, dict[str, Annotated[tuple[PriceConfig, ...], Field(min_length=1), AfterValidator(check_days)]]]
 
 
-def read_price_file(text: str) -> PriceBook:
+def read_price_file(text: str) -> PublishedPrices:
     """A price file's content. Raises ConfigError that names the entry that is none."""
     import yaml
 
@@ -117,5 +110,4 @@ def read_price_file(text: str) -> PriceBook:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{PRICE_FILE} is damaged: {' '.join(map(str, first['loc']))}: {first['msg']}", hint=hint) from error
-    tariffs = {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}
-    return PriceBook(file.as_of, file.source, tariffs)
+    return {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}

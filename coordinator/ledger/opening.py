@@ -86,7 +86,7 @@ def open_rows(config: ServerConfig) -> Iterator[LedgerRows]:
         raise ConfigError("a ledger in memory cannot be read from outside", hint="choose storage.backend sqlite or postgres")
     if config.storage.backend == "postgres":
         dsn = _postgres_dsn(config.storage)
-        from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres
+        from coordinator.ledger.stores.postgres import open_read_only as open_postgres
 
         with open_postgres(dsn) as rows:
             yield rows

@@ -57,9 +57,18 @@ from coordinator.ledger.accounts import (
     share_prefix,
     step_budget_key,
 )
-from coordinator.ledger.entries import answer_data, attempt_data, call_data, close_data, limits_data, open_data, task_data
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
-from coordinator.ledger.journal import JournalEntry, next_entry
+from coordinator.ledger.journal import (
+    JournalEntry,
+    answer_data,
+    attempt_data,
+    call_data,
+    close_data,
+    limits_data,
+    next_entry,
+    open_data,
+    task_data,
+)
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.tables import (

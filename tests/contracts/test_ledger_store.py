@@ -25,7 +25,7 @@ from coordinator.ledger.accounts import (
 )
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.postgres import PostgresLedgerStore
-from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres_read_only
+from coordinator.ledger.stores.postgres import open_read_only as open_postgres_read_only
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport, verify

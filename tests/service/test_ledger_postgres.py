@@ -22,8 +22,7 @@ from msgspec import structs
 from coordinator.ledger.accounts import Amount, AmountLimits, BudgetRow, BudgetTerms, CallState, InProgress, Replayed, Reserved
 from coordinator.ledger.stores import postgres
 from coordinator.ledger.stores.changes import EVERYTHING
-from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
-from coordinator.ledger.stores.postgres_rows import open_read_only
+from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings, open_read_only
 from coordinator.ledger.stores.schema import VERSION
 from coordinator.ledger.stores.trouble import STEADY_WRITES
 from coordinator.ledger.tables import TASK
