@@ -26,6 +26,7 @@ from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
 from coordinator.control.steps import StepController
+from coordinator.deadlines import Deadlines
 from coordinator.ledger.accounts import (
     FLEET_CACHE,
     SERVING_STEP,
@@ -99,6 +100,7 @@ class Broker:
         self._service = service or ServiceConfig()
         self._limiter = limiter or RateLimiter(RatesConfig(), clock)
         self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._flights: dict[GroupId, Flight] = {}
         self._admitting = True
 
@@ -360,7 +362,7 @@ class Broker:
             if flight.progress is not None:
                 flight.progress.started()
             # The provider keeps the deadline itself; a second later it has broken its promise.
-            async with asyncio.timeout(attempt.request.deadline_s + 1.0):
+            with self._deadlines.within(self._loop.time() + attempt.request.deadline_s + 1.0):
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)

@@ -16,6 +16,8 @@ from urllib.parse import quote, urlsplit
 import aiohappyeyeballs
 import httptools
 
+from coordinator.deadlines import Deadlines
+
 MOST_HEAD_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _HAPPY_EYEBALLS_S = 0.25
@@ -37,8 +39,9 @@ class _Unzip(Protocol):
 class Connection(asyncio.Protocol):
     """A connection, and the response to the request that runs on it: `status` (0: none yet), `headers` by names as in Content-Type."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines) -> None:
         self._loop = loop
+        self._deadlines = deadlines
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -58,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._complete = self._keeps_alive = self._stray = self._until_closed = False
         self._error: Exception | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._deadline = self._loop.call_at(end, self._fail, TimeoutError())
+        self._deadline = self._deadlines.add(end, self._time_is_up)
         self._transport.write(request)
 
     async def head(self) -> None:
@@ -87,7 +90,7 @@ class Connection(asyncio.Protocol):
         if self._parser is None:  # nothing was sent
             self.close()
             return False
-        self._deadline.cancel()
+        self._deadlines.take_out(self._deadline)
         kept = self._complete and self._keeps_alive and not self._stray and self.is_open
         self._parser = None
         if not kept:
@@ -116,6 +119,9 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _time_is_up(self) -> None:
+        self._fail(TimeoutError())
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -210,6 +216,7 @@ class Pool:
     def __init__(self, url: str, connect_timeout_s: float, keep_alive_s: float) -> None:
         parts = urlsplit(url)
         self._loop = asyncio.get_running_loop()
+        self._deadlines = Deadlines(self._loop)
         self._name = parts.hostname or ""
         self._port = parts.port or _PORTS[parts.scheme]
         self._tls = _tls_context() if parts.scheme == "https" else None
@@ -261,7 +268,7 @@ class Pool:
             sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=_HAPPY_EYEBALLS_S)
             server = self._name if self._tls else None
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self._loop), sock=sock, ssl=self._tls, server_hostname=server
+                lambda: Connection(self._loop, self._deadlines), sock=sock, ssl=self._tls, server_hostname=server
             )
         return connection
 
