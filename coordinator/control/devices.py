@@ -90,6 +90,7 @@ class Fleet:
         """Write down who was seen, and learn who was disabled, also by another replica."""
         waiting = sorted(self._seen)
         for first in range(0, len(waiting), MOST_SEEN_AT_ONCE):
+            # Taken out before they are written, so that who calls meanwhile is written the next time.
             seen = {device: self._seen.pop(device) for device in waiting[first : first + MOST_SEEN_AT_ONCE]}
             try:
                 await self._store.saw_devices(seen)

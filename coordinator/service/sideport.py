@@ -40,11 +40,12 @@ _STATUSES: tuple[tuple[type[CoordinatorError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. `roles` who may read it where the port is not loopback; None: everybody."""
+    """One address."""
 
     path: str
     handler: Handler
     roles: frozenset[str] | None
+    """Who may read it where the port is not loopback; None: everybody."""
 
 
 class SidePort:

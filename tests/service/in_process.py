@@ -12,7 +12,7 @@ from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.prices import Price
 from coordinator.calls.upstreams import Upstream
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
 from edge.core.clock import Clock
@@ -114,7 +114,7 @@ async def running_coordinator(
     **config: Any,
 ) -> AsyncIterator[Coordinator]:
     """A coordinator that listens on `folder`/c.sock, over a memory ledger unless a store is given."""
-    settings = CoordinatorConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **config})
+    settings = ServerConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **config})
     upstreams = {"default": upstream(provider, **(alias_settings or {}))}
     coordinator = Coordinator(settings, store=store or MemoryLedgerStore(), upstreams=upstreams, clock=clock)
     async with coordinator:

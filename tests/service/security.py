@@ -14,14 +14,14 @@ from coordinator.app import Coordinator
 from coordinator.config import AuthConfig
 from coordinator.service.holders import Holder
 from coordinator.service.pki import Authority, Written
-from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tokens, TokenStore
+from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, TokenAuthority, TokenStore
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.service.in_process import ProgrammedProvider, running_coordinator
 
 
-class NoticedTokens(Tokens):
+class NoticedTokens(TokenAuthority):
     """Tokens changed in another process than the coordinator's, which checks the files every CHECK_FILES_S."""
 
     def revoke(self, role: str, name: str) -> HolderRow:
@@ -49,7 +49,7 @@ class SecureFleet:
         self.provider = ProgrammedProvider()
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> TokenAuthority:
         """As another process would open them."""
         return NoticedTokens(TokenStore(self.folder), AuthConfig(), self.clock)
 

@@ -15,7 +15,7 @@ from coordinator.ledger.journal import GENESIS, entry_hash
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
@@ -208,7 +208,7 @@ async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_
 async def test_admin_works_on_loopback_and_can_be_disabled(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), admin_listen=("127.0.0.1:0",)) as coordinator:
         address, _ = coordinator.serving.admin_addresses
-        token = Tokens(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
+        token = TokenAuthority(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
         async with grpc.aio.insecure_channel(address) as channel:
             stub, request = admin_pb2_grpc.AdminServiceStub(channel), admin_pb2.ListDevicesRequest()
             assert not (await stub.ListDevices(request, metadata=(("authorization", f"Bearer {token}"),))).devices

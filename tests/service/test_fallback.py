@@ -15,10 +15,10 @@ from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker, BreakerState
 from coordinator.calls.broker import Broker
-from coordinator.calls.flights import Progress
+from coordinator.calls.flights import FlightProgress
 from coordinator.calls.prices import DatedPrices, Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import BreakerConfig, BudgetsConfig, CoordinatorConfig, LegConfig, TaskConfig
+from coordinator.config import BreakerConfig, BudgetsConfig, LegConfig, ServerConfig, TaskConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
@@ -72,7 +72,7 @@ class Pair:
         legs = [{"upstream": name, "order": order} for order, name in enumerate(names)]
         upstreams = {"upstreams": {"first": {}, "second": {}, "third": {}}, "aliases": {"default": legs}}
         listen = {"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder)}
-        settings = CoordinatorConfig.model_validate({**listen, **upstreams, **config})
+        settings = ServerConfig.model_validate({**listen, **upstreams, **config})
         async with Coordinator(settings, store=self.store, upstreams=self.upstreams), connected(folder, **ONCE) as client:
             yield client
 
@@ -221,7 +221,7 @@ async def test_full_upstream_is_skipped(tmp_path) -> None:
 
 
 async def test_stream_starts_once_after_a_fallback() -> None:
-    pair, clock, progress = Pair(failing()), ManualClock(), Progress()
+    pair, clock, progress = Pair(failing()), ManualClock(), FlightProgress()
     table = UpstreamTable(pair.upstreams, {"default": (LegConfig(upstream="first"), LegConfig(upstream="second", order=1))})
     broker = Broker(pair.store, table, StepController(pair.store, {"*": TaskConfig()}, clock), BudgetBook(BudgetsConfig()), clock)
     completion = await broker.complete("d1", call(), 10.0, progress)
@@ -236,7 +236,7 @@ async def test_call_is_charged_at_the_price_of_its_reservation_day(tmp_path) -> 
     prices = DatedPrices.of(
         [price_from(date.fromisoformat("2026-09-01"), PRICE), price_from(date.fromisoformat("2026-09-22"), DEAR)],
     )
-    settings = CoordinatorConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
+    settings = ServerConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
     upstream = Upstream("default", provider, "m", prices, Gate("default", 8, 0), 20.0, 1000)
     store = MemoryLedgerStore()
     async with (

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
-from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
+from coordinator.config import RatePoint, ServerConfig, TaskConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
 from edge.core.errors import BudgetExhausted, NotFound, RateLimited
@@ -35,7 +35,7 @@ class World:
     store: MemoryLedgerStore
     provider: ProgrammedProvider
     clock: ManualClock
-    config: CoordinatorConfig
+    config: ServerConfig
     clients: dict[str, GrpcCoordinatorClient]
 
     def __getitem__(self, device: str) -> GrpcCoordinatorClient:
@@ -44,7 +44,7 @@ class World:
 
 @asynccontextmanager
 async def world(folder: Path, devices: str = "d1 d2", *, gate: Gate | None = None, **settings: Any) -> AsyncIterator[World]:
-    config = CoordinatorConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **settings})
+    config = ServerConfig.model_validate({"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder), **settings})
     store, provider, clock = MemoryLedgerStore(NOW), ProgrammedProvider(), ManualClock(NOW)
     upstreams = {"default": upstream(provider, **({"gate": gate} if gate else {}))}
     coordinator = Coordinator(config, store=store, upstreams=upstreams, clock=clock)
@@ -170,17 +170,16 @@ async def test_task_budget_covers_the_whole_fleet(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "own", "other", "warm"),
+    ("terms", "own", "other"),
     [
-        ({}, True, False, False),
-        ({"answer_cache": "off"}, False, False, False),
-        ({"answer_cache": "fleet"}, True, True, False),
-        ({"answer_cache": "fleet", "answer_cache_any_temperature": True}, True, True, True),
-        ({"answer_cache": "fleet", "answer_cache_ttl_s": 5.0}, False, True, False),  # d2 gets what d1 had to ask for again
+        ({}, True, False),
+        ({"answer_cache": "off"}, False, False),
+        ({"answer_cache": "fleet"}, True, True),
+        ({"answer_cache": "fleet", "answer_cache_ttl_s": 5.0}, False, True),  # d2 gets what d1 had to ask for again
     ],
 )
 @pytest.mark.parametrize("cold", [None, 0.0])
-async def test_answers_are_reused_as_the_task_configures(tmp_path, cold, terms, own, other, warm) -> None:
+async def test_answers_are_reused_as_the_task_configures(tmp_path, cold, terms, own, other) -> None:
     async with world(tmp_path, tasks={"math": terms}) as it:
         await it["d1"].complete(call("k1", temperature=cold), 5.0)
         await it["d1"].complete(call("w1", temperature=1.0), 5.0)
@@ -188,7 +187,7 @@ async def test_answers_are_reused_as_the_task_configures(tmp_path, cold, terms, 
         again = await it["d1"].complete(call("k2", temperature=cold), 5.0)
         crossed = await it["d2"].complete(call("k1", temperature=cold), 5.0)
         heated = await it["d1"].complete(call("w2", temperature=1.0), 5.0)
-        assert [again.cached, crossed.cached, heated.cached] == [own, other, warm]
+        assert [again.cached, crossed.cached, heated.cached] == [own, other, False]
         assert all(answer.charged_uusd == 0 for answer in (again, crossed, heated) if answer.cached)
         assert {again.text, crossed.text, heated.text} == {"WHAT IS 2+2?"}
 
@@ -226,7 +225,7 @@ async def test_limits_tasks_rates_and_prices_are_reloaded_and_open_steps_keep_th
     ) as it:
         await it["d1"].open_step("math", 0, 4, 8, 0.3)
         before = await it["d1"].complete(call("k1", "one"), 5.0)
-        changed = CoordinatorConfig.model_validate(
+        changed = ServerConfig.model_validate(
             {
                 **it.config.model_dump(),
                 "tasks": {"math": {"target_rate": 0.6, "dual_scope": "fleet", "target_rate_from_device": False}},

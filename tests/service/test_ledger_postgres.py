@@ -19,11 +19,10 @@ import asyncpg
 import pytest
 from msgspec import structs
 
-from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CallState, InProgress, Limits, Replay, Reserved
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetRow, BudgetTerms, CallState, InProgress, Replayed, Reserved
 from coordinator.ledger.stores import postgres
 from coordinator.ledger.stores.changes import EVERYTHING
-from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings
-from coordinator.ledger.stores.postgres_rows import open_read_only
+from coordinator.ledger.stores.postgres import PostgresLedgerStore, PostgresSettings, open_read_only
 from coordinator.ledger.stores.schema import VERSION
 from coordinator.ledger.stores.trouble import STEADY_WRITES
 from coordinator.ledger.tables import TASK
@@ -94,12 +93,12 @@ async def test_two_replicas_with_the_same_key_hold_once_and_both_get_the_answer(
         assert sorted(map(type, outcomes), key=str) == sorted([Reserved, InProgress], key=str)
         await other.settle(settlement())
         replay = await store.reserve(reserve_request())
-        assert isinstance(replay, Replay)
+        assert isinstance(replay, Replayed)
         assert (await store.settle(settlement(charge=HOLD))).applied is False
 
 
 async def test_colliding_replicas_never_exceed_a_limit_and_lose_nothing(dsn: str, store: PostgresLedgerStore) -> None:
-    tight = BudgetTerms(FLEET, Limits(calls=37))
+    tight = BudgetTerms(FLEET, AmountLimits(calls=37))
     async with replica(dsn) as second, replica(dsn) as third:
         stores = (store, second, third)
 
@@ -214,7 +213,7 @@ async def test_deleted_replica_registers_again(dsn: str, postgres_server: Postgr
 
 
 async def test_a_refused_change_does_not_touch_the_others_of_its_batch(store: PostgresLedgerStore) -> None:
-    over = BudgetRow(FLEET, Limits(calls=1), Limits(calls=1), Amount(), Amount(2, 0, 0))
+    over = BudgetRow(FLEET, AmountLimits(calls=1), AmountLimits(calls=1), Amount(), Amount(2, 0, 0))
     asked = [
         store.reserve(reserve_request("k1")),
         store.transact(lambda ledger: ledger.tables.budgets.put(structs.replace(over, key="bad"))),

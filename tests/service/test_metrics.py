@@ -8,14 +8,14 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
 from coordinator.providers.provider import ProviderError
 from coordinator.service.instruments import MeasuredStore
-from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
+from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, CoordinatorMeters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.clock import SystemClock
 from edge.core.errors import (
@@ -94,7 +94,7 @@ async def test_open_hold_is_shown_until_it_is_settled(tmp_path) -> None:
 
 
 async def test_hold_charged_by_a_sweep_is_counted_in_doubt() -> None:
-    meters = Meters()
+    meters = CoordinatorMeters()
     store = MeasuredStore(MemoryLedgerStore(NOW), meters, lambda: 0.0, None)
     await store.reserve(reserve_request(hold=Amount(1, 100, 900)))
     assert list(meters.holds_uusd.values()) == [900]
@@ -108,9 +108,9 @@ async def test_what_a_killed_run_left_open_is_counted_in_doubt_and_logged(tmp_pa
         await killed.reserve(reserve_request(key))
     copy_file(tmp_path / "killed.sqlite3", tmp_path / LEDGER_FILE)
     await killed.aclose()
-    meters = Meters()
+    meters = CoordinatorMeters()
     for _start in range(2):
-        store = await open_store(CoordinatorConfig(state_dir=str(tmp_path)), SystemClock())
+        store = await open_store(ServerConfig(state_dir=str(tmp_path)), SystemClock())
         MeasuredStore(store, meters, lambda: 0.0, None)
         await store.aclose()
     assert meters.doubt_uusd == 3 * HOLD.uusd and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
@@ -182,7 +182,7 @@ async def test_unreadable_ledger_drops_only_the_budget_series(tmp_path) -> None:
 
 
 def test_devices_and_tasks_beyond_the_limit_get_no_series() -> None:
-    meters = Meters(devices=2)
+    meters = CoordinatorMeters(devices=2)
     for number in range(5):
         meters.task_now(f"d{number}", "math", 0.5, 0.3)
     assert meters.named_pairs() == [("d0", "math"), ("d1", "math")]
@@ -191,7 +191,7 @@ def test_devices_and_tasks_beyond_the_limit_get_no_series() -> None:
 
 
 def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_series() -> None:
-    meters = Meters()
+    meters = CoordinatorMeters()
     for alias in ("a", "b"):
         for status in range(300, 1000):
             meters.upstream_took(alias, f"http_{status}", 0.1)

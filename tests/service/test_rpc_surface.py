@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coordinator.calls.prices import NO_PRICE
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.service.authentication import SERVICES_OF_ROLE
 from edge.rpc.errors import DOMAIN, from_rpc_error
@@ -46,7 +47,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "ListBudgets": {},
     "SetBudget": {"scope": "device", "calls": {"value": 5}},
     "ListTasks": {},
-    "ListPrices": {},
     "ListUpstreams": {},
     "ListDevices": {},
     "IssueToken": {"device": "d"},
@@ -85,7 +85,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "SetDeviceDisabled": ({"device": ""}, "INVALID_REQUEST"),
 }
 CANNOT_BE_BAD = {
-    "ListPrices",
     "ListUpstreams",
     "VerifyLedger",
 }
@@ -94,7 +93,6 @@ DRAINING = {
     "CloseStep": "STEP_MISMATCH",
 }
 NEEDS_NO_LEDGER = {
-    "ListPrices",
     "ListUpstreams",
     "IssueToken",
     "RevokeDevice",
@@ -359,7 +357,7 @@ async def test_too_many_requests_at_once_are_overloaded(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"budgets": {"device": {"calls_limit": 0}}}, "BUDGET_EXHAUSTED"), ({"alias_settings": {"price": None}}, "UNPRICED")],
+    [({"budgets": {"device": {"calls_limit": 0}}}, "BUDGET_EXHAUSTED"), ({"alias_settings": {"price": NO_PRICE}}, "UNPRICED")],
 )
 async def test_forbidden_call_is_refused_by_every_method(tmp_path, settings, reason) -> None:
     async with surfaces(tmp_path, **settings) as found:

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import ValidationError
 
 from coordinator.app import Coordinator
-from coordinator.config import CoordinatorConfig, TelemetryConfig
+from coordinator.config import ServerConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
 from tests.service.in_process import call, connected
@@ -58,7 +58,7 @@ async def collector() -> AsyncIterator[Collector]:
 async def coordinator(folder: Path, upstream: Upstream, endpoint: str | None) -> AsyncIterator[None]:
     telemetry = {"telemetry": {"otlp_endpoint": endpoint}} if endpoint else {}
     settings = {**settings_for(upstream, **telemetry), "listen": [f"unix:{folder}/c.sock"], "state_dir": str(folder / "state")}
-    async with Coordinator(CoordinatorConfig.model_validate(settings)):
+    async with Coordinator(ServerConfig.model_validate(settings)):
         yield
 
 

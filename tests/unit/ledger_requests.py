@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from coordinator.ledger.accounts import (
     SERVING_STEP,
     Amount,
+    AmountLimits,
     BudgetTerms,
     CloseStepRequest,
-    Limits,
     OpenStepRequest,
     ReserveRequest,
     Settlement,
@@ -26,7 +26,7 @@ from edge.rpc.client import StepUnits
 NOW = 1_700_000_000.0
 HOLD = Amount(1, 300, 900)
 FLEET = budget_key("fleet")
-ROOMY = BudgetTerms(FLEET, Limits(1_000, 1_000_000, 10_000_000))
+ROOMY = BudgetTerms(FLEET, AmountLimits(1_000, 1_000_000, 10_000_000))
 
 
 def reserve_request(key: str = "k1", *, budgets: Sequence[BudgetTerms] = (ROOMY,), **changes: object) -> ReserveRequest:

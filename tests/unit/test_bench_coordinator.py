@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reserved
 from coordinator.ledger.journal import GENESIS, next_entry
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
@@ -17,7 +17,7 @@ from tools.bench.coordinator import rows, services
 from tools.bench.coordinator.audit import WRONG, audit
 
 COST = (1, 100, 300)
-LIMITS = BudgetTerms(FLEET, Limits(calls=5))
+LIMITS = BudgetTerms(FLEET, AmountLimits(calls=5))
 
 
 async def _ledger(path: Path, keys: list[str], **changes: object) -> list[str]:

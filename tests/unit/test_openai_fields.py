@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.calls.broker import cache_key
-from coordinator.providers.openai_wire import request_body
+from coordinator.providers.openai_compatible import request_body
 from coordinator.providers.provider import ProviderRequest, bound_of_request
 from edge.core.errors import InvalidRequest
 from edge.core.types import Message

@@ -18,7 +18,7 @@ from typing import Any
 
 from coordinator.config import AuthConfig
 from coordinator.ledger.opening import LEDGER_FILE
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
 from tools.bench.mock_cloud import INPUT_TOKENS, OUTPUT_TOKENS
 from tools.bench.processes import REPOSITORY, Server, answers, free_port, own, running
@@ -136,7 +136,7 @@ def serving(values: Mapping[str, Any], scratch: Path) -> Iterator[Server]:
 
 def device_tokens(state: Path, devices: Sequence[str]) -> list[str]:
     """A valid token for each device; makes the signing key where there is none."""
-    tokens = Tokens(TokenStore(state), AuthConfig(), SystemClock())
+    tokens = TokenAuthority(TokenStore(state), AuthConfig(), SystemClock())
     return [tokens.renew("device", device) for device in devices]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
@@ -195,7 +195,7 @@ class World(Surroundings):
             self.met["reload of a running coordinator"] += 1
             self.note("configuration read again")
 
-    def _config(self, terms: Terms) -> CoordinatorConfig:
+    def _config(self, terms: Terms) -> ServerConfig:
         return coordinator_config(terms, AGENTS_HEARTBEAT_S if self.scenario.agents else HEARTBEAT_S)
 
     async def _kill_for(self, seconds: float) -> None:
@@ -363,7 +363,7 @@ def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
         yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 
-def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
+def coordinator_config(terms: Terms, heartbeat_s: float) -> ServerConfig:
     """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
     upstream = {"deadline_s": DEADLINE_S, "price_in_uusd_per_mtok": price_in, "price_out_uusd_per_mtok": price_out}
@@ -375,7 +375,7 @@ def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
         "answer_cache": terms.answers_cached,
         "watch_heartbeat_s": heartbeat_s,
     }
-    return CoordinatorConfig.model_validate(
+    return ServerConfig.model_validate(
         {
             "state_dir": "/nonexistent",
             "upstreams": {"default": upstream},

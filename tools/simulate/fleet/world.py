@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.config import ServerConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, CallRow, CallState, budget_key
 from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
@@ -326,7 +326,7 @@ class FleetWorld(Surroundings):
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting
 
-    def _config(self) -> CoordinatorConfig:
+    def _config(self) -> ServerConfig:
         part, cloud = self._part, self.scenario.cloud
         tasks = part.tasks
         # τ is the coordinator's, unless the scenario says that devices send theirs
@@ -337,7 +337,7 @@ class FleetWorld(Surroundings):
             price_in_uusd_per_mtok=cloud.price_in_uusd_per_mtok,
             price_out_uusd_per_mtok=cloud.price_out_uusd_per_mtok,
         )
-        return CoordinatorConfig(
+        return ServerConfig(
             state_dir="/nonexistent",
             upstreams={"default": upstream},
             tasks=led | own,
