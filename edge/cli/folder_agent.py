@@ -172,8 +172,7 @@ class FolderAgent:
             record = state.request(answer_id)
         with StateFolder(self._folder) as folder:
             kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Rating", verdict), correction), self._clock.now())
-        use = self._config.use
-        expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
+        expected = outlook(record, kept, learns=self._config.use.learns_ratings, when=LEARNED_LATER)
         return {**kept.to_json(), "outlook": expected}
 
     async def report(self, since: float) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.cloud.client import CoordinatorProcess
-from edge.config.schema import PhaseConfig
+from edge.config.schema import ImitationConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
@@ -23,7 +23,7 @@ from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
-from edge.learning.own_use import OwnUse, OwnUseRules
+from edge.learning.own_use import OwnUse
 from edge.learning.rollout import Batch
 from edge.learning.step_reporter import OpenStep
 from edge.learning.watched_folder import WatchedFolder
@@ -148,7 +148,8 @@ class World:
     temperature: float | None = None
     hint_chars: int = 0
     method: Method = field(default_factory=DaGrpo)
-    own: OwnUseRules | None = None
+    own: UseConfig | None = None
+    imitates: bool = True
     tasks_folder: Path | None = None
     conditions: LearningConditions | None = None
     daily_limits: DailyLimits = NO_LIMITS
@@ -241,9 +242,11 @@ class World:
             assert "".join(piece.text for piece in pieces) == record.text
         return record, pieces
 
-    def _own_use(self, state: StateFolder, curriculum: Curriculum, rules: OwnUseRules) -> OwnUse:
+    def _own_use(self, state: StateFolder, curriculum: Curriculum, use: UseConfig) -> OwnUse:
         folder = None if self.tasks_folder is None else WatchedFolder(self.tasks_folder, self._notice)
-        return OwnUse(state, rules, folder, 7, self.prompts_per_step, curriculum.rate_of)
+        imitation = ImitationConfig(demonstrations="own" if self.imitates else "none")
+        learning = LearningConfig(seed=7, prompts_per_step=self.prompts_per_step, imitation=imitation)
+        return OwnUse(state, use, learning, folder, curriculum.rate_of)
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text, self.clock.now()))

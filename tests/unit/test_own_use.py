@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig
+from edge.config.schema import PhaseConfig, UseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import watched_folder
 from edge.learning.own_items import LEARNED_LATER
-from edge.learning.own_use import OwnUseRules
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
@@ -25,7 +23,7 @@ from tests.unit.agent_world import World, give_feedback, local_answer, mixed_scr
 from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
 
-RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
+OWN = UseConfig(share=0.5, passes=2)
 
 
 def corrected(folder: Path, *asked: int, task: str = "math") -> None:
@@ -42,7 +40,7 @@ def give(state: StateFolder, *asked: int, task: str = "math") -> None:
 
 def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
-    return World(folder, phases=phases, **{"own": RULES, **options})
+    return World(folder, phases=phases, **{"own": OWN, "imitates": False, **options})
 
 
 async def learned(agent: Agent, steps: int) -> list[str]:
@@ -87,8 +85,8 @@ async def test_each_item_is_learned_a_set_number_of_times_and_new_ones_start_at_
 
 async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path: Path) -> None:
     steps = []
-    for own in (None, RULES):
-        world = World(tmp_path / str(own is None), own=own)
+    for own in (None, OWN):
+        world = World(tmp_path / str(own is None), own=own, imitates=False)
         async with world.agent() as agent:
             await agent.learn()
             steps.append([numbers(step) for step in agent.steps()])
@@ -112,7 +110,7 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
 async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     corrected(tmp_path / "state", 2, task="code")
-    world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
+    world = world_in(tmp_path / "state", steps=4, own=UseConfig(share=0.5, passes=2, target_rate=0.1))
     async with world.agent() as agent:
         await agent.learn()
         own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
@@ -144,7 +142,7 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
 ) -> None:
     monkeypatch.setattr(watched_folder, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=1))
     async with world.agent() as agent:
         assert await learned(agent, 2) == ["sums", "sums"]
         assert "cannot be read" in world.events(Notice)[0].text
@@ -169,7 +167,7 @@ async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
     (folder / "note.txt").write_text("not a task file")
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
         [notice] = world.events(Notice)
@@ -217,7 +215,8 @@ async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_th
     world = World(
         tmp_path / "state",
         phases=(PhaseConfig(source="sums", steps=None),),
-        own=replace(RULES, passes=50),
+        own=UseConfig(share=0.5, passes=50),
+        imitates=False,
         tasks_folder=folder,
         gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0),
     )
