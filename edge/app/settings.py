@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
     from edge.privacy.registry import Registry
-    from edge.training.promotion_rules import GateRules
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -212,10 +211,9 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         method,
         coordinator.call_deadline_s,
         config.budget.dial,
-        gate=gate_rules(config),
+        gate=None if config.gate.enabled is False else config.gate,
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         dial_in_loop=learning.method == "da-grpo" and learning.control.controller == "dial",
-        recheck_every=config.gate.recheck_every,
         dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
@@ -236,23 +234,6 @@ def learning_method(learning: LearningConfig) -> Method:
         "gapg": Gapg(assist, learning.seed),
     }
     return made[learning.method]
-
-
-def gate_rules(config: AgentConfig) -> GateRules | None:
-    """The promotion gate's rules, None where every step's adapter serves."""
-    from edge.training.promotion_rules import GateRules
-
-    gate = config.gate
-    if gate.enabled is False:
-        return None
-    return GateRules(
-        every=gate.every,
-        anchors_per_task=gate.anchors,
-        max_drop=gate.max_drop,
-        rate_window=gate.rate_window,
-        max_refusals=gate.max_refusals,
-        keep=gate.keep,
-    )
 
 
 def configured_limits(config: AgentConfig) -> BudgetLimits:

@@ -13,7 +13,7 @@ from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.cloud.client import CoordinatorProcess
-from edge.config.schema import ImitationConfig, LearningConfig, PhaseConfig, UseConfig
+from edge.config.schema import GateConfig, ImitationConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
@@ -39,7 +39,6 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.testing.learner import ScriptedLearner
 from edge.training.floor import StepMeasure
-from edge.training.promotion_rules import GateRules
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import ExactMathAnswer
 
@@ -142,7 +141,7 @@ class World:
     dial: float | None = None
     seconds_per_token: float = 0.0
     coordinator: CoordinatorProcess | None = None
-    gate: GateRules | None = None
+    gate: GateConfig | None = None
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
     temperature: float | None = None
@@ -153,7 +152,6 @@ class World:
     tasks_folder: Path | None = None
     conditions: LearningConditions | None = None
     daily_limits: DailyLimits = NO_LIMITS
-    recheck_every: int | None = None
     cloud_samples: bool = False
     skills: tuple[str, ...] = ()
     context_tokens: int = 1 << 20
@@ -198,7 +196,6 @@ class World:
             0.0,
             self.gate,
             self.daily_limits,
-            self.recheck_every,
         )
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig, UseConfig
+from edge.config.schema import GateConfig, PhaseConfig, UseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import watched_folder
 from edge.learning.own_items import LEARNED_LATER
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
 from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
@@ -94,7 +93,7 @@ async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path
 
 
 async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=1, gate=GateRules(every=100, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=1, gate=GateConfig(every=100, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
         assert not await agent.learning.more_to_learn()
@@ -218,7 +217,7 @@ async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_th
         own=UseConfig(share=0.5, passes=50),
         imitates=False,
         tasks_folder=folder,
-        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0),
+        gate=GateConfig(every=2, anchors=6, max_drop=1.0, recheck_every=None),
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
@@ -252,7 +251,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
             return mixed_script(messages, sampling, seed)
         return local_answer(number_in(messages[-1].content) + 1)
 
-    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_window=3)
+    rules = GateConfig(every=1, anchors=2, max_drop=1.0, rate_window=3, recheck_every=None)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
     async with world.agent() as agent:
         await agent.learn()
@@ -284,7 +283,7 @@ async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_
 async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
     """Every second step is one's own, and every second one is due."""
     corrected(tmp_path / "state", *range(40))
-    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=4, gate=GateConfig(every=2, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
         steps = agent.steps()
