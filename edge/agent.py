@@ -17,21 +17,20 @@ from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.known import KnownBudgets
 from edge.budget.limits import Changes, cloud_name_of, limits_of, note_charge, of_the_operator, set_limits
-from edge.budget.overview import Held, held_to
+from edge.budget.overview import Held, Target, held_to
 from edge.budget.pace import Pace
 from edge.budget.quota import Quota, Quotas
-from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.switch import CloudSwitch
 from edge.cloud.unconfirmed import AnswerCalls, end_of_call
 from edge.core.concurrency import ServingPrecedence, Stop
-from edge.core.errors import AdapterError, EdgeError, StateError
+from edge.core.errors import EdgeError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.adapters import ServingAdapter, Versions
-from edge.learning.checkpoints import Checkpoint, Checkpoints
+from edge.learning.checkpoints import Checkpoints
 from edge.learning.components import AgentComponents, AgentSettings, with_prompt_form
 from edge.learning.conditions import DiskSpace, Readiness
 from edge.learning.loop import BetweenSteps, Learning
@@ -270,31 +269,21 @@ class Agent:
 
     def _learning(self, settings: AgentSettings) -> Learning:
         components, adapter, client, closing = self.components, self.adapter, self.link.client, self._closing
-        state, sink, clock, disk_space = components.state, components.sink, components.clock, DiskSpace(components.state.folder)
+        state, sink, clock = components.state, components.sink, components.clock
         share = {"share": self.pace.learning_limits} if self.pace else {}
         daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, self._end_of_call, **share)
         reporter = StepReporter(
             client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
         )
         calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
-        return Learning(
-            components=components,
-            link=self.link,
-            adapter=adapter,
-            session=TrainingSession(components, settings, adapter, reporter, calls, closing, self.pace),
-            reporter=reporter,
-            readiness=Readiness(self.precedence, components.conditions, disk_space, state, sink, clock),
-            disk_space=disk_space,
-            daily_budget=daily_budget,
-            quotas=self.access.quotas,
-            stop=self._stop,
-            closing=closing,
-            finish_cut_step=self._finish_cut_step,
-        )
+        session = TrainingSession(components, settings, adapter, reporter, calls, closing, self.pace)
+        readiness = Readiness(self.precedence, components.conditions, DiskSpace(state.folder), state, sink, clock)
+        return Learning(components, session, self.link, readiness, self.access.quotas, self._stop)
 
     def _may_wait_for_learning(self) -> bool:
         """With the cloud switched off nobody who is served needs a coordinator of our own; learning and a cut step do."""
-        return self.link.embedded and bool(self._settings.answers.switched_off) and self._cut_step() is None
+        cut = self._checkpoints.at(self.components.state.position().steps_done + 1)
+        return self.link.embedded and bool(self._settings.answers.switched_off) and cut is None
 
     async def _resume(self) -> None:
         """Finish the step a crash cut after its checkpoint, then serve the adapter that served, or the last one that can be used.
@@ -302,7 +291,7 @@ class Agent:
         A step that cannot be finished now is left to learning; answering does not wait for it.
         """
         try:
-            serves = await self._finish_cut_step()
+            serves = await self.learning.session.finish_cut_step()
         except EdgeError as error:
             serves = False
             self._notice(f"{error.with_hint}; the step is finished when learning goes on")
@@ -310,26 +299,6 @@ class Agent:
             await self.adapter.serve_newest()
         if aside := self.components.state.set_aside:
             self._notice(f"the state folder's database is new; what was learned before it lies in {aside} and is not used")
-
-    def _cut_step(self) -> Checkpoint | None:
-        """The checkpoint of a step that was not committed."""
-        return self._checkpoints.at(self.components.state.position().steps_done + 1)
-
-    async def _finish_cut_step(self) -> bool:
-        """Report, commit and serve a cut step; False where there is none, or its checkpoint is damaged (uncommitted, it is made again)."""
-        cut = self._cut_step()
-        if cut is None:
-            return False
-        try:
-            cut.manifest()
-            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
-            await (await self.learning.session.step()).finish(cut)
-        except AdapterError:
-            return False  # committed; looking for the newest usable adapter shows what is wrong with it
-        except StateError as error:
-            self._notice(f"{error}; step {cut.step} will be made again")
-            return False
-        return self.adapter.backend.adapter_version == self.components.state.lineage().serving
 
     def _notice(self, text: str) -> None:
         self.components.sink.emit(Notice(text, self.components.clock.now()))

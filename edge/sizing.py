@@ -31,13 +31,13 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
-        learning_rate=learning.learning_rate,
-        weight_decay=learning.weight_decay,
-        max_grad_norm=learning.max_grad_norm,
-        importance_cap=learning.importance_cap,
-        tokens_per_slice=learning.micro_batch_tokens,
+        learning_rate=learning.optimiser.learning_rate,
+        weight_decay=learning.optimiser.weight_decay,
+        max_grad_norm=learning.optimiser.max_grad_norm,
+        importance_cap=learning.objective.importance_cap,
+        tokens_per_slice=learning.memory.micro_batch_tokens,
         vocab_chunk_elements=logits_at_once(training_device(config)),
-        gradient_checkpointing=learning.gradient_checkpointing == "on",
+        gradient_checkpointing=learning.memory.gradient_checkpointing == "on",
         threads=learning.torch_threads,
         rule=update_rule(learning),
     )
@@ -46,9 +46,9 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 def update_rule(learning: LearningConfig) -> UpdateRule:
     """What the learner optimises for the configured method."""
     if learning.method == "grpo":
-        return UpdateRule("clipped", learning.updates_per_rollout or 1, ratio_clip=learning.ratio_clip)
+        return UpdateRule("clipped", learning.optimiser.updates_per_rollout or 1, ratio_clip=learning.objective.ratio_clip)
     if learning.method == "gvpo":
-        return UpdateRule("gvpo", learning.updates_per_rollout or GVPO_UPDATES, gvpo_beta=learning.gvpo_beta)
+        return UpdateRule("gvpo", learning.optimiser.updates_per_rollout or GVPO_UPDATES, gvpo_beta=learning.objective.gvpo_beta)
     return UpdateRule()
 
 
@@ -114,8 +114,8 @@ def batch_limits(config: AgentConfig, path: Path) -> BatchLimits:
         row_tokens(config, path),
         learning.max_tokens,
         learning.prompts_per_step,
-        learning.group_size + (learning.cloud_samples == "on"),
-        learning.micro_batch_tokens,
+        learning.group_size + (learning.objective.cloud_samples == "on"),
+        learning.memory.micro_batch_tokens,
     )
 
 
@@ -124,7 +124,9 @@ def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan
     shape, setting = model_shape(path), training_setting(config, path)
     held, learning = held_before_learning(shape, setting), config.learning
     limits = batch_limits(config, path)
-    return ProbePlan(shape, limits, setting, held, learning.memory_probe, learning.gradient_checkpointing, estimated)
+    return ProbePlan(
+        shape, limits, setting, held, learning.memory.memory_probe, learning.memory.gradient_checkpointing, estimated
+    )
 
 
 def row_tokens(config: AgentConfig, path: Path) -> int:

@@ -98,7 +98,9 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
     state = StateFolder(state_folder(config))
     try:
         learning = config.learning
-        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[learning.demonstrations]
+        demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[
+            learning.imitation.demonstrations
+        ]
         curriculum = Curriculum(
             config.phases,
             open_source,
@@ -106,7 +108,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             learning.seed,
             learning.prompts_per_step,
             demonstrates,
-            learning.skills,
+            learning.imitation.skills,
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))
@@ -140,24 +142,20 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
 def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculum, sink: EventSink, clock: Clock) -> OwnUse:
     """What is learned in addition to the phases."""
-    from edge.learning.own_use import OwnUse, OwnUseRules
+    from edge.learning.own_use import OwnUse
     from edge.learning.watched_folder import WatchedFolder
     from edge.state.events import Notice
 
-    use, learning = config.use, config.learning
-    rules = OwnUseRules(
-        use.feedback, use.agreement, use.share, use.passes, use.target_rate, config.learning.demonstrations != "none"
-    )
-    folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
+    folder = Path(config.use.tasks_folder).expanduser() if config.use.tasks_folder else None
     watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None
-    return OwnUse(state, rules, watched, learning.seed, learning.prompts_per_step, curriculum.rate_of)
+    return OwnUse(state, config.use, config.learning, watched, curriculum.rate_of)
 
 
 def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:
     """When learning may use this machine."""
-    from edge.learning.conditions import ConditionRules, MachineConditions, MachineProbe
+    from edge.learning.conditions import MachineConditions, MachineProbe
 
-    return MachineConditions(ConditionRules(**config.learning.when.model_dump()), MachineProbe(clock))
+    return MachineConditions(config.learning.when, MachineProbe(clock))
 
 
 def thread_fitting(

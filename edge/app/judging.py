@@ -35,7 +35,7 @@ def build_verifier(config: AgentConfig) -> Verifier:
 
     limits = Limits(wall_s=config.programs.timeout_s, memory_mib=config.programs.memory_mib)
     programs = ProgramVerifier(ProgramJudge(lambda: program_sandbox(config), limits))
-    return VerifierByKind(math=MathAnswer(config.learning.answer_match), programs=programs)
+    return VerifierByKind(math=MathAnswer(config.learning.objective.answer_match), programs=programs)
 
 
 def build_policy(config: AgentConfig) -> OffloadPolicy:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
     from edge.privacy.registry import Registry
-    from edge.training.promotion_rules import GateRules
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -185,10 +184,10 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,
         model_alias=coordinator.model_alias,
-        skip_unanimous_calls=learning.unanimous_calls == "skip",
+        skip_unanimous_calls=learning.objective.unanimous_calls == "skip",
         may_ask=method.may_ask,
         hint_chars=coordinator.hint_chars,
-        cloud_samples=learning.cloud_samples == "on",
+        cloud_samples=learning.objective.cloud_samples == "on",
     )
     answers = AnswerSettings(
         mode=config.mode,
@@ -208,15 +207,14 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
     return AgentSettings(
         rollout,
         answers,
-        learning.dual_init,
+        learning.control.dual_init,
         method,
         coordinator.call_deadline_s,
         config.budget.dial,
-        gate=gate_rules(config),
+        gate=None if config.gate.enabled is False else config.gate,
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
-        dial_in_loop=learning.method == "da-grpo" and learning.controller == "dial",
-        recheck_every=config.gate.recheck_every,
-        dual_unit=learning.dual_unit,
+        dial_in_loop=learning.method == "da-grpo" and learning.control.controller == "dial",
+        dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
     )
@@ -227,32 +225,15 @@ def learning_method(learning: LearningConfig) -> Method:
     from edge.dagrpo.advantages import AdvantageScale
     from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo
 
-    assist = FixedReward(learning.assist_reward, learning.assist_rewards)
+    assist = FixedReward(learning.objective.assist_reward, learning.objective.assist_rewards)
     made: dict[str, Method] = {
-        "da-grpo": DaGrpo(AdvantageScale(learning.advantage_scale)),
+        "da-grpo": DaGrpo(AdvantageScale(learning.objective.advantage_scale)),
         "edge-only": EdgeOnly(),
         "grpo": Grpo(assist),
-        "gvpo": Gvpo(assist, learning.gvpo_beta),
+        "gvpo": Gvpo(assist, learning.objective.gvpo_beta),
         "gapg": Gapg(assist, learning.seed),
     }
     return made[learning.method]
-
-
-def gate_rules(config: AgentConfig) -> GateRules | None:
-    """The promotion gate's rules, None where every step's adapter serves."""
-    from edge.training.promotion_rules import GateRules
-
-    gate = config.gate
-    if gate.enabled is False:
-        return None
-    return GateRules(
-        every=gate.every,
-        anchors_per_task=gate.anchors,
-        max_drop=gate.max_drop,
-        rate_window=gate.rate_window,
-        max_refusals=gate.max_refusals,
-        keep=gate.keep,
-    )
 
 
 def configured_limits(config: AgentConfig) -> BudgetLimits:

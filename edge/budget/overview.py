@@ -12,15 +12,15 @@ from edge.budget.access import TaskBudgets
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
 from edge.budget.known import KnownBudgets
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
-from edge.budget.pace import DualUnit, Pace
+from edge.budget.pace import DualUnit, Pace, PeriodBudget
 from edge.budget.quota import Circumstances, Quota, known_quota
-from edge.budget.target import Target
 from edge.cloud.client import CoordinatorLink, KnownBudget
 from edge.cloud.switch import PAUSED, is_paused
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError
-from edge.core.periods import period_end
-from edge.core.units import BUDGET_UNITS, Unit
+from edge.core.formatting import rate_words
+from edge.core.periods import PERIOD_WORDS, period_end
+from edge.core.units import BUDGET_UNITS, BY_WORD, Unit
 from edge.state.reader import StateReader
 from edge.state.usage import OfTask, used_by_task
 
@@ -57,6 +57,34 @@ class Held:
         if self.limits is not None:
             limits = {**self.limits.to_json(), "renews_at": self.renews_at, "words": self.limits.words}
         return {"limits": limits, "cloud_name": self.cloud_name, "target": self.target}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the assist rate is held to."""
+
+    budget: PeriodBudget | None
+    """What the rate follows from (None: λ acts on calls)."""
+    rate: float | None
+    """What the budget leaves now."""
+    dial: float | None
+    """τ of people's questions, where a person or the configuration set one."""
+    learning: float | None
+    """τ of learning (None: nothing was learned)."""
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        if self.budget is not None:
+            amount = BY_WORD[self.budget.unit].amount(self.budget.limit)
+            now = "" if self.rate is None else f": now {rate_words(self.rate)} of questions"
+            dial = "" if self.dial is None else f"; the dial holds people's questions at {rate_words(self.dial)}"
+            return f"{amount} {PERIOD_WORDS[self.budget.period]}{now}{dial}"
+        if self.dial is not None:
+            return f"{rate_words(self.dial)} of questions may ask"
+        if self.learning is not None:
+            return f"the model decides; it learns to ask for help at {rate_words(self.learning)}"
+        return "the model decides"
 
 
 def held_to(limits: BudgetLimits | None, cloud_name: str, target: Target, now: float) -> Held:

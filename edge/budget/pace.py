@@ -1,4 +1,4 @@
-"""The target rate of a budget: how often may be asked so that a period's tokens or money last until it ends (`learning.dual_unit`)."""
+"""The target rate of a budget: how often may be asked so that a period's tokens or money last (`learning.control.dual_unit`)."""
 
 from __future__ import annotations
 

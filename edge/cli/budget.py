@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from edge.budget.target import rate_words
 from edge.cli.options import Json, rate_or_off, task_label
 from edge.cli.output import local_time, print_line, print_result, visible
 from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
-from edge.core.formatting import counted, percent, shown, uusd_of
+from edge.core.formatting import counted, percent, rate_words, shown, uusd_of
 from edge.core.periods import PERIOD_WORDS, PERIODS
 from edge.core.units import BUDGET_UNITS, CALLS, SPEND, TOKENS, Unit
 

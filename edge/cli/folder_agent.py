@@ -172,8 +172,7 @@ class FolderAgent:
             record = state.request(answer_id)
         with StateFolder(self._folder) as folder:
             kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Rating", verdict), correction), self._clock.now())
-        use = self._config.use
-        expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
+        expected = outlook(record, kept, learns=self._config.use.learns_ratings, when=LEARNED_LATER)
         return {**kept.to_json(), "outlook": expected}
 
     async def report(self, since: float) -> Mapping[str, Any]:
@@ -204,7 +203,7 @@ class FolderAgent:
             switched_off=switched_off(config),
             limits=configured_limits(config) if config.coordinator.address is None else None,
             cloud_name=cloud_name(config),
-            dual_unit=config.learning.dual_unit,
+            dual_unit=config.learning.control.dual_unit,
             learning_rates=tuple(phase.target_rate for phase in config.phases),
         )
 

@@ -115,10 +115,10 @@ class Measured:
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """The recommendation as sections of a configuration."""
-        learning: dict[str, Any] = {"prompts_per_step": self.advice.prompts, "micro_batch_tokens": self.advice.micro_batch_tokens}
+        memory: dict[str, Any] = {"micro_batch_tokens": self.advice.micro_batch_tokens}
         if self.advice.gradient_checkpointing:
-            learning["gradient_checkpointing"] = "on"
-        return {"engine": {"max_rows": self.advice.rows}, "learning": learning}
+            memory["gradient_checkpointing"] = "on"
+        return {"engine": {"max_rows": self.advice.rows}, "learning": {"prompts_per_step": self.advice.prompts, "memory": memory}}
 
 
 def measure(config: AgentConfig, say: Say) -> Measured:
@@ -392,7 +392,7 @@ def measured_lines(measured: Measured) -> Iterator[str]:
     batch = f"{prompts} x {counted(advice.group_size, 'response')} (learning.prompts_per_step, learning.group_size)"
     yield _line("batch", advice.prompts, batch)
     again = ", gradient checkpointing on" if advice.gradient_checkpointing else ""
-    yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.micro_batch_tokens)")
+    yield _line("micro-batch", advice.micro_batch_tokens, f"tokens{again} (learning.memory.micro_batch_tokens)")
     fits = "" if advice.fits else ", more than half of what is free: take a smaller model or a shorter context"
     yield _line("memory of learning", round(advice.memory_bytes / 2**20), f"MiB{fits}")
     if last is not None:

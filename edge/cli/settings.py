@@ -139,8 +139,8 @@ def takes(names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]
 _WORDS = {
     "engine.max_rows": "{} rows",
     "learning.prompts_per_step": "{} prompts per step",
-    "learning.micro_batch_tokens": "micro-batches of {} tokens",
-    "learning.gradient_checkpointing": "gradient checkpointing {}",
+    "learning.memory.micro_batch_tokens": "micro-batches of {} tokens",
+    "learning.memory.gradient_checkpointing": "gradient checkpointing {}",
 }
 
 

@@ -72,7 +72,7 @@ def embedded_settings(config: AgentConfig) -> dict[str, Any]:
     embedded, budget = config.coordinator.embedded, config.budget
     upstream = {name: getattr(embedded, name) for name in _UPSTREAM_FIELDS}
     upstream |= {"provider": embedded.upstream, "deadline_s": config.coordinator.call_deadline_s}
-    task = {name: getattr(config.learning, name) for name in _DUAL_FIELDS}
+    task = {name: getattr(config.learning.control, name) for name in _DUAL_FIELDS}
     task |= {"step_credit_kappa": embedded.step_credit_kappa, "target_rate_from_device": True}
     limits = {unit.limit: getattr(budget, unit.limit) for unit in BUDGET_UNITS}
     limits["window"] = budget.period

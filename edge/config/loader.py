@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from edge.config.reference import keys_beside
+from edge.config.reference import keys_below, keys_beside
 from edge.config.yaml_lines import KeyPath, LinedData, load_yaml, parse_value
 from edge.core.errors import ConfigError, UsageError
 from edge.core.formatting import counted
@@ -338,12 +338,15 @@ def _unknown_keys(schema: type[BaseModel], layer: LinedData) -> list[UnknownKey]
     found = []
     for path in sorted(paths, key=lambda path: layer.lines.get(path, 0)):
         known = keys_beside(schema, path)
-        suggestion = _suggestion(str(path[-1]), [key.name for key in known])
+        suggestion = _suggestion(str(path[-1]), [key.name for key in known], keys_below(schema, path))
         found.append(UnknownKey(layer.place(path), dotted(path), suggestion, known[0].parent))
     return found
 
 
-def _suggestion(key: str, known: Sequence[str]) -> str:
+def _suggestion(key: str, known: Sequence[str], below: Sequence[str]) -> str:
+    """What may have been meant: the one key of this name in the sections `below`, or one of the `known` in the same section."""
+    if len(below) == 1:
+        return f"; did you mean {below[0]}?"
     squeezed = {name.replace("_", ""): name for name in known}
     near = difflib.get_close_matches(key.replace("_", "").replace("-", "").lower(), squeezed, n=1, cutoff=0.6)
     return f"; did you mean {squeezed[near[0]]}?" if near else f"; known: {', '.join(sorted(known))}"

@@ -129,6 +129,12 @@ def keys_beside(schema: type[BaseModel], path: Sequence[object]) -> list[Key]:
     return [key for key, parts in at_depth if len(parts) == len(path) and _agree(parts, section)]
 
 
+def keys_below(schema: type[BaseModel], path: Sequence[object]) -> list[str]:
+    """The paths of the keys that have the name of `path`, in the sections below the one that it lies in."""
+    *section, name = map(str, path)
+    return [key.path for key in keys_of(schema) if key.name == name and _agree(_parts(key.path), section)]
+
+
 def text_of(keys: Sequence[Key]) -> str:
     """The keys for people, at most WIDTH columns wide; what holds for several sections alike is printed at the first."""
     shown, lines = set[str](), list[str]()

@@ -141,15 +141,25 @@ class WhenConfig(Section):
     check_s: Positive = Field(5.0, description="Seconds between two checks while learning waits.")
 
 
-class LearningConfig(Section):
-    """DA-GRPO, or a method it is compared with.
+class ObjectiveConfig(Section):
+    """What the method maximises: rewards, advantages, and which samples count."""
 
-    Those that begin with `dual_` are used by the embedded coordinator; a remote one has its operator's values.
-    """
-
-    method: Method = Field(
-        "da-grpo",
-        description="How it learns; edge-only never asks, grpo, gvpo and gapg have a fixed reward for help instead of λ.",
+    answer_match: AnswerMatch = Field(
+        "exact",
+        description="How a mathematical answer is judged: by its exact string (the paper) or by equivalence (needs math-verify).",
+    )
+    advantage_scale: AdvantageScale = Field(
+        "none", description="What advantages are divided by: nothing (the paper), or the deviation of their group or the batch."
+    )
+    importance_cap: Positive = Field(
+        2.0, description="Most that a token's importance weight (trainer's probability over the sampler's) counts."
+    )
+    unanimous_calls: Literal["make", "skip"] = Field(
+        "make",
+        description="Where all G responses ask, the call moves no weight but reports if it was right: make it (the paper) or skip it.",
+    )
+    cloud_samples: OffOrOn = Field(
+        "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
     assist_reward: NotNegative = Field(
         0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
@@ -157,62 +167,29 @@ class LearningConfig(Section):
     assist_rewards: dict[str, NotNegative] = Field(
         {}, description="grpo, gvpo, gapg: that reward by task label, as {group1: 0.3}; others have assist_reward."
     )
-    updates_per_rollout: int | None = Field(
-        None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
-    )
     ratio_clip: NotNegative = Field(0.2, description="grpo: how far from 1 a token's probability ratio may push.")
     gvpo_beta: Positive = Field(0.1, description="gvpo: β, how strongly the update of a response that already moved is damped.")
-    group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
-    prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
-    learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
-    weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
-    max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+
+    @model_validator(mode="after")
+    def _cloud_samples_are_not_scaled(self) -> ObjectiveConfig:
+        if self.cloud_samples == "on" and self.advantage_scale != "none":
+            raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
+        return self
+
+
+class ControlConfig(Section):
+    """How the assist rate is held at τ.
+
+    Those that begin with `dual_` are used by the embedded coordinator; a remote one has its operator's values.
+    """
+
     controller: Controller = Field(
         "dial",
         description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it and λ (dial), or λ alone (paper).",
     )
+    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
     dual_lr: NotNegative | None = Field(
         None, description="η_λ: how far a step moves λ for each unit by which its rate misses τ (null: dial 0.05, paper 0.01)."
-    )
-    dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
-    temperature: Positive = Field(
-        1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
-    )
-    max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
-    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="Seed of prompts, responses and first weights.")
-    advantage_scale: AdvantageScale = Field(
-        "none", description="What advantages are divided by: nothing (the paper), or the deviation of their group or the batch."
-    )
-    answer_match: AnswerMatch = Field(
-        "exact",
-        description="How a mathematical answer is judged: by its exact string (the paper) or by equivalence (needs math-verify).",
-    )
-    unanimous_calls: Literal["make", "skip"] = Field(
-        "make",
-        description="Where all G responses ask, the call moves no weight but reports if it was right: make it (the paper) or skip it.",
-    )
-    importance_cap: Positive = Field(
-        2.0, description="Most that a token's importance weight (trainer's probability over the sampler's) counts."
-    )
-    micro_batch_tokens: int = Field(
-        1024, ge=1, description="Most tokens of a micro-batch, padding included; fewer need less memory."
-    )
-    torch_threads: int = Field(0, ge=0, le=MOST_THREADS, description="Threads of torch (0: as many as torch chooses).")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="Where torch trains; auto: CUDA, else Metal, else the processor. MLX has its own."
-    )
-    memory_probe: Switch = Field(
-        "auto",
-        description="Before the first step, try the longest micro-batch that can come; auto: only where it may need much of the memory.",
-    )
-    gradient_checkpointing: Switch = Field(
-        "auto",
-        description="Compute activations again, not keep them: less memory, more time; auto: where it does not fit otherwise.",
-    )
-    enabled: bool = Field(True, description="Learn in run; false: only answer.")
-    when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
-    dual_scope: Literal["task", "global"] = Field(
-        "task", description="What has one λ: each task label, or all of this device together (global, the paper's)."
     )
     dual_proportional: NotNegative | None = Field(
         None, description="k_p: how much λ holds of what the last steps' rates miss τ by, immediately (null: dial 1.5, paper 0)."
@@ -226,13 +203,55 @@ class LearningConfig(Section):
     dual_ceiling: NotNegative | None = Field(
         None, description="Highest λ, an anti-windup bound where asking does not react to λ (null: none)."
     )
+    dual_scope: Literal["task", "global"] = Field(
+        "task", description="What has one λ: each task label, or all of this device together (global, the paper's)."
+    )
     dual_unit: Literal["calls", "tokens", "spend"] = Field(
         "calls",
         description="What λ acts on: each call alike, or its expected tokens or money; then a budget that renews sets τ (budget.period).",
     )
-    cloud_samples: OffOrOn = Field(
-        "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
+
+    @property
+    def dual_rule(self) -> ProportionalIntegral:
+        """How λ moves."""
+        return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
+
+    @model_validator(mode="after")
+    def _begins_below_the_ceiling(self) -> ControlConfig:
+        if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
+            raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
+        return self
+
+
+class OptimiserConfig(Section):
+    """How the adapter's weights move."""
+
+    learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
+    weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
+    max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+    updates_per_rollout: int | None = Field(
+        None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
     )
+
+
+class LearningMemoryConfig(Section):
+    """How much memory an update takes."""
+
+    micro_batch_tokens: int = Field(
+        1024, ge=1, description="Most tokens of a micro-batch, padding included; fewer need less memory."
+    )
+    gradient_checkpointing: Switch = Field(
+        "auto",
+        description="Compute activations again, not keep them: less memory, more time; auto: where it does not fit otherwise.",
+    )
+    memory_probe: Switch = Field(
+        "auto",
+        description="Before the first step, try the longest micro-batch that can come; auto: only where it may need much of the memory.",
+    )
+
+
+class ImitationConfig(Section):
+    """Learning from given answers, as those to one's own questions, and what it must not cost."""
 
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
@@ -245,26 +264,44 @@ class LearningConfig(Section):
         "examines them though no phase learns them ([]: none).",
     )
 
-    @property
-    def dual_rule(self) -> ProportionalIntegral:
-        """How λ moves."""
-        return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
+
+class LearningConfig(Section):
+    """DA-GRPO, or a method it is compared with."""
+
+    enabled: bool = Field(True, description="Learn in run; false: only answer.")
+    when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
+    method: Method = Field(
+        "da-grpo",
+        description="How it learns; edge-only never asks, grpo, gvpo and gapg have a fixed reward for help instead of λ.",
+    )
+    group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
+    prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
+    max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
+    temperature: Positive = Field(
+        1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
+    )
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="Seed of prompts, responses and first weights.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="Where torch trains; auto: CUDA, else Metal, else the processor. MLX has its own."
+    )
+    torch_threads: int = Field(0, ge=0, le=MOST_THREADS, description="Threads of torch (0: as many as torch chooses).")
+    objective: ObjectiveConfig = Field(ObjectiveConfig(), description="Rewards, advantages, and which samples count.")
+    control: ControlConfig = Field(ControlConfig(), description="How the assist rate is held at τ: the help bias and λ.")
+    optimiser: OptimiserConfig = Field(OptimiserConfig(), description="How the adapter's weights move.")
+    memory: LearningMemoryConfig = Field(LearningMemoryConfig(), description="How much memory an update takes.")
+    imitation: ImitationConfig = Field(ImitationConfig(), description="Learning from given answers, and skills to keep.")
 
     @model_validator(mode="after")
-    def _what_goes_together(self) -> LearningConfig:
-        if self.dual_ceiling is not None and self.dual_init > self.dual_ceiling:
-            raise ValueError(f"dual_init {self.dual_init:g} is above dual_ceiling {self.dual_ceiling:g}")
+    def _method_has_these(self) -> LearningConfig:
         beyond_the_paper = {
-            "cloud_samples on": self.cloud_samples == "on",
-            f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
-            f"dual_unit {self.dual_unit}": self.dual_unit != "calls",
+            "objective.cloud_samples on": self.objective.cloud_samples == "on",
+            f"objective.advantage_scale {self.objective.advantage_scale}": self.objective.advantage_scale != "none",
+            f"control.dual_unit {self.control.dual_unit}": self.control.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":
             raise ValueError(f"{named} is of method da-grpo, not {self.method}")
-        if self.cloud_samples == "on" and self.advantage_scale != "none":
-            raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
-        if (self.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
+        if (self.optimiser.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
             raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
         return self
 
@@ -291,6 +328,11 @@ class UseConfig(Section):
         description="Steps in which half of a question's responses must be right, or 8 times as many steps that show its answer.",
     )
     target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator has one for.")
+
+    @property
+    def learns_ratings(self) -> bool:
+        """Whether feedback has any share of the steps."""
+        return self.feedback and self.share > 0
 
 
 class GateConfig(Section):

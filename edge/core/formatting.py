@@ -17,6 +17,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def rate_words(rate: float) -> str:
+    """`15 %`: as many digits as a person gives it."""
+    return f"{100 * rate:.3g} %"
+
+
 def points(difference: float | None) -> str:
     """`+14.2 points`, or `-` for None: a difference of two shares in percent."""
     return "-" if difference is None else f"{100 * difference:+.1f} points"

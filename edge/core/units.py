@@ -14,7 +14,7 @@ class Unit:
     name: str
     """Of its counter, on the device and over HTTP."""
     word: str
-    """In lines for people, and in `learning.dual_unit`."""
+    """In lines for people, and in `learning.control.dual_unit`."""
     limit: str
     """Of its limit: in configurations, over HTTP and in the ledger's settings."""
     left: str

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from edge.config.schema import WhenConfig
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.events import Event, EventSink
@@ -31,21 +32,6 @@ class Readings:
     battery_percent: float | None = None
     temperature_c: float | None = None
     other_load: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionRules:
-    """Limits (None: none). `quiet_s`: seconds since the last answer; from `from_hour` until `until_hour`
-    of the local day, over midnight where the second is the smaller one."""
-
-    on_mains: bool = True
-    min_battery_percent: float | None = 20.0
-    max_temperature_c: float | None = 90.0
-    max_other_load: float | None = None
-    quiet_s: float = 0.0
-    from_hour: int = 0
-    until_hour: int = 24
-    check_s: float = 5.0
 
 
 class Probe(Protocol):
@@ -69,30 +55,30 @@ class LearningConditions(Protocol):
 class MachineConditions:
     """The limits over a probe."""
 
-    def __init__(self, rules: ConditionRules, probe: Probe) -> None:
-        self._rules = rules
+    def __init__(self, when: WhenConfig, probe: Probe) -> None:
+        self._when = when
         self._probe = probe
-        self.check_s = rules.check_s
+        self.check_s = when.check_s
 
     def waiting_for(self, now: float, quiet_s: float) -> str:
         """Why learning has to wait, or ""."""
         hour = datetime.fromtimestamp(now, UTC).astimezone().hour
-        return reason_to_wait(self._rules, self._probe.read(), hour, quiet_s)
+        return reason_to_wait(self._when, self._probe.read(), hour, quiet_s)
 
 
-def reason_to_wait(rules: ConditionRules, readings: Readings, hour: int, quiet_s: float) -> str:
+def reason_to_wait(when: WhenConfig, readings: Readings, hour: int, quiet_s: float) -> str:
     """The first limit that is not kept, in words; "" when all are."""
-    if rules.on_mains and readings.on_mains is False:
+    if when.on_mains and readings.on_mains is False:
         return "on battery"
-    if _below(readings.battery_percent, rules.min_battery_percent):
-        return f"battery at {readings.battery_percent:.0f} %, below {rules.min_battery_percent:.0f} %"
-    if _below(rules.max_temperature_c, readings.temperature_c):
-        return f"hot: {readings.temperature_c:.0f} °C, above {rules.max_temperature_c:.0f} °C"
-    if _below(rules.max_other_load, readings.other_load):
+    if _below(readings.battery_percent, when.min_battery_percent):
+        return f"battery at {readings.battery_percent:.0f} %, below {when.min_battery_percent:.0f} %"
+    if _below(when.max_temperature_c, readings.temperature_c):
+        return f"hot: {readings.temperature_c:.0f} °C, above {when.max_temperature_c:.0f} °C"
+    if _below(when.max_other_load, readings.other_load):
         return f"other programs use {100 * (readings.other_load or 0):.0f} % of the processors"
-    if not within_hours(hour, rules.from_hour, rules.until_hour):
-        return f"not between {rules.from_hour} and {rules.until_hour} o'clock"
-    if quiet_s < rules.quiet_s:
+    if not within_hours(hour, when.from_hour, when.until_hour):
+        return f"not between {when.from_hour} and {when.until_hour} o'clock"
+    if quiet_s < when.quiet_s:
         return "somebody was answered a moment ago"
     return ""
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.budget.daily import DailyBudget
 from edge.budget.quota import Quotas
 from edge.cloud.client import CoordinatorLink
 from edge.core.concurrency import Stop
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_alone
 from edge.evaluation.evaluate import Candidate
 from edge.evaluation.scores import Scores
-from edge.learning.adapters import ServingAdapter
 from edge.learning.components import AgentComponents
-from edge.learning.conditions import DiskSpace, Readiness, learning_is_paused
+from edge.learning.conditions import Readiness, learning_is_paused
 from edge.learning.curriculum import HeldOut, StepPlan
 from edge.learning.own_items import LEARNED_LATER, outlook
 from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
-from edge.learning.step_reporter import StepReporter
 from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
 from edge.state.feedback import Feedback
 
@@ -39,23 +35,14 @@ class Learning:
 
     It stops at safe points only: a step that has not begun its update is given up (it is made again, with the same seeds and call keys),
     one that has is finished. A step that a full disk cut is finished or made again once there is room.
-
-    `closing` closes with the agent what is opened for learning. `finish_cut_step` reports and commits a step whose checkpoint is on disk
-    and which was not committed; it does nothing where there is none.
     """
 
     components: AgentComponents
-    link: CoordinatorLink
-    adapter: ServingAdapter
     session: TrainingSession
-    reporter: StepReporter
+    link: CoordinatorLink
     readiness: Readiness
-    disk_space: DiskSpace
-    daily_budget: DailyBudget
     quotas: Quotas
     stop: Stop
-    closing: AsyncExitStack
-    finish_cut_step: Callable[[], Awaitable[object]]
     _stage: str = field(default="idle", init=False)
     _monitor: RollbackMonitor | None = field(default=None, init=False)
     _phase: int | None = field(default=None, init=False)
@@ -81,7 +68,7 @@ class Learning:
             run_id=state.run_id,
             reason=reason,
             steps_done=state.position().steps_done,
-            adapter_version=self.adapter.backend.adapter_version,
+            adapter_version=self.session.adapter.backend.adapter_version,
             total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
             total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
             total_spend_uusd=last.cloud.total_spend_uusd if last else 0,
@@ -122,7 +109,7 @@ class Learning:
             when = LEARNED_LATER
         elif self.waiting:
             when = f"learned from when learning goes on ({self.waiting})"
-        return outlook(record, feedback, learns=own_use is None or own_use.rules.learns_ratings, when=when)
+        return outlook(record, feedback, learns=own_use is None or own_use.use.learns_ratings, when=when)
 
     async def apply_feedback(self) -> None:
         """Go back where people like what serves less than the version before."""
@@ -139,11 +126,11 @@ class Learning:
 
     async def _open(self) -> LearningStep:
         """Everything that the first step needs."""
-        components, backend = self.components, self.adapter.backend
+        components, backend = self.components, self.session.adapter.backend
         if not self.link.begun:
-            await self.link.begin(self.closing)
+            await self.link.begin(self.session.closing)
         await self.link.require_tasks(components.curriculum.tasks_ahead)
-        await self.finish_cut_step()  # where the start of the agent could not
+        await self.session.finish_cut_step()  # where the start of the agent could not
         if components.curriculum.adopt(components.state):
             text = "the phases have changed; learning begins at the first one with the present adapter"
             components.sink.emit(Notice(text, components.clock.now()))
@@ -186,7 +173,7 @@ class Learning:
                     if plan.own:
                         await self._report_own_use()
             except Exception:
-                if not self.disk_space.was_missing():
+                if not self.readiness.disk_space.was_missing():
                     raise
                 is_cut = True
         return "stopped"
@@ -205,7 +192,7 @@ class Learning:
         through = await own_use.through()
         for one in through:
             if one.source not in self._own_through:
-                lost, passes = one.not_learned, own_use.rules.passes
+                lost, passes = one.not_learned, own_use.use.passes
                 self.components.sink.emit(
                     OwnUseThrough(one.source, one.questions, passes, clock.now(), len(lost), lost[0] if lost else "")
                 )
@@ -219,7 +206,7 @@ class Learning:
         await self.stop.cuts(self.readiness.ready())
         if self.stop.asked:
             return False
-        await self.finish_cut_step()
+        await self.session.finish_cut_step()
         await self.session.prepare()
         return True
 
@@ -243,7 +230,7 @@ class Learning:
 
     async def _go_back(self, worse: Rollback) -> None:
         components = self.components
-        await self.adapter.rollback(worse.better, by=worse.cause, reason=worse.reason)
+        await self.session.adapter.rollback(worse.better, by=worse.cause, reason=worse.reason)
         components.sink.emit(WentBack(worse.version, worse.better, worse.cause, worse.reason, components.clock.now()))
 
     async def _make(self, step: LearningStep, plan: StepPlan) -> bool:
@@ -278,6 +265,6 @@ class Learning:
             if not self.components.state.unreported():
                 return
             try:
-                await self.reporter.deliver()
+                await self.session.reporter.deliver()
             except CoordinatorUnavailable:
                 continue

@@ -34,7 +34,6 @@ from edge.evaluation.judging import (
     judge,
 )
 from edge.inference.backend import InferenceBackend
-from edge.learning.curriculum import StepPlan
 from edge.learning.step_reporter import OpenStep
 from edge.routing.policy import OffloadPolicy, asks
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
@@ -47,33 +46,13 @@ class Batch:
 
     step: int
     """Counts the run's steps."""
-    task: str
-    task_step: int
-    """Counts the task's steps at the coordinator."""
     items: tuple[TaskItem, ...]
-    offline: bool = False
-    """The coordinator does not know of this step, so its cloud is not asked and requests for help are masked."""
+    opened: OpenStep
+    """Where the coordinator does not know of it, its cloud is not asked and requests for help are masked."""
     stay_here: frozenset[str] = frozenset()
     """Ids of items whose questions must not leave this device; requests for help with them are masked, too."""
-    help_bias: float = 0.0
-    """Nats on every decision to ask; part of the policy that is sampled from, and that learns."""
     call_cost: CallCost | None = None
     """What a call costs where λ acts on tokens or money; None: each call counts the same."""
-
-    @classmethod
-    def of(cls, plan: StepPlan, opened: OpenStep, call_cost: CallCost | None = None) -> Batch:
-        """Of a step that is open at the coordinator, or made offline."""
-        bias = opened.help_bias or 0.0
-        return cls(
-            plan.step,
-            plan.task,
-            opened.task_step,
-            plan.items,
-            opened.offline,
-            plan.stay_here,
-            bias,
-            call_cost,
-        )
 
 
 class ResponseOutcome(StrEnum):
@@ -195,9 +174,8 @@ class Rollout:
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         """Sample, ask, compose, verify: one prompt's group."""
         item, settings = batch.items[index], self.settings
-        sampling = Sampling(
-            settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=batch.help_bias, exact=True
-        )
+        bias = batch.opened.help_bias or 0.0  # a part of the policy that is sampled from, and that learns
+        sampling = Sampling(settings.temperature, settings.max_tokens, max_steps=item.max_steps, help_bias=bias, exact=True)
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
         sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
         weight = 1.0
@@ -227,7 +205,7 @@ class Rollout:
         return self.settings.may_ask and asks(self.policy, item, response)
 
     async def _ask(self, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudOutcome:
-        if batch.offline:
+        if batch.opened.offline:
             return CloudOutcome(None, reason="the coordinator is away")
         if batch.items[index].id in batch.stay_here:
             return CloudOutcome(None, reason="this question was asked of this device alone", unsent=True)
@@ -285,11 +263,11 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
     """The one call of a prompt group, for the responses that ask. Its key depends on run, task, step and prompt only, so a repeated step
     never pays twice; repeated with another hint it is rejected (KEY_REUSED).
     """
-    item = batch.items[index]
+    item, opened = batch.items[index], batch.opened
     return CloudCall(
-        call_key=call_key(settings.run_id, batch.task, batch.task_step, index, item.id),
-        task=batch.task,
-        step=batch.task_step,
+        call_key=call_key(settings.run_id, opened.task, opened.task_step, index, item.id),
+        task=opened.task,
+        step=opened.task_step,
         prompt_id=f"{index}:{item.id}",
         help_units=len(asking),
         messages=with_hint(

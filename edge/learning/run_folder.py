@@ -30,9 +30,8 @@ _MAY_DIFFER = (
     "coordinator.embedded.api_key_env", "coordinator.embedded.price_in_uusd_per_mtok",
     "coordinator.embedded.price_out_uusd_per_mtok", "coordinator.embedded.start_timeout_s", "coordinator.embedded.threads",
     "coordinator.tls", "coordinator.token_file", "device", "device_profile", "engine.gpu_layers", "engine.max_rows", "engine.repack",
-    "engine.threads", "engine.weights", "learning.device", "learning.gradient_checkpointing", "learning.memory_probe",
-    "learning.micro_batch_tokens", "learning.torch_threads", "learning.when", "privacy", "programs.sandbox", "programs.unsafe", "serve",
-    "state_folder",
+    "engine.threads", "engine.weights", "learning.device", "learning.memory", "learning.torch_threads", "learning.when", "privacy",
+    "programs.sandbox", "programs.unsafe", "serve", "state_folder",
 )  # fmt: skip
 _MOST_NAMED = 3
 _WHERE_MEASURED = ("floor_s", "times_floor")

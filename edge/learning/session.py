@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from edge.budget.pace import Pace
 from edge.cloud.group_calls import GroupCalls
@@ -43,7 +42,7 @@ class TrainingSession:
     cloud: GroupCalls
     """How learning asks the cloud."""
     closing: AsyncExitStack
-    """Closes the second engine."""
+    """Closes with the agent what is opened for learning."""
     pace: Pace | None = None
     """What calls cost and a budget leaves; None: λ acts on calls."""
     version: int = field(default=-1, init=False)
@@ -106,32 +105,36 @@ class TrainingSession:
             gate = PromotionGate(
                 settings.gate, anchors_of, self._exam(engine), components.state, adapter.checkpoints, skills=skills, **own
             )
-        return LearningStep(
-            backend=adapter.backend,
-            rollout_backend=engine,
-            rollout=Rollout(engine, self.cloud, components.verifier, components.policy, components.clock, settings.rollout),
-            given=GivenAnswers(engine, settings.rollout, components.state, components.verifier, components.curriculum.skills),
-            method=settings.method,
-            learner=self.learner,
-            group_size=settings.rollout.group_size,
-            reporter=self.reporter,
-            checkpoints=adapter.checkpoints,
-            state=components.state,
-            sink=components.sink,
-            clock=components.clock,
-            switching=adapter.switching,
-            gate=gate,
-            pace=self.pace,
-            measure=cache(components.step_measure),
-            failpoint=components.failpoint,
-        )
+        rollout = Rollout(engine, self.cloud, components.verifier, components.policy, components.clock, settings.rollout)
+        given = GivenAnswers(engine, settings.rollout, components.state, components.verifier, components.curriculum.skills)
+        return LearningStep(components, settings, adapter, rollout, given, self.learner, self.reporter, gate, self.pace)
+
+    async def finish_cut_step(self) -> bool:
+        """Report, commit and serve a step whose checkpoint is on disk and which was not committed; whether its adapter serves now.
+
+        False where there is none, or its checkpoint is damaged (uncommitted, it is made again).
+        """
+        cut = self.adapter.checkpoints.at(self.components.state.position().steps_done + 1)
+        if cut is None:
+            return False
+        try:
+            cut.manifest()
+            self._notice(f"step {cut.step} had been cut before it was reported; finishing it")
+            await (await self.step()).finish(cut)
+        except AdapterError:
+            return False  # committed; looking for the newest usable adapter shows what is wrong with it
+        except StateError as error:
+            self._notice(f"{error}; step {cut.step} will be made again")
+            return False
+        return self.adapter.backend.adapter_version == self.components.state.lineage().serving
 
     async def monitor(self) -> RollbackMonitor | None:
         """What takes a worse version back; without a gate every step's adapter is active."""
-        if self.settings.gate is None:
+        gate = self.settings.gate
+        if gate is None:
             return None
         state, adapter, now = self.components.state, self.adapter, self.components.clock.now
-        exam, every = self._exam(await self.engine()), self.settings.recheck_every
+        exam, every = self._exam(await self.engine()), gate.recheck_every
         return RollbackMonitor(state, adapter.checkpoints, exam, now, every=every, sound=adapter.is_sound)
 
     async def scores(self, candidates: Sequence[Candidate], on_item: Callable[[], None]) -> Scores:
@@ -159,13 +162,15 @@ class TrainingSession:
                 damage = error if number == 0 and isinstance(error, StateError) else damage
                 continue
             if number:
-                text = f"{damage}; learning goes on from the checkpoint of step {checkpoint.step}"
-                self.components.sink.emit(Notice(text, self.components.clock.now()))
+                self._notice(f"{damage}; learning goes on from the checkpoint of step {checkpoint.step}")
             if checkpoint.step != lineage.latest:
                 serving = checkpoint.step if lineage.serving == lineage.latest else lineage.serving
                 state.set_lineage(replace(lineage, latest=checkpoint.step, serving=serving))
             return
         raise damage
+
+    def _notice(self, text: str) -> None:
+        self.components.sink.emit(Notice(text, self.components.clock.now()))
 
     def _exam(self, engine: InferenceBackend) -> Exam:
         evaluation = self._evaluation(engine)

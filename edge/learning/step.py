@@ -6,29 +6,27 @@ call keys. From the checkpoint on, its manifest holds all that is needed to repo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal
 
 from edge.budget.pace import Pace
-from edge.core.clock import Clock
-from edge.core.events import EventSink
 from edge.core.formatting import counted
 from edge.dagrpo.costs import CallCost
 from edge.dagrpo.dual import EXPLORED_RATE
-from edge.inference.backend import InferenceBackend
-from edge.learning.checkpoints import Checkpoint, Checkpoints, StepManifest
+from edge.learning.adapters import ServingAdapter
+from edge.learning.checkpoints import Checkpoint, StepManifest
+from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
-from edge.learning.methods import Method, StepTerms
+from edge.learning.methods import StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
 from edge.learning.step_event import StepResult, step_event
 from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
-from edge.state.folder import StateFolder
 from edge.state.rows import Commit, Lineage, Position, version_name
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
@@ -38,51 +36,43 @@ from edge.training.learner import Learner
 class LearningStep:
     """Makes steps one after the other."""
 
-    backend: InferenceBackend
-    """Answers people."""
-    rollout_backend: InferenceBackend
-    """Samples for the learner; without a gate it is `backend`, and every step's adapter is active."""
+    components: AgentComponents
+    settings: AgentSettings
+    adapter: ServingAdapter
+    """What answers people."""
     rollout: Rollout
+    """Its engine samples for the learner; without a gate it is the one that answers people, and every step's adapter is active."""
     given: GivenAnswers
-    method: Method
     learner: Callable[[], Learner]
     """Called in every step, because going back to the bare model begins with another learner."""
-    group_size: int
     reporter: StepReporter
-    checkpoints: Checkpoints
-    state: StateFolder
-    sink: EventSink
-    clock: Clock
-    switching: asyncio.Lock
-    """Held by whoever changes the active adapter."""
-    gate: PromotionGate | None = None
-    pace: Pace | None = None
+    gate: PromotionGate | None
+    pace: Pace | None
     """With it, λ acts on what calls cost, and τ is what the budget leaves."""
-    measure: Callable[[], StepMeasure | None] = lambda: None
-    """With it, steps are reported with the least time they could take on the device."""
-    failpoint: Callable[[str], None] = lambda name: None
     interruptible: bool = field(default=True, init=False)
     """Cancelling now loses nothing but work that can be made again."""
     was_refused: bool = field(default=False, init=False)
     was_unanswered: bool = field(default=False, init=False)
+    _measure: Callable[[], StepMeasure | None] = field(init=False)
+    """The least time that steps could take on the device is computed from it; asked once."""
+
+    def __post_init__(self) -> None:
+        self._measure = cache(self.components.step_measure)
 
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
-        phase = self._phases(plan.step)
-        opened = await self.reporter.open(
-            plan.task, len(plan.items), self.group_size, self._target_rate(plan)
-        )  # its number, λ and τ
+        phase = StepPhases(plan.step, self.components)
+        method, group_size, prompts = self.settings.method, self.settings.rollout.group_size, len(plan.items)
+        opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
-            progress = StepProgress(plan.step, "rollout", 0, len(plan.items))
-            groups = await self.rollout.collect(
-                Batch.of(plan, opened, self._call_cost()), lambda done: self.sink.emit(replace(progress, done=done))
-            )
+            batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost())
+            groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
             given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
         self.interruptible = False
         try:
             terms = StepTerms(plan.step, plan.task, opened.target_rate)
-            advantages = self.method.advantages(groups, dual=opened.dual, terms=terms)  # Â = (r - mean r) - λ (c - mean c)
+            advantages = method.advantages(groups, dual=opened.dual, terms=terms)  # Â = (r - mean r) - λ (c - mean c)
             with phase("update"):
                 learner = self.learner()
                 report = await learner.update([one.training_group() for one in advantages])
@@ -91,7 +81,7 @@ class LearningStep:
                 by_cost = self.pace is not None
                 result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost)
                 manifest = self._manifest(result, phase.so_far(self.rollout.cloud_s), base)
-                saved = await self.checkpoints.write(plan.step, learner, manifest)
+                saved = await self.adapter.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
         finally:
             self.interruptible = True
@@ -101,7 +91,8 @@ class LearningStep:
 
         Idempotent up to the commit: the coordinator answers a repeated report with its first answer.
         """
-        manifest, phase = saved.manifest(), phase or self._phases(saved.step)
+        manifest, phase = saved.manifest(), phase or StepPhases(saved.step, self.components)
+        state, sink, serving, sampling = self.components.state, self.components.sink, self.adapter.backend, self.rollout.backend
         with phase("close"):
             closed = await self.reporter.close(manifest.opened, manifest.units)  # rate -> the coordinator's new λ
             control = replace(
@@ -110,25 +101,25 @@ class LearningStep:
                 offline=closed.unreported is not None,
                 own_rate=manifest.units.own_rate,
             )
-            event = replace(manifest.draft, control=control, at=self.clock.now())
+            event = replace(manifest.draft, control=control, at=self.components.clock.now())
         with phase("gate"):
             judgement = None
-            if self.gate is not None and manifest.gate_due and manifest.base == self.state.lineage().latest:
+            if self.gate is not None and manifest.gate_due and manifest.base == state.lineage().latest:
                 judgement = await self.gate.judge(saved, event, manifest.base)
-        async with self.switching:
+        async with self.adapter.switching:
             with phase("swap"):
                 event, lineage = self._commit(phase.timed(event), saved, manifest, closed, judgement)
-                self.failpoint("committed")
+                self.components.failpoint("committed")
                 # where training went back, the next step begins with loading that version
-                if lineage.latest == saved.step and self.rollout_backend.adapter_version != saved.step:
-                    await self.rollout_backend.swap_adapter(saved.adapter)
+                if lineage.latest == saved.step and sampling.adapter_version != saved.step:
+                    await sampling.swap_adapter(saved.adapter)
                 if lineage.serving == saved.step:
-                    if self.backend.adapter_version != saved.step:
-                        await self.backend.swap_adapter(saved.adapter)
-                    self.sink.emit(AdapterSwapped(saved.step, saved.adapter.folder))
-        self.checkpoints.prune({lineage.latest, lineage.serving, manifest.base, self.state.best_version(), *lineage.kept})
+                    if serving.adapter_version != saved.step:
+                        await serving.swap_adapter(saved.adapter)
+                    sink.emit(AdapterSwapped(saved.step, saved.adapter.folder))
+        self.adapter.checkpoints.prune({lineage.latest, lineage.serving, manifest.base, state.best_version(), *lineage.kept})
         event = phase.timed(event)
-        self.sink.emit(event)
+        sink.emit(event)
         if judgement is not None:
             self._report_judgement(event, lineage, judgement)
         return event
@@ -142,11 +133,11 @@ class LearningStep:
         """What was known of calls when the last step was committed, so that a step that is made again weighs them the same."""
         if self.pace is None:
             return None
-        return next((self.pace.call_cost(last.at) for last in self.state.steps(last=1)), None)
+        return next((self.pace.call_cost(last.at) for last in self.components.state.steps(last=1)), None)
 
     def _manifest(self, result: StepResult, seconds: StepSeconds, base: int) -> StepManifest:
         """All that the rest of the step needs, so that a restart can do it."""
-        plan, opened, before = result.plan, result.opened, next(iter(self.state.steps(last=1)), None)
+        plan, opened, before = result.plan, result.opened, next(iter(self.components.state.steps(last=1)), None)
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
         return StepManifest(
@@ -159,7 +150,7 @@ class LearningStep:
             used=plan.used,
             demonstrated=result.given.shown,
             kept=result.given.found,
-            draft=step_event(result, seconds, before, self.measure()),
+            draft=step_event(result, seconds, before, self._measure()),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
         )
@@ -168,7 +159,8 @@ class LearningStep:
         self, event: StepFinished, saved: Checkpoint, manifest: StepManifest, closed: ClosedStep, judgement: Judgement | None
     ) -> tuple[StepFinished, Lineage]:
         """In one transaction: the step, and what becomes of its adapter. Somebody may have gone back to another version meanwhile."""
-        before, base = self.state.lineage(), manifest.base
+        state, base = self.components.state, manifest.base
+        before = state.lineage()
         if self.gate is None:
             lineage = before.after_step(saved.step, base, "serves")
         else:
@@ -186,7 +178,7 @@ class LearningStep:
                 gate_rate=judgement.rate.now,
             )
         event = replace(event, adapter=adapter)
-        self.state.commit_step(
+        state.commit_step(
             Commit(
                 event=event,
                 task_step=manifest.opened.task_step,
@@ -209,12 +201,12 @@ class LearningStep:
     def _notify(self, groups: Sequence[ScoredGroup], *, offline: bool) -> None:
         """Report the prompts that are left out, and once per run of such steps that the budget refuses, or that no call is answered
         (`offline` is reported where it begins)."""
-        now, left_out = self.clock.now(), self.rollout.left_out
+        sink, now, left_out = self.components.sink, self.components.clock.now(), self.rollout.left_out
         if left_out:
-            self.sink.emit(Notice(f"{len(left_out)} prompts are left out: {'; '.join(dict.fromkeys(left_out))}", now))
+            sink.emit(Notice(f"{len(left_out)} prompts are left out: {'; '.join(dict.fromkeys(left_out))}", now))
         refused = [group for group in groups if _has(group, ResponseOutcome.REFUSED)]
         if refused and not self.was_refused:
-            self.sink.emit(Notice(refused[0].cloud_reason, now))
+            sink.emit(Notice(refused[0].cloud_reason, now))
         self.was_refused = bool(refused)
         failed = [group.cloud_reason for group in groups if _has(group, ResponseOutcome.MASKED)]
         unanswered = bool(failed) and not offline and not any(_has(group, ResponseOutcome.ASKED) for group in groups)
@@ -223,12 +215,13 @@ class LearningStep:
             text = (
                 f"the cloud answered none of {calls}: {failed[0]}. Learning goes on without it; check the cloud's address and key"
             )
-            self.sink.emit(Notice(text, now))
+            sink.emit(Notice(text, now))
         self.was_unanswered = unanswered
 
     def _report_judgement(self, event: StepFinished, lineage: Lineage, judgement: Judgement) -> None:
-        rate, adapter, now = judgement.rate, event.adapter, self.clock.now()
-        self.sink.emit(
+        sink, now = self.components.sink, self.components.clock.now()
+        rate, adapter = judgement.rate, event.adapter
+        sink.emit(
             GateJudged(
                 step=event.step,
                 verdict=adapter.gate,
@@ -251,10 +244,7 @@ class LearningStep:
         }.get(adapter.gate)
         if consequence:
             text = f"the adapter of step {event.step} is rejected ({adapter.gate_reason}); {consequence}"
-            self.sink.emit(Notice(text, now))
-
-    def _phases(self, step: int) -> StepPhases:
-        return StepPhases(step, self.sink, self.clock, self.failpoint)
+            sink.emit(Notice(text, now))
 
 
 def _has(group: ScoredGroup, outcome: ResponseOutcome) -> bool:
@@ -277,21 +267,24 @@ class StepPhases:
     """The bookkeeping of one step: `with phase("update"): ...` keeps its seconds, shows progress and passes its failpoint."""
 
     step: int
-    sink: EventSink
-    clock: Clock
-    failpoint: Callable[[str], None]
+    components: AgentComponents
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
         """While this is held, the phase runs; one that fails has neither seconds nor a failpoint."""
         if phase == "update" or phase == "close":
-            self.sink.emit(StepProgress(self.step, phase, 0, 1))
-        began = self.clock.monotonic()
+            self.report(phase, 0, 1)
+        clock = self.components.clock
+        began = clock.monotonic()
         yield
         if phase in _FAILPOINTS:
-            self.failpoint(_FAILPOINTS[phase])
-        self.seconds[phase] = self.clock.monotonic() - began
+            self.components.failpoint(_FAILPOINTS[phase])
+        self.seconds[phase] = clock.monotonic() - began
+
+    def report(self, phase: Literal["rollout", "update", "close"], done: int, total: int) -> None:
+        """Show how far a phase has come."""
+        self.components.sink.emit(StepProgress(self.step, phase, done, total))
 
     def so_far(self, cloud_s: float) -> StepSeconds:
         """The phases up to the update; those not reached are 0."""

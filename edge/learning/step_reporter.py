@@ -39,19 +39,21 @@ HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step under way: its number at the coordinator, λ, τ and b for all of it, and whether the coordinator knows of it.
-
-    `help_bias`: b, nats that the rollouts' policy has on the decision to ask (None: λ alone holds the rate).
-    """
+    """A step under way, and what holds for all of it."""
 
     task: str
     task_step: int
+    """Counts the task's steps at the coordinator."""
     dual: float
+    """λ."""
     target_rate: float
+    """τ."""
     planned_prompts: int
     group_size: int
     offline: bool
+    """The coordinator does not know of it."""
     help_bias: float | None = None
+    """b, nats on every decision to ask of the rollouts' policy (None: λ alone holds the rate)."""
 
 
 @dataclass(frozen=True, slots=True)

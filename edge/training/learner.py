@@ -134,7 +134,7 @@ def check_weights(largest: float, step: int) -> None:
     if not largest <= LARGEST_WEIGHT:
         raise NotFinite(
             f"the adapter diverged in update {step} (largest weight {largest:g}); nothing of this step was kept",
-            hint="lower learning.learning_rate and start again: it goes on from the step before",
+            hint="lower learning.optimiser.learning_rate and start again: it goes on from the step before",
         )
 
 

@@ -72,7 +72,7 @@ class MlxLearner(LoraLearner):
         if on:
             raise UsageError(
                 "gradient checkpointing is not there for MLX",
-                hint="lower learning.micro_batch_tokens, or set engine.backend to llamacpp",
+                hint="lower learning.memory.micro_batch_tokens, or set engine.backend to llamacpp",
             )
 
     # -- the gradient --------------------------------------------------------------------------------------------------------------

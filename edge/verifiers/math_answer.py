@@ -1,6 +1,6 @@
 """Judges mathematical answers by the last \boxed{}: as an exact string (the paper's way) and by equivalence.
 
-Both verdicts can be had at once, so that an evaluation reports both; which one is the reward is a setting (`learning.answer_match`).
+Both verdicts can be had at once, so that an evaluation reports both; `learning.objective.answer_match` says which one is the reward.
 """
 
 from __future__ import annotations

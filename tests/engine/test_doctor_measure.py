@@ -84,7 +84,7 @@ def test_profile_is_used_by_run_and_simulation_on_the_matching_machine(report: t
     assert config.device.model_dump(mode="json") == result["measured"]
     advice = result["recommended"]
     assert (config.engine.max_rows, config.learning.prompts_per_step) == (advice["rows"], advice["prompts"])
-    assert config.learning.micro_batch_tokens == advice["micro_batch_tokens"]
+    assert config.learning.memory.micro_batch_tokens == advice["micro_batch_tokens"]
     assert [path.name for path in profile.parent.iterdir()] == [profile.name]
     [row] = result["measured"]["speeds"]
     assert (row["model"], row["prefill_tokens_per_s"]) == ("nano-edge", result["measured"]["prefill_tokens_per_s"])

@@ -132,7 +132,7 @@ async def test_model_that_does_not_fit_either_way_is_refused_in_one_line(worker:
     with pytest.raises(OutOfMemory, match="the longest micro-batch was tried") as caught:
         await make_fit(learner, _plan(), lambda: 1 << 40)
     assert "\n" not in str(caught.value)
-    assert "learning.micro_batch_tokens" in caught.value.hint
+    assert "learning.memory.micro_batch_tokens" in caught.value.hint
     assert all(parameter.grad is None for parameter in learner._parameters.values())
 
 

@@ -86,5 +86,5 @@ async def test_sampler_and_learner_agree_under_a_decisive_bias(tmp_path: Path) -
 
 
 async def test_paper_rule_has_no_bias(tmp_path: Path) -> None:
-    steps, _ = await learn(tiny_config(tmp_path / "state", AT_90, "learning.controller=paper"), 2)
+    steps, _ = await learn(tiny_config(tmp_path / "state", AT_90, "learning.control.controller=paper"), 2)
     assert [step.control.help_bias for step in steps] == [None, None]

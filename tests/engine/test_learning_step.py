@@ -119,13 +119,18 @@ async def test_repeated_phases_keep_or_share_their_dual_in_the_embedded_ledger(t
     """arith, facts, arith again, with a proportional part; the child's ledger proves each λ."""
     phases = "[" + ", ".join(f"{{source: 'practice:{name}', steps: 1}}" for name in ("arith", "facts", "arith")) + "]"
     rule = ProportionalIntegral(0.2, 0.5, 2)
-    sets = [f"learning.dual_scope={scope}", "learning.dual_lr=0.2", "learning.dual_proportional=0.5", "learning.dual_window=2"]
+    sets = [
+        f"learning.control.dual_scope={scope}",
+        "learning.control.dual_lr=0.2",
+        "learning.control.dual_proportional=0.5",
+        "learning.control.dual_window=2",
+    ]
     config = tiny_config(tmp_path / "state", f"phases={phases}", "learning.prompts_per_step=2", *sets)
     steps, _ = await learn(config, 3)
     states: dict[str, DualState] = {}
     for step in steps:
         whose = step.task if scope == "task" else ""
-        before = states.get(whose, DualState(config.learning.dual_init))
+        before = states.get(whose, DualState(config.learning.control.dual_init))
         assert step.control.own_rate is not None, "λ follows the rate without the help bias"
         states[whose] = proportional_integral_step(before, step.control.own_rate, step.control.target_rate, rule)
         assert (step.control.dual_before, step.control.dual_after) == (before.dual, states[whose].dual)

@@ -16,9 +16,8 @@ from edge.agent import AgentStatus
 from edge.answering.explain import explained
 from edge.budget.dial import DialSnapshot
 from edge.budget.limits import BudgetLimits
-from edge.budget.overview import Overview, TaskBudget, held_to
+from edge.budget.overview import Overview, Target, TaskBudget, held_to
 from edge.budget.quota import Circumstances, quota_of
-from edge.budget.target import Target
 from edge.budget.whatif import PastAnswer, what_if
 from edge.cloud.client import KnownBudget
 from edge.cloud.sent import SentEntry, SentKind, entry_json

@@ -144,7 +144,7 @@ async def test_coordinator_killed_while_serving_and_learning_loses_and_double_co
             await agent.learn()
             await all_is_known(agent)
             assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
-            await agent.learning.reporter.deliver()
+            await agent.learning.session.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
             assert agent.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5

@@ -32,7 +32,12 @@ TIMEOUT_S = 300
 SMALL = {
     "model": "bundled:nano-edge",
     "agent": {
-        "learning": {"prompts_per_step": 3, "group_size": 4, "max_tokens": 96, "controller": "paper", "dual_lr": 0.1},
+        "learning": {
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "max_tokens": 96,
+            "control": {"controller": "paper", "dual_lr": 0.1},
+        },
         "phases": [{"source": "practice:arith", "target_rate": 0.3, "steps": 2}],
     },
     "trainer": {"rows_per_pass": 6, "checkpoint_every": 1},
@@ -262,13 +267,13 @@ def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(t
         str(tmp_path / "agent"),
     ]
     learn += ["--state", str(tmp_path / "state"), "--set", "engine.threads=1", "--set", "learning.torch_threads=1"]
-    learn += ["--set", "learning.controller=paper"]  # TRL's sampler has no help bias: there λ alone holds the rate
+    learn += ["--set", "learning.control.controller=paper"]  # TRL's sampler has no help bias: there λ alone holds the rate
     own = subprocess.run(
         [sys.executable, "-m", "edge.cli", *learn], capture_output=True, text=True, timeout=1800, env=environment(), check=False
     )
     assert own.returncode == 0, own.stderr
     phases = [{"source": "practice:arith", "target_rate": 0.3, "steps": steps}]
-    agent = {"phases": phases, "learning": {"controller": "paper"}}
+    agent = {"phases": phases, "learning": {"control": {"controller": "paper"}}}
     config = written(tmp_path, agent=agent, trainer={"rows_per_pass": 64})
     theirs = subprocess.run(command(config), capture_output=True, text=True, timeout=1800, env=environment(), check=False)
     assert theirs.returncode == 0, theirs.stderr

@@ -13,7 +13,7 @@ from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
 from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.cloud.client import CoordinatorProcess
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, ImitationConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
@@ -23,7 +23,9 @@ from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.conditions import LearningConditions
 from edge.learning.curriculum import Curriculum
 from edge.learning.methods import DaGrpo, Method
-from edge.learning.own_use import OwnUse, OwnUseRules
+from edge.learning.own_use import OwnUse
+from edge.learning.rollout import Batch
+from edge.learning.step_reporter import OpenStep
 from edge.learning.watched_folder import WatchedFolder
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall
@@ -37,7 +39,6 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.testing.learner import ScriptedLearner
 from edge.training.floor import StepMeasure
-from edge.training.promotion_rules import GateRules
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.math_answer import ExactMathAnswer
 
@@ -140,17 +141,17 @@ class World:
     dial: float | None = None
     seconds_per_token: float = 0.0
     coordinator: CoordinatorProcess | None = None
-    gate: GateRules | None = None
+    gate: GateConfig | None = None
     measure: StepMeasure | None = None
     skip_unanimous_calls: bool = False
     temperature: float | None = None
     hint_chars: int = 0
     method: Method = field(default_factory=DaGrpo)
-    own: OwnUseRules | None = None
+    own: UseConfig | None = None
+    imitates: bool = True
     tasks_folder: Path | None = None
     conditions: LearningConditions | None = None
     daily_limits: DailyLimits = NO_LIMITS
-    recheck_every: int | None = None
     cloud_samples: bool = False
     skills: tuple[str, ...] = ()
     context_tokens: int = 1 << 20
@@ -195,7 +196,6 @@ class World:
             0.0,
             self.gate,
             self.daily_limits,
-            self.recheck_every,
         )
 
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
@@ -239,9 +239,11 @@ class World:
             assert "".join(piece.text for piece in pieces) == record.text
         return record, pieces
 
-    def _own_use(self, state: StateFolder, curriculum: Curriculum, rules: OwnUseRules) -> OwnUse:
+    def _own_use(self, state: StateFolder, curriculum: Curriculum, use: UseConfig) -> OwnUse:
         folder = None if self.tasks_folder is None else WatchedFolder(self.tasks_folder, self._notice)
-        return OwnUse(state, rules, folder, 7, self.prompts_per_step, curriculum.rate_of)
+        imitation = ImitationConfig(demonstrations="own" if self.imitates else "none")
+        learning = LearningConfig(seed=7, prompts_per_step=self.prompts_per_step, imitation=imitation)
+        return OwnUse(state, use, learning, folder, curriculum.rate_of)
 
     def _notice(self, text: str) -> None:
         self.sink.emit(Notice(text, self.clock.now()))
@@ -277,6 +279,12 @@ class _StaysOpen:
 
     async def aclose(self) -> None:
         return None
+
+
+def batch_of(*items: TaskItem, stay_here: frozenset[str] = frozenset()) -> Batch:
+    """The prompts of the first step of task math."""
+    opened = OpenStep("math", 0, dual=0.5, target_rate=0.3, planned_prompts=len(items), group_size=2, offline=False)
+    return Batch(1, items, opened, stay_here)
 
 
 def numbers(event: Any) -> Any:

@@ -67,8 +67,8 @@ def made_result(cell: Cell, **changes: Any) -> dict[str, Any]:
         "threads": {"engine": 1, "torch": 1, "coordinator": 1},
         "settings": {
             "learning": {
-                "assist_reward": cell.settings.get("learning.assist_reward", 0.4),
-                "updates_per_rollout": cell.settings.get("learning.updates_per_rollout"),
+                "assist_reward": cell.settings.get("learning.objective.assist_reward", 0.4),
+                "updates_per_rollout": cell.settings.get("learning.optimiser.updates_per_rollout"),
             },
             "adapter": {},
         },

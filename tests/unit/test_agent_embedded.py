@@ -156,11 +156,11 @@ async def test_a_stopped_child_leaves_no_short_folder(tmp_path: Path, monkeypatc
 
 def test_the_childs_budget_and_price_rule_are_the_agents() -> None:
     rule = ("dual_lr=0.05", "dual_init=0.25", "dual_scope=global", "dual_proportional=0.5", "dual_window=4", "dual_ceiling=1.5")
-    config = resolve_agent_config(sets=["budget.calls_limit=7", *(f"learning.{setting}" for setting in rule)]).config
+    config = resolve_agent_config(sets=["budget.calls_limit=7", *(f"learning.control.{setting}" for setting in rule)]).config
     child = ServerConfig.model_validate(embedded_settings(config))
     task = child.effective_tasks["*"]
     assert (task.dual_scope, task.dual_init, task.step_credit_kappa, task.target_rate_from_device) == ("global", 0.25, None, True)
-    assert (task.dual_rule, task.dual_ceiling) == (config.learning.dual_rule, 1.5)
+    assert (task.dual_rule, task.dual_ceiling) == (config.learning.control.dual_rule, 1.5)
     assert task.dual_rule.lr == 0.05 and task.dual_rule.proportional == 0.5 and task.dual_rule.window == 4
     assert child.budgets.device.calls_limit == 7
     assert child.effective_upstreams["default"].provider == "bundled"
@@ -171,9 +171,9 @@ ANTHROPIC = ("upstream=anthropic", "model=claude-sonnet-4-5-20250929")
 
 @pytest.mark.parametrize("controller", get_args(Controller))
 def test_childs_default_rule_of_a_controller_is_the_agents(controller: Controller) -> None:
-    config = resolve_agent_config(sets=[f"learning.controller={controller}"]).config
+    config = resolve_agent_config(sets=[f"learning.control.controller={controller}"]).config
     child = ServerConfig.model_validate(embedded_settings(config))
-    assert child.effective_tasks["*"].dual_rule == config.learning.dual_rule
+    assert child.effective_tasks["*"].dual_rule == config.learning.control.dual_rule
 
 
 def embedded(*settings: str) -> list[str]:
@@ -204,7 +204,7 @@ def test_cassette_or_local_server_can_be_the_cloud() -> None:
 
 
 def test_cloud_settings_of_the_child_use_the_coordinators_names() -> None:
-    own = set(EmbeddedCoordinatorConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
+    own = set(EmbeddedServerConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
     assert own <= set(UpstreamConfig.model_fields)
 
 

@@ -21,7 +21,7 @@ from edge.core.types import Message
 from edge.dagrpo.dual import DualState, dual_step, proportional_integral_step
 from edge.evaluation.judging import call_key
 from edge.learning.methods import DaGrpo
-from edge.learning.rollout import Batch, Rollout, step_units
+from edge.learning.rollout import Rollout, step_units
 from edge.learning.step_event import cloud_use
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits, fingerprint
@@ -30,7 +30,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import BROKEN_HELP, HELP, World, item, local_answer, mixed_script, number_in, numbers
+from tests.unit.agent_world import BROKEN_HELP, HELP, World, batch_of, item, local_answer, mixed_script, number_in, numbers
 from tests.unit.trained import training_groups
 
 CUT = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
@@ -45,7 +45,7 @@ async def collected(world: World, client: ScriptedCoordinatorClient, texts: list
     settings = world.rollout_settings("run")
     settings = replace(settings, group_size=len(texts), prompt_form="compact")
     rollout = Rollout(backend, GroupCalls(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
-    return await rollout.collect(Batch(1, "math", 0, tuple(item(number) for number in range(items))))
+    return await rollout.collect(batch_of(*(item(number) for number in range(items))))
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ async def test_cloud_calls_overlap_with_the_generation_of_other_groups(world: Wo
     settings = replace(world.rollout_settings("r"), group_size=2, prompt_form="compact")
     rollout = Rollout(Slow([HELP]), GroupCalls(client, 5.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
     async with asyncio.timeout(10):
-        groups = await rollout.collect(Batch(1, "math", 0, (item(0), item(1))))
+        groups = await rollout.collect(batch_of(item(0), item(1)))
     assert all(group.completion for group in groups)
 
 

@@ -11,7 +11,7 @@ from edge.app.agents import build_agent
 from edge.app.judging import build_verifier
 from edge.app.settings import model_file
 from edge.config.agent import resolve_agent_config
-from edge.config.schema import AgentConfig, LearningConfig, ProgramsConfig
+from edge.config.schema import AgentConfig, LearningConfig, ObjectiveConfig, ProgramsConfig
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.core.events import FanOutSink
 from edge.core.types import AnswerKind, TaskItem
@@ -43,7 +43,7 @@ def test_unset_key_is_reported_before_anything_starts_where_a_cloud_may_be_asked
 @pytest.mark.parametrize(("match", "right"), [("exact", False), ("equivalent", True)])
 def test_configured_math_comparison_is_used(match: str, right: bool) -> None:
     pytest.importorskip("math_verify", reason="math-verify comes with the lab extra")
-    verifier = build_verifier(AgentConfig(learning=LearningConfig(answer_match=match)))  # type: ignore[arg-type]
+    verifier = build_verifier(AgentConfig(learning=LearningConfig(objective=ObjectiveConfig(answer_match=match))))  # type: ignore[arg-type]
     assert verifier.is_correct(FRACTION, "\\boxed{\\frac{1}{2}}") is right
 
 

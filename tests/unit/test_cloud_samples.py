@@ -21,7 +21,7 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.dagrpo.advantages import dual_advantages
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
-from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
+from edge.learning.rollout import Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, StepUnits
 from edge.sizing import batch_limits
@@ -32,7 +32,7 @@ from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.training.batching import live_rows
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.unit.agent_world import HELP, World, batch_of, item, local_answer, numbers
 from tests.unit.trained import scored, training_groups
 
 SAMPLED = Sampling()
@@ -53,7 +53,7 @@ async def collected(
     settings = World(tmp_path).rollout_settings("run")
     settings = replace(settings, group_size=len(texts), prompt_form="compact", **{"cloud_samples": True, **values})
     rollout = Rollout(backend, GroupCalls(client, 1.0), ExactMathAnswer(), SelfOffload(), ManualClock(), settings)
-    [group] = await rollout.collect(Batch(1, "math", 0, (item(0),)))
+    [group] = await rollout.collect(batch_of(item(0)))
     return group, backend
 
 
@@ -190,16 +190,16 @@ async def test_steps_count_cloud_answers_separately_and_resume_identically(tmp_p
     ("values", "named"),
     [
         *(({"method": method}, "of method da-grpo") for method in ("edge-only", "grpo", "gvpo", "gapg")),
-        ({"advantage_scale": "group"}, "needs advantage_scale none"),
+        ({"objective": {"cloud_samples": "on", "advantage_scale": "group"}}, "needs advantage_scale none"),
     ],
 )
 def test_method_that_cannot_learn_from_cloud_answers_is_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
-        LearningConfig.model_validate({"cloud_samples": "on", **values})
+        LearningConfig.model_validate({"objective": {"cloud_samples": "on"}, **values})
 
 
 def test_a_bare_on_switches_it_on_and_memory_is_planned_for_one_response_more() -> None:
-    on = resolve_agent_config(sets=["learning.cloud_samples=on"]).config
+    on = resolve_agent_config(sets=["learning.objective.cloud_samples=on"]).config
     off = resolve_agent_config().config
     assert agent_settings(on, "run").rollout.cloud_samples and not agent_settings(off, "run").rollout.cloud_samples
     path = Path(__file__).parents[2] / "edge" / "models" / "files" / "nano-edge.gguf"

@@ -32,6 +32,11 @@ def problem(folder: Path, text: str, **layers: object) -> str:
 BOMB = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30))
 REFUSED = {
     "unknown key": ("learning:\n  seed: 1\n  groupsize: 4\n", 3, ("learning.groupsize", "did you mean group_size?")),
+    "a key without its section": (
+        "learning:\n  learning_rate: 0.1\n",
+        2,
+        ("unknown key learning.learning_rate; did you mean learning.optimiser.learning_rate?",),
+    ),
     "unknown key in a list": ("phases:\n  - source: a\n    targt_rate: 1\n", 3, ("phases.0.targt_rate", "target_rate?")),
     "unknown key like no other": ("serve:\n  zzzz: 1\n", 2, ("serve.zzzz", "known: ", "host", "edge-agent config keys serve")),
     "rate above 1": ("phases:\n  - source: a\n    target_rate: 1.5\n", 3, ("phases.0.target_rate", "[0, 1]")),
@@ -39,7 +44,11 @@ REFUSED = {
     "more than a machine has": ("model:\n  context_tokens: 1000000000000\n", 2, ("model.context_tokens", "at most 1048576")),
     "less than can be": ("learning:\n\n  group_size: 1\n", 3, ("learning.group_size", "at least 2", "not 1")),
     "no whole number": ("learning: {group_size: many}\n", 1, ("learning.group_size", "whole number", "'many'")),
-    "no number": ("learning: {learning_rate: slow}\n", 1, ("learning.learning_rate", "a number", "'slow'")),
+    "no number": (
+        "learning: {optimiser: {learning_rate: slow}}\n",
+        1,
+        ("learning.optimiser.learning_rate", "a number", "'slow'"),
+    ),
     "no truth value": ("programs: {unsafe: 7}\n", 1, ("programs.unsafe", "true or false")),
     "no text": ("model: {path: 7}\n", 1, ("model.path", "text")),
     "no choice": ("mode: never\n", 1, ("mode", "'auto', 'prefer-local'")),
@@ -74,6 +83,8 @@ def test_invalid_file_is_refused_in_one_line_with_place_key_and_advice(
         ("phases.².steps=1", ()),
         ("phases", ("key=value",)),
         ("learning.groupsize=3", ("did you mean group_size?", "edge-agent config keys learning")),
+        ("learning.dual_init=0.5", ("did you mean learning.control.dual_init?",)),
+        ("gradient_checkpointing=on", ("did you mean learning.memory.gradient_checkpointing?",)),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_option(tmp_path: Path, setting: str, parts: tuple[str, ...]) -> None:
@@ -100,14 +111,14 @@ def test_later_layers_win_and_every_value_has_its_origin(tmp_path: Path) -> None
         tmp_path, f"device_profile: {profile}\nlearning:\n  prompts_per_step: 6\n  seed: 3\nengine:\n  max_rows: 12\n"
     )
     resolved = resolve_agent_config(
-        file, sets=["learning.seed=5", "learning.learning_rate=1e-4"], flags=[Flag("learning.seed", 9, "--seed")]
+        file, sets=["learning.seed=5", "learning.optimiser.learning_rate=1e-4"], flags=[Flag("learning.seed", 9, "--seed")]
     )
     rows = {key: (value, origin) for key, value, origin in resolved.rows()}
     assert rows["engine.threads"] == (4, f"{profile}:2")
     assert rows["engine.max_rows"] == (12, f"{file}:6")
     assert rows["learning.prompts_per_step"] == (6, f"{file}:3")
     assert rows["learning.seed"] == (9, "--seed")
-    assert rows["learning.learning_rate"] == (1e-4, "--set learning.learning_rate")
+    assert rows["learning.optimiser.learning_rate"] == (1e-4, "--set learning.optimiser.learning_rate")
     assert rows["learning.group_size"][1] == "default"
 
 

@@ -95,7 +95,7 @@ def concrete(path: str) -> str:
 
 def instead_of(key: Key) -> list[str]:
     """The setting that must be removed where this key is given."""
-    if key.path == "learning.updates_per_rollout":
+    if key.path == "learning.optimiser.updates_per_rollout":
         return ["learning.method=grpo"]
     if key.path.endswith(".dual_ceiling"):
         return [f"{concrete(key.path.replace('ceiling', 'init'))}=0"]

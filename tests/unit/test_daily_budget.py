@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits
+from edge.agent import Agent
+from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits, DaysUse
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.clock import local_day
@@ -52,6 +53,11 @@ class PaidClient(ScriptedCoordinatorClient):
 
 def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCalls:
     return GroupCalls(client, 5.0, limit=budget)
+
+
+def used_by(agent: Agent) -> DaysUse:
+    """What an agent's learning has asked for and paid today."""
+    return DailyBudget(agent.components.state, agent.components.clock, DailyLimits()).today()
 
 
 @pytest.fixture
@@ -176,7 +182,7 @@ async def test_repeated_step_pays_nothing_twice(tmp_path: Path, place: str) -> N
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((agent.learning.daily_budget.today(), agent.steps()[-1].cloud.total_cloud_calls))
+            counts.append((used_by(agent), agent.steps()[-1].cloud.total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0
@@ -188,7 +194,7 @@ async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Pa
         world.client.fail_next(method, CoordinatorUnavailable("gone"), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert agent.learning.daily_budget.today().open_calls == 3, "execution is unknown: fail closed"
+        assert used_by(agent).open_calls == 3, "execution is unknown: fail closed"
 
 
 class Ledger:
@@ -295,7 +301,7 @@ async def test_learning_looks_up_the_cost_of_a_lost_reply(tmp_path: Path) -> Non
         world.client.lose_next_reply()
     async with world.agent() as agent:
         await agent.learn()
-        used = agent.learning.daily_budget.today()
+        used = used_by(agent)
         spent = used_today(agent.components.state.database, world.clock.now()).today.learning_spend_uusd
     assert used.spend_uusd == 100 * len(world.client.calls) == spent == 200
     assert used.open_calls == 0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import PhaseConfig, UseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
@@ -23,7 +23,7 @@ from edge.dagrpo.demonstrations import demonstration, given_answer, similar_ques
 from edge.dagrpo.format import check_format
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
-from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.learning.own_use import MOST_SHOWN
 from edge.learning.rollout import ResponseOutcome
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
@@ -37,7 +37,7 @@ from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
-OWN = OwnUseRules(share=0.5, passes=2)
+OWN = UseConfig(share=0.5, passes=2)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def ignorant(world: World, known: Collection[int] = ()) -> World:
     return world
 
 
-def world_with_corrections(folder: Path, *asked: int, own: OwnUseRules = OWN, steps: int | None = 4) -> World:
+def world_with_corrections(folder: Path, *asked: int, imitates: bool = True, steps: int | None = 4) -> World:
     corrected(folder, *asked)
-    return World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), own=own)
+    return World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), own=OWN, imitates=imitates)
 
 
 async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_other_answers(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_skill_that_cannot_be_judged_here_costs_no_correction(tmp_path: Pa
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:
-    world = ignorant(world_with_corrections(tmp_path / "state", 1, own=replace(OWN, demonstrates=False)))
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, imitates=False))
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
     assert [learner.demonstrations for learner in world.learners] == [[]]

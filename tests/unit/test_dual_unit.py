@@ -64,11 +64,11 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
 
 def test_invalid_dual_unit_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
-    file.write_text("learning:\n  dual_unit: money\n")
-    with pytest.raises(ConfigError, match=r"agent.yaml:2: learning.dual_unit"):
+    file.write_text("learning:\n  control: {dual_unit: money}\n")
+    with pytest.raises(ConfigError, match=r"agent.yaml:2: learning.control.dual_unit"):
         resolve_agent_config(file)
     with pytest.raises(ConfigError, match="method da-grpo"):
-        resolve_agent_config(sets=["learning.dual_unit=spend", "learning.method=grpo"])
+        resolve_agent_config(sets=["learning.control.dual_unit=spend", "learning.method=grpo"])
 
 
 class Ticking(ManualClock):

@@ -20,7 +20,7 @@ from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.methods import DaGrpo
-from edge.learning.rollout import Batch, Rollout
+from edge.learning.rollout import Rollout
 from edge.privacy.registry import Registry
 from edge.routing.policy import SelfOffload
 from edge.rpc import codec
@@ -32,7 +32,7 @@ from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.service.in_process import call
-from tests.unit.agent_world import HELP, World, item, local_answer, number_in
+from tests.unit.agent_world import HELP, World, batch_of, item, local_answer, number_in
 from tests.unit.trained import training_groups
 
 REGISTRY = Registry(terms=["Project Falcon"], never_send=["top secret"])
@@ -216,7 +216,7 @@ async def test_withheld_group_is_masked_and_never_counted_as_a_refusal(egress: E
     )
     settings = RolloutSettings("run", 7, 16, 1.0, 64, "compact", "compact", 64)
     rollout = Rollout(backend, GroupCalls(guarded, 5.0), ExactMathAnswer(), SelfOffload(), egress.clock, settings)
-    withheld, sent = await rollout.collect(Batch(1, "math", 0, (item(2), item(3))))
+    withheld, sent = await rollout.collect(batch_of(item(2), item(3)))
     assert withheld.completion is None and sent.completion is not None and len(egress.inner.calls) == 1
     asked = [scored for scored in withheld.responses if scored.asked]
     assert asked and all(scored.masked and scored.cost == 0 for scored in asked)

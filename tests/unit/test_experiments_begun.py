@@ -47,4 +47,4 @@ def test_each_cloud_model_has_its_own_answers() -> None:
 
     others = ["coordinator.embedded.model=nano-edge", "coordinator.model_alias=other", "coordinator.address=127.0.0.1:1"]
     assert len({named(), *(named(one) for one in others)}) == 4
-    assert named() == named("learning.dual_lr=0.5")
+    assert named() == named("learning.control.dual_lr=0.5")

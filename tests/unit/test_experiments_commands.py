@@ -136,7 +136,7 @@ def test_only_and_seeds_select_cells(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_cells_waiting_for_a_choice_are_not_all_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = _spec(tmp_path, settings={"learning.method": "grpo", "learning.assist_rewards": "@chosen"})
+    spec = _spec(tmp_path, settings={"learning.method": "grpo", "learning.objective.assist_rewards": "@chosen"})
     assert _run(tmp_path, spec) == 75
     assert "the assistance reward of grpo for nano-edge on group1" in capsys.readouterr().out
     assert _run(tmp_path, spec, "--list") == 0
@@ -207,7 +207,7 @@ def test_unwritable_place_is_refused_before_a_cell_is_run(
 ) -> None:
     cells = Cells()
     monkeypatch.setattr(run, "CellProcess", lambda work, results: cells)
-    search = _spec(tmp_path, table="assist-rewards", figure=[], vary={"learning.assist_reward": [0.1]})
+    search = _spec(tmp_path, table="assist-rewards", figure=[], vary={"learning.objective.assist_reward": [0.1]})
     assert _run(tmp_path, search, wrong, str(tmp_path / "two.yaml" / "below" / "it")) == 2
     assert wrong in capsys.readouterr().err and not cells.order
 

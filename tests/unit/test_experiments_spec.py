@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from edge.config.reference import keys_of
+from edge.config.schema import LearningConfig
 from edge.core.errors import ConfigError
 from tools.experiments.cells import Cell, ChosenRewards, expand
 from tools.experiments.result import RESULTS
@@ -40,7 +42,7 @@ def _spec(folder: Path, **changes: Any) -> Spec:
     [
         ({"seedz": [1]}, "unknown key seedz; did you mean seeds?"),
         ({"phases": {"a": []}}, "a has no phase"),
-        ({"vary": {"learning.dual_lr": []}}, "learning.dual_lr has no value to try"),
+        ({"vary": {"learning.control.dual_lr": []}}, "learning.control.dual_lr has no value to try"),
         ({"routers": ["grpo"]}, "grpo is no method of this experiment; there is: da-grpo"),
         ({"evaluate": {"sources": ["practice:nope"]}}, "evaluate.sources.0: unknown practice family 'nope'; known: arith"),
         ({"evaluate": {"sources": ["arith", "practice:arith"]}}, "evaluate.sources has practice:arith twice"),
@@ -48,14 +50,23 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"seeds": [0, 1, 0]}, "seeds has 0 twice"),
         ({"settings": {"learning.method": "nope"}}, "learning.method must be 'da-grpo'"),
         ({"settings": {"learning.dual_speed": 1}}, "unknown key learning.dual_speed"),
-        ({"vary": {"learning.dual_lr": [0.1, "x"]}}, "learning.dual_lr must be a number"),
-        ({"settings": {"learning.assist_rewards": {"*": 0.2}}}, "no phase has items with the label *; there is: group1, group2"),
-        ({"settings": {"learning.assist_rewards.math": 0.2}}, "no phase has items with the label math"),
-        ({"methods": {"way": {"learning.assist_rewards": {"nolabel": 0.2}}}}, "no phase has items with the label nolabel"),
-        ({"vary": {"learning.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
-        ({"table": "sensitivity", "vary": {"learning.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}}, "shows one method"),
+        ({"vary": {"learning.control.dual_lr": [0.1, "x"]}}, "learning.control.dual_lr must be a number"),
+        (
+            {"settings": {"learning.objective.assist_rewards": {"*": 0.2}}},
+            "no phase has items with the label *; there is: group1, group2",
+        ),
+        ({"settings": {"learning.objective.assist_rewards.math": 0.2}}, "no phase has items with the label math"),
+        (
+            {"methods": {"way": {"learning.objective.assist_rewards": {"nolabel": 0.2}}}},
+            "no phase has items with the label nolabel",
+        ),
+        ({"vary": {"learning.objective.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
+        (
+            {"table": "sensitivity", "vary": {"learning.control.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}},
+            "shows one method",
+        ),
         ({"table": "sensitivity"}, "shows one setting under vary, and there is none"),
-        ({"table": "lambda", "vary": {"learning.dual_lr": [0.1]}}, "shows learning.dual_init under vary"),
+        ({"table": "lambda", "vary": {"learning.control.dual_lr": [0.1]}}, "shows learning.control.dual_init under vary"),
         ({"figure": ["rates"], "methods": {"a": {}, "b": {}}}, "figure.0: rates shows one method"),
         ({"figure": ["curves"], "phases": {"a": [{"source": "group1", "steps": 2}]}}, "curves shows the phases g1-g2 and g2-g1"),
         ({"settings": {"learning.seed": 3}}, "learning.seed is set by seeds"),
@@ -78,9 +89,9 @@ def test_own_task_file_must_exist_and_gives_its_labels(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jso.*: no such task file"):
         _spec(tmp_path, phases=phases)
     tasks.write_text('{"question": "2+3?", "answer": 5, "task": "sums", "split": "train"}\n', encoding="utf-8")
-    assert _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"sums": 0.1}}).settings
+    assert _spec(tmp_path, phases=phases, settings={"learning.objective.assist_rewards": {"sums": 0.1}}).settings
     with pytest.raises(ConfigError, match="no phase has items with the label math; there is: sums"):
-        _spec(tmp_path, phases=phases, settings={"learning.assist_rewards": {"math": 0.1}})
+        _spec(tmp_path, phases=phases, settings={"learning.objective.assist_rewards": {"math": 0.1}})
 
 
 def test_missing_model_is_reported_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:
@@ -92,7 +103,9 @@ def test_missing_model_is_reported_before_running_but_its_tables_can_be_made(tmp
 
 def test_a_grid_is_the_product_of_its_axes_seed_by_seed_with_the_bare_models_first(tmp_path: Path) -> None:
     spec = _spec(
-        tmp_path, methods={"da-grpo": {}, "edge-only": {"learning.method": "edge-only"}}, vary={"learning.dual_init": [0.1, 0.2]}
+        tmp_path,
+        methods={"da-grpo": {}, "edge-only": {"learning.method": "edge-only"}},
+        vary={"learning.control.dual_init": [0.1, 0.2]},
     )
     grid = expand(spec, {})
     assert len(grid.placed) == 2 * 2 * 2
@@ -105,6 +118,20 @@ def test_cell_keys_are_stable() -> None:
     """Results are found by their key: a change here would orphan all of them."""
     cells = {cell.key for cell in expand(load_spec("table"), CHOSEN).cells}
     assert "nano-edge.group1-group2.da-grpo.s0-ce806e2d" in cells
+
+
+def test_a_result_names_settings_of_learning_without_their_section() -> None:
+    values = {
+        "learning.control.dual_init": 0.1,
+        "learning.objective.assist_rewards.group1": 0.3,
+        "learning.seed": 1,
+        "mode": "auto",
+    }
+    cell = Cell("nano-edge", 0, (), values, load_spec("table").evaluate)
+    assert set(cell.to_json()["settings"]) == {"learning.dual_init", "learning.assist_rewards.group1", "learning.seed", "mode"}
+    assert Cell.from_json(cell.to_json()).settings == values
+    names = [key.name for key in keys_of(LearningConfig) if not key.has_keys and key.parent != "when"]
+    assert len(names) == len(set(names)), "else two settings would have one name in a result"
 
 
 def test_every_published_result_matches_the_cell_of_its_key() -> None:
@@ -124,7 +151,7 @@ def test_chosen_rewards_are_used_in_the_cells_by_task() -> None:
     assert not grid.waits_for
     settings = [dict(one.cell.settings) for one in grid.placed if one.method == "gapg"]
     assert len(settings) == 12
-    wanted = {"learning.method": "gapg", "learning.assist_rewards": {"group1": 0.3, "group2": 0.4}}
+    wanted = {"learning.method": "gapg", "learning.objective.assist_rewards": {"group1": 0.3, "group2": 0.4}}
     assert all(one == wanted for one in settings)
 
 

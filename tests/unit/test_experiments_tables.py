@@ -111,11 +111,11 @@ def test_assistance_reward_nearest_to_the_target_is_chosen_and_stored(tmp_path: 
     results = []
     for one in (placed for search in (spec, load_spec("assist-reward-gapg")) for placed in expand(search, {}).placed):
         body = made_result(one.cell)
-        value = float(one.varied["learning.assist_reward"])
+        value = float(one.varied["learning.objective.assist_reward"])
         body["settings"]["learning"]["assist_reward"] = value
         body["series"]["assist"] = [value] * one.cell.steps
         results.append(Result(one.cell, body))
-    values = [float(str(value)) for value in spec.vary["learning.assist_reward"]]
+    values = [float(str(value)) for value in spec.vary["learning.objective.assist_reward"]]
     nearest = min(values, key=lambda value: (abs(value - 0.3), value))
     assert last_rate(results[0]) == pytest.approx(values[0])
     chosen = choose(results)

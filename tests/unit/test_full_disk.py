@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from edge.agent import Agent
+from edge.budget.daily import DailyBudget, DailyLimits
 from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
+from edge.config.schema import WhenConfig
 from edge.core.errors import BudgetExhausted, NotFound, StateError, Withheld
 from edge.core.types import Message
-from edge.learning.conditions import LEAST_BYTES, ConditionRules, DiskSpace, MachineConditions
+from edge.learning.conditions import LEAST_BYTES, DiskSpace, MachineConditions
 from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
@@ -103,7 +105,7 @@ async def test_learning_makes_no_call_that_its_daily_budget_cannot_count(world: 
         fill(agent)
         session = agent.learning.session
         outcome: CloudOutcome = await session.cloud.ask(CloudCall("k" * 32, "math", 0, "0:x", 1, (Message("user", "?"),), 8))
-        assert agent.learning.daily_budget.today().calls == 0
+        assert DailyBudget(agent.components.state, world.clock, DailyLimits()).today().calls == 0
     assert outcome.unsent and "cannot be written down" in outcome.reason
     assert world.client.calls == []
 
@@ -171,7 +173,7 @@ PLACES = ["collected", "updated", "checkpointed", "closed", "committed"]
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_learning_waits_for_space_with_a_notice_and_resumes_at_the_cut_step(tmp_path: Path, disk: Disk, place: str) -> None:
-    often = MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe())
+    often = MachineConditions(WhenConfig(check_s=0.01), ScriptedProbe())
     world, undisturbed = World(tmp_path / "full", conditions=often), World(tmp_path / "roomy")
     reached = Counter[str]()
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig
 from edge.core.errors import TaskFileError
 from edge.learning.activity import read_activity
 from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
 from edge.state.folder import StateFolder
 from edge.tasks.registry import open_source
-from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World
 
 SHARES = {"geo": 12, "zoo": 6, "law": 2}
@@ -79,7 +78,9 @@ async def test_label_with_only_held_out_questions_is_evaluated_and_never_learned
         for number in range(4):
             record = {"question": f"What is {number} + 2 in tax?", "answer": number + 2, "label": "tax", "split": "test"}
             file.write(json.dumps(record) + "\n")
-    world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),), gate=GateRules(every=10))
+    world = World(
+        tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),), gate=GateConfig(every=10, recheck_every=None)
+    )
     async with replace(world, open_source=open_source).agent() as agent:
         assert {(one.source, len(one.items)) for one in agent.learning.held_out(9)} >= {(f"{source}#tax", 4)}
         await agent.learn()

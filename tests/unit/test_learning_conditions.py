@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from edge.config.schema import WhenConfig
 from edge.core.clock import SystemClock
 from edge.core.concurrency import ServingPrecedence
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.learning.conditions import (
-    ConditionRules,
     DiskSpace,
     MachineConditions,
     MachineProbe,
@@ -53,7 +53,7 @@ class Waiting:
 
     state: StateFolder
     readings: tuple[Readings, ...] = ()
-    rules: ConditionRules = field(default_factory=ConditionRules)
+    rules: WhenConfig = field(default_factory=WhenConfig)
 
     def __post_init__(self) -> None:
         self.clock, self.sink = LoopClock(), MemorySink()
@@ -85,25 +85,25 @@ def state(tmp_path: Path) -> Iterator[StateFolder]:
     ],
 )
 def test_violated_limit_is_named_with_the_reading(readings: Readings, figure: str) -> None:
-    assert figure in reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9)
+    assert figure in reason_to_wait(WhenConfig(max_other_load=0.5), readings, 12, 1e9)
 
 
 def test_met_missing_or_unknown_limits_do_not_block() -> None:
-    free = ConditionRules(on_mains=False, min_battery_percent=None, max_temperature_c=None)
+    free = WhenConfig(on_mains=False, min_battery_percent=None, max_temperature_c=None)
     assert reason_to_wait(free, Readings(False, 1.0, 120.0, 1.0), 3, 0.0) == ""
     for readings in (Readings(), MAINS, replace(MAINS, temperature_c=90.0)):
-        assert reason_to_wait(ConditionRules(max_other_load=0.5), readings, 12, 1e9) == ""
+        assert reason_to_wait(WhenConfig(max_other_load=0.5), readings, 12, 1e9) == ""
 
 
 def test_hours_may_span_midnight() -> None:
     assert [hour for hour in range(24) if within_hours(hour, 22, 3)] == [0, 1, 2, 22, 23]
     assert [hour for hour in range(24) if within_hours(hour, 9, 12)] == [9, 10, 11]
     assert all(within_hours(hour, 0, 24) and within_hours(hour, 5, 5) for hour in range(24))
-    assert "between 22 and 7" in reason_to_wait(ConditionRules(from_hour=22, until_hour=7), MAINS, 12, 1e9)
+    assert "between 22 and 7" in reason_to_wait(WhenConfig(from_hour=22, until_hour=7), MAINS, 12, 1e9)
 
 
 def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
-    waiting = Waiting(state, (MAINS,), ConditionRules(quiet_s=60.0))
+    waiting = Waiting(state, (MAINS,), WhenConfig(quiet_s=60.0))
 
     async def use() -> float:
         await waiting.readiness.ready()
@@ -118,7 +118,7 @@ def test_recent_answer_holds_learning_back(state: StateFolder) -> None:
 
 
 def test_learning_never_starts_during_an_answer(state: StateFolder) -> None:
-    waiting = Waiting(state, (BATTERY, MAINS), ConditionRules(check_s=5.0))
+    waiting = Waiting(state, (BATTERY, MAINS), WhenConfig(check_s=5.0))
 
     async def use() -> float:
         async def serve() -> None:
@@ -135,7 +135,7 @@ def test_learning_never_starts_during_an_answer(state: StateFolder) -> None:
 
 
 def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFolder) -> None:
-    waiting = Waiting(state, (*[BATTERY] * 10, MAINS), ConditionRules(check_s=5.0))
+    waiting = Waiting(state, (*[BATTERY] * 10, MAINS), WhenConfig(check_s=5.0))
 
     async def use() -> tuple[str, float]:
         ready = asyncio.create_task(waiting.readiness.ready())
@@ -151,7 +151,7 @@ def test_on_battery_it_waits_with_a_notice_and_resumes_on_mains(state: StateFold
 
 
 def test_wait_ended_by_a_stop_does_not_announce_a_resumption(state: StateFolder) -> None:
-    waiting = Waiting(state, (BATTERY,), ConditionRules(check_s=5.0))
+    waiting = Waiting(state, (BATTERY,), WhenConfig(check_s=5.0))
 
     async def use() -> None:
         ready = asyncio.create_task(waiting.readiness.ready())
@@ -176,7 +176,7 @@ def test_reason_with_changed_numbers_is_the_same_wait(state: StateFolder) -> Non
 def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFolder) -> None:
     Waiting(state).readiness.pause(True)
     for readings in ((), (MAINS,)):
-        again = Waiting(state, readings, ConditionRules(check_s=5.0))
+        again = Waiting(state, readings, WhenConfig(check_s=5.0))
         again.readiness.pause(True)
 
         async def use(waiting: Waiting) -> float:
@@ -192,7 +192,7 @@ def test_pause_outlives_its_process_and_a_resume_acts_immediately(state: StateFo
 
 
 async def test_stop_ends_the_wait_of_an_agent_and_its_status_has_the_reason(tmp_path: Path) -> None:
-    world = World(tmp_path, conditions=MachineConditions(ConditionRules(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
+    world = World(tmp_path, conditions=MachineConditions(WhenConfig(check_s=0.01), ScriptedProbe(MAINS, BATTERY)))
     async with world.agent() as agent:
         learning = asyncio.create_task(agent.learn())
         await until(lambda: agent.status().waiting)

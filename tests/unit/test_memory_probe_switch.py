@@ -59,7 +59,7 @@ async def tried(monkeypatch: pytest.MonkeyPatch, free_mib: int, *sets: str) -> l
 async def test_probe_runs_where_the_fit_is_uncertain(
     monkeypatch: pytest.MonkeyPatch, setting: str, free_mib: int, times: int
 ) -> None:
-    assert len(await tried(monkeypatch, free_mib, f"learning.memory_probe={setting}")) == times
+    assert len(await tried(monkeypatch, free_mib, f"learning.memory.memory_probe={setting}")) == times
 
 
 @pytest.mark.parametrize(("setting", "ways"), [("auto", [False, True]), ("on", [True]), ("off", [False])])
@@ -68,7 +68,9 @@ async def test_activations_are_computed_again_only_where_they_do_not_fit_otherwi
 ) -> None:
     monkeypatch.setattr("edge.models.weights.available_memory", lambda: 100_000 << 20)
     learner = Recorder(short=True)
-    chosen = config("learning.memory_probe=on", f"learning.gradient_checkpointing={setting}", "engine.weights=resident")
+    chosen = config(
+        "learning.memory.memory_probe=on", f"learning.memory.gradient_checkpointing={setting}", "engine.weights=resident"
+    )
     if setting == "off":
         with pytest.raises(OutOfMemory, match="it was tried"):
             await probe_memory(chosen, MODEL, learner)
@@ -78,7 +80,7 @@ async def test_activations_are_computed_again_only_where_they_do_not_fit_otherwi
 
 
 async def test_configuration_that_fits_only_with_recomputation_is_not_probed_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = probe_plan(config("engine.weights=resident", "learning.micro_batch_tokens=8192"), MODEL, estimated=True)
+    plan = probe_plan(config("engine.weights=resident", "learning.memory.micro_batch_tokens=8192"), MODEL, estimated=True)
     kept, again = (_missing(replace(plan.setting, checkpointing=on), plan) for on in (False, True))
     assert again < kept
     learner = Recorder()
@@ -102,13 +104,13 @@ async def test_without_an_estimate_one_mode_is_probed(monkeypatch: pytest.Monkey
 
 
 def test_bare_on_or_off_is_read_as_text(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("learning: {gradient_checkpointing: on, memory_probe: off}")
+    (tmp_path / "config.yaml").write_text("learning: {memory: {gradient_checkpointing: on, memory_probe: off}}")
     learning = resolve(AgentConfig, files=[tmp_path / "config.yaml"]).config.learning
-    assert (learning.gradient_checkpointing, learning.memory_probe) == ("on", "off")
+    assert (learning.memory.gradient_checkpointing, learning.memory.memory_probe) == ("on", "off")
 
 
 async def test_probe_fills_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    (groups,) = await tried(monkeypatch, 100_000, "learning.memory_probe=on", "learning.micro_batch_tokens=200")
+    (groups,) = await tried(monkeypatch, 100_000, "learning.memory.memory_probe=on", "learning.memory.micro_batch_tokens=200")
     lengths = {len(group.prompt_ids) + len(sample.token_ids) for group in groups for sample in group.samples}
     assert lengths == {128}
 

@@ -120,8 +120,11 @@ def test_method_is_configured_by_name_and_edge_only_may_not_ask(name: str) -> No
     ("values", "rule"),
     [
         ({}, UpdateRule()),
-        ({"method": "grpo", "ratio_clip": 0.1}, UpdateRule("clipped", 1, ratio_clip=0.1)),
-        ({"method": "gvpo", "updates_per_rollout": 2, "gvpo_beta": 0.3}, UpdateRule("gvpo", 2, gvpo_beta=0.3)),
+        ({"method": "grpo", "objective": {"ratio_clip": 0.1}}, UpdateRule("clipped", 1, ratio_clip=0.1)),
+        (
+            {"method": "gvpo", "optimiser": {"updates_per_rollout": 2}, "objective": {"gvpo_beta": 0.3}},
+            UpdateRule("gvpo", 2, gvpo_beta=0.3),
+        ),
     ],
 )
 def test_each_method_has_its_update_rule(values: dict[str, object], rule: UpdateRule) -> None:
@@ -130,7 +133,9 @@ def test_each_method_has_its_update_rule(values: dict[str, object], rule: Update
     assert learner_settings(AgentConfig(learning=learning))[1].rule == rule
 
 
-@pytest.mark.parametrize("values", [{"method": "grpo", "advantage_scale": "group"}, {"updates_per_rollout": 2}])
+@pytest.mark.parametrize(
+    "values", [{"method": "grpo", "objective": {"advantage_scale": "group"}}, {"optimiser": {"updates_per_rollout": 2}}]
+)
 def test_setting_of_another_method_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="method"):
         LearningConfig.model_validate(values)

@@ -17,7 +17,7 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.evaluation.judging import cloud_messages
 from edge.learning.methods import DaGrpo
 from edge.learning.own_items import OwnItem, own_items
-from edge.learning.rollout import Batch, Rollout, ScoredGroup, step_units
+from edge.learning.rollout import Rollout, ScoredGroup, step_units
 from edge.routing.policy import SelfOffload
 from edge.rpc.client import StepUnits
 from edge.state.feedback import Feedback, FeedbackBook
@@ -26,7 +26,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.unit.agent_world import HELP, World, batch_of, local_answer
 from tests.unit.judged_answers import answered, rated
 from tests.unit.trained import training_groups
 
@@ -63,7 +63,7 @@ async def scored(item: TaskItem, texts: list[str], cloud: str = "", *, stay_here
     backend = ScriptedBackend(lambda messages, sampling, seed: next(order))
     rollout = Rollout(backend, GroupCalls(client, 1.0), VerifierByKind(), SelfOffload(), ManualClock(), settings)
     stays = frozenset({item.id}) if stay_here else frozenset()
-    [group] = await rollout.collect(Batch(1, "math", 0, (item,), stay_here=stays))
+    [group] = await rollout.collect(batch_of(item, stay_here=stays))
     assert len(client.calls) == (0 if stay_here else int(HELP in texts))
     return group
 

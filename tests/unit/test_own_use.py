@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,18 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig, UseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import watched_folder
 from edge.learning.own_items import LEARNED_LATER
-from edge.learning.own_use import OwnUseRules
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
 from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
 
-RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
+OWN = UseConfig(share=0.5, passes=2)
 
 
 def corrected(folder: Path, *asked: int, task: str = "math") -> None:
@@ -42,7 +39,7 @@ def give(state: StateFolder, *asked: int, task: str = "math") -> None:
 
 def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
-    return World(folder, phases=phases, **{"own": RULES, **options})
+    return World(folder, phases=phases, **{"own": OWN, "imitates": False, **options})
 
 
 async def learned(agent: Agent, steps: int) -> list[str]:
@@ -87,8 +84,8 @@ async def test_each_item_is_learned_a_set_number_of_times_and_new_ones_start_at_
 
 async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path: Path) -> None:
     steps = []
-    for own in (None, RULES):
-        world = World(tmp_path / str(own is None), own=own)
+    for own in (None, OWN):
+        world = World(tmp_path / str(own is None), own=own, imitates=False)
         async with world.agent() as agent:
             await agent.learn()
             steps.append([numbers(step) for step in agent.steps()])
@@ -96,7 +93,7 @@ async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path
 
 
 async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=1, gate=GateRules(every=100, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=1, gate=GateConfig(every=100, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
         assert not await agent.learning.more_to_learn()
@@ -112,7 +109,7 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
 async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     corrected(tmp_path / "state", 2, task="code")
-    world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
+    world = world_in(tmp_path / "state", steps=4, own=UseConfig(share=0.5, passes=2, target_rate=0.1))
     async with world.agent() as agent:
         await agent.learn()
         own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
@@ -144,7 +141,7 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
 ) -> None:
     monkeypatch.setattr(watched_folder, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=1))
     async with world.agent() as agent:
         assert await learned(agent, 2) == ["sums", "sums"]
         assert "cannot be read" in world.events(Notice)[0].text
@@ -169,7 +166,7 @@ async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
     (folder / "note.txt").write_text("not a task file")
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
         [notice] = world.events(Notice)
@@ -217,9 +214,10 @@ async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_th
     world = World(
         tmp_path / "state",
         phases=(PhaseConfig(source="sums", steps=None),),
-        own=replace(RULES, passes=50),
+        own=UseConfig(share=0.5, passes=50),
+        imitates=False,
         tasks_folder=folder,
-        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0),
+        gate=GateConfig(every=2, anchors=6, max_drop=1.0, recheck_every=None),
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
@@ -253,7 +251,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
             return mixed_script(messages, sampling, seed)
         return local_answer(number_in(messages[-1].content) + 1)
 
-    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_window=3)
+    rules = GateConfig(every=1, anchors=2, max_drop=1.0, rate_window=3, recheck_every=None)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
     async with world.agent() as agent:
         await agent.learn()
@@ -285,7 +283,7 @@ async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_
 async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
     """Every second step is one's own, and every second one is due."""
     corrected(tmp_path / "state", *range(40))
-    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=4, gate=GateConfig(every=2, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
         steps = agent.steps()

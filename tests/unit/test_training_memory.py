@@ -105,4 +105,4 @@ def test_configuration_that_does_not_fit_is_refused_with_what_to_lower() -> None
     with pytest.raises(EdgeError, match="takes about 15 MiB, 12 MiB are free") as caught:
         check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
     assert "2 responses of 4 tokens to 1 prompt of 6" in str(caught.value)
-    assert "learning.micro_batch_tokens" in caught.value.hint
+    assert "learning.memory.micro_batch_tokens" in caught.value.hint

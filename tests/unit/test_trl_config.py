@@ -54,7 +54,12 @@ def test_the_launch_files_have_the_papers_settings(name):
         1024,
         1024,
     )
-    assert (learning.learning_rate, learning.dual_lr, learning.dual_init, config.trainer.tuning) == (2e-6, 0.01, 0.5, "full")
+    assert (learning.optimiser.learning_rate, learning.control.dual_lr, learning.control.dual_init, config.trainer.tuning) == (
+        2e-6,
+        0.01,
+        0.5,
+        "full",
+    )
     first, second = config.agent.phases
     assert (first.source, first.target_rate, first.steps) == ("math+arc-easy+arc-challenge", 0.3, 840)
     assert (second.source, second.target_rate, second.steps) == ("taco+mmlu", 0.5, 400)

@@ -61,7 +61,7 @@ class Cell:
             "model": self.model,
             "seed": self.seed,
             "phases": [phase.model_dump(mode="json", exclude_defaults=True) for phase in self.phases],
-            "settings": dict(sorted(self.settings.items())),
+            "settings": dict(sorted((recorded_name(key), value) for key, value in self.settings.items())),
             "evaluate": self.evaluate.model_dump(mode="json", exclude_defaults=True),
             **({"router": True} if self.router else {}),
         }
@@ -70,7 +70,8 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """The inverse of `to_json`."""
         phases = tuple(Phase(**phase) for phase in data["phases"])
-        return cls(data["model"], data["seed"], phases, data["settings"], Evaluate(**data["evaluate"]), data.get("router", False))
+        settings = {_key_of(name): value for name, value in data["settings"].items()}
+        return cls(data["model"], data["seed"], phases, settings, Evaluate(**data["evaluate"]), data.get("router", False))
 
     def resolved(self, state_folder: str) -> Resolved[AgentConfig]:
         """The agent's configuration. Raises ConfigError for settings it does not have."""
@@ -81,6 +82,30 @@ class Cell:
         if phases:
             flags.append(Flag("phases", phases, "phases"))
         return resolve_agent_config(flags=flags)
+
+
+# -- how results name settings: those of learning without their section, so that results outlive a change of sections -------------------
+
+
+def recorded_name(key: str) -> str:
+    """`learning.dual_init` of `learning.control.dual_init`."""
+    section, _, rest = key.removeprefix("learning.").partition(".")
+    is_learning = key.startswith("learning.") and section in section_of().values()
+    return f"learning.{rest}" if is_learning else key
+
+
+def _key_of(name: str) -> str:
+    """The inverse of `recorded_name`."""
+    own, _, _ = name.removeprefix("learning.").partition(".")
+    is_learning = name.startswith("learning.") and own in section_of()
+    return f"learning.{section_of()[own]}.{name.removeprefix('learning.')}" if is_learning else name
+
+
+@cache
+def section_of() -> Mapping[str, str]:
+    """The section of `learning` by the names of its settings, of which no two are alike."""
+    sections = AgentConfig().learning.model_dump(exclude={"when"})
+    return {name: section for section, values in sections.items() if isinstance(values, dict) for name in values}
 
 
 @dataclass(frozen=True)

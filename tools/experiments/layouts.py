@@ -164,7 +164,7 @@ def sensitivity_tables(findings: Findings) -> list[Table]:
 
 def lambda_tables(findings: Findings) -> list[Table]:
     """The final λ for each initial value, and whether the SLMs differ."""
-    key, models = "learning.dual_init", findings.spec.models
+    key, models = "learning.control.dual_init", findings.spec.models
     runs = {model: {value: findings.runs(model, varied={key: value}) for value in findings.spec.vary[key]} for model in models}
     columns: Columns = {
         **_SEEDS,

@@ -23,7 +23,7 @@ from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError, ModelFileError
 from edge.state.events import StepFinished
-from tools.experiments.cells import Cell
+from tools.experiments.cells import Cell, section_of
 from tools.places import put
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -230,11 +230,11 @@ def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) ->
 
 
 def settings_of(config: AgentConfig) -> dict[str, Any]:
-    """The settings that a result keeps: of learning and of the adapter."""
-    return {
-        "learning": config.learning.model_dump(mode="json", exclude={"when", "enabled"}),
-        "adapter": config.adapter.model_dump(mode="json"),
-    }
+    """The settings that a result keeps: of learning, by their recorded names, and of the adapter."""
+    learning = config.learning.model_dump(mode="json", exclude={"when", "enabled"})
+    for section in set(section_of().values()):
+        learning |= learning.pop(section)
+    return {"learning": learning, "adapter": config.adapter.model_dump(mode="json")}
 
 
 def models_of(config: AgentConfig) -> dict[str, str]:

@@ -30,9 +30,9 @@ Scalar = bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar] | None
 Settings = dict[str, Value]
 """Dotted keys of the agent's configuration and their values."""
-ASSIST = "learning.assist_rewards"
+ASSIST = "learning.objective.assist_rewards"
 CHOSEN = "@chosen"
-"""As the value of `learning.assist_rewards`: what the grid search has chosen for this model and method."""
+"""As the value of `learning.objective.assist_rewards`: what the grid search has chosen for this model and method."""
 _OF_THE_GRID = {"learning.seed": "seeds", "model.path": "models", "phases": "phases", "state_folder": "--work"}
 """Settings of the agent that every cell gets from elsewhere."""
 _LAYOUTS: Mapping[str, tuple[int | None, int | None, int | None]] = {
@@ -183,8 +183,8 @@ class Spec(Section):
             return f"shows one list of phases, and there are {len(self.phases)} ({', '.join(self.phases)})"
         if varied is not None and len(self.vary) != varied:
             return f"shows {'one setting' if varied else 'nothing'} under vary, and there is {', '.join(self.vary) or 'none'}"
-        if layout == "lambda" and "learning.dual_init" not in self.vary:
-            return f"shows learning.dual_init under vary, and there is {', '.join(self.vary)}"
+        if layout == "lambda" and "learning.control.dual_init" not in self.vary:
+            return f"shows learning.control.dual_init under vary, and there is {', '.join(self.vary)}"
         if layout in _BOTH_ORDERS and sorted(self.phases) != ["g1-g2", "g2-g1"]:
             return f"shows the phases g1-g2 and g2-g1, and there is {', '.join(self.phases)}"
         return None

@@ -123,12 +123,13 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
                 "group_size": job["group_size"],
                 "prompts_per_step": job["prompts_per_step"],
                 "max_tokens": job["max_tokens"],
-                "learning_rate": job["learning_rate"],
-                "demonstrations": "none",  # the other side imitates nothing
-                "skills": [],  # practice questions, most of which do not fit the context of a bench
-                "dual_init": job["dual"],
-                "dual_lr": job["dual_lr"],
                 "torch_threads": job["threads"],
+                "optimiser": {"learning_rate": job["learning_rate"]},
+                "control": {"dual_init": job["dual"], "dual_lr": job["dual_lr"]},
+                "imitation": {
+                    "demonstrations": "none",  # the other side imitates nothing
+                    "skills": [],  # practice questions, most of which do not fit the context of a bench
+                },
                 **job["learning"],
             },
             "coordinator": {} if cloud_port is None else {"embedded": asking(cloud_port)},

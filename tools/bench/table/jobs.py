@@ -16,8 +16,8 @@ from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RA
 PEER_SCRIPT = Path(__file__).with_name("trl_peer.py")
 FP32 = {"bf16": False, "gradient_checkpointing": False}
 DEFAULTS: dict[str, Any] = {}
-CHECKPOINTING = {"gradient_checkpointing": "on"}
-LEAN = {**CHECKPOINTING, "micro_batch_tokens": 512}
+CHECKPOINTING = {"memory": {"gradient_checkpointing": "on"}}
+LEAN = {"memory": {"gradient_checkpointing": "on", "micro_batch_tokens": 512}}
 """Our own settings for little memory."""
 BF16 = {"bf16": True, "gradient_checkpointing": True, "model_init_kwargs": {"dtype": "bfloat16"}}
 _AGENT_FLAG = "EDGE_AGENT_ALLOCATOR"

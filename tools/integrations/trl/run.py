@@ -221,5 +221,5 @@ async def _open_steps(
     client = WatchedClient(plain, sink, clock, OPERATORS_PRICE_KEYS if embedded is None else OWN_PRICE_KEYS)
     settings = with_hint_cut(agent_settings(agent, state.run_id), registry).rollout
     scorer = scorer_of(agent, client, clock, replace(settings, prompt_form=prepared.prompt_form))
-    reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
+    reporter = StepReporter(client, state, sink, clock, agent.learning.control.dual_init)
     return Steps(state, reporter, scorer, sink, clock, prepared.steps)

@@ -137,7 +137,8 @@ class Steps:
             [_ended_in_time(response, item.max_steps) for _, response in sampled[index * size : (index + 1) * size]]
             for index, item in enumerate(items)
         ]
-        now.groups, now.cloud_s = await self._scorer.score(Batch.of(now.plan, now.opened), responses)
+        batch = Batch(now.plan.step, items, now.opened, now.plan.stay_here)
+        now.groups, now.cloud_s = await self._scorer.score(batch, responses)
         now.scored_s = self._clock.monotonic()
         refused = [group for group in now.groups if any(one.outcome is ResponseOutcome.REFUSED for one in group.responses)]
         if refused and not self._was_refused:

@@ -20,6 +20,7 @@ from edge.core.types import FinishReason, LocalResponse, TaskItem
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.metrics import tally
 from edge.learning.rollout import Batch, ResponseOutcome, ScoredResponse
+from edge.learning.step_reporter import OpenStep
 from edge.rpc.client import StepUnits
 from tools.integrations.scoring import Scorer
 from tools.integrations.verl.estimator import row_advantages, usable_groups
@@ -37,8 +38,9 @@ async def score_one(
     OUTSIDE_TRAINING. With `ask_cloud` False a request for help is masked.
     """
     response = LocalResponse(text, (), (), FinishReason.LENGTH if cut else FinishReason.EOS)
-    batch = Batch(step=max(0, task_step), task=task, task_step=task_step, items=(_by_content(item),), offline=not ask_cloud)
-    (group,), _ = await scorer.score(batch, [[response]])
+    # the driver opens steps; only task, number and `offline` are read here
+    opened = OpenStep(task, task_step, dual=0.0, target_rate=0.0, planned_prompts=1, group_size=1, offline=not ask_cloud)
+    (group,), _ = await scorer.score(Batch(max(0, task_step), (_by_content(item),), opened), [[response]])
     return group.responses[0]
 
 

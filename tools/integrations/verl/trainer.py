@@ -81,7 +81,7 @@ def training_steps(settings: DagrpoSettings) -> TrainingSteps:
         lambda: build_client(agent, str(agent.coordinator.address), settings.run_id),
         SystemClock(),
         settings,
-        agent.learning.dual_init,
+        agent.learning.control.dual_init,
     )
 
 

@@ -286,7 +286,7 @@ async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -
 
 @also(Agent, "_resume")
 async def _resume_or_fail(self: Agent) -> None:
-    if not await self._finish_cut_step():
+    if not await self.learning.session.finish_cut_step():
         await self.adapter.serve_newest()
 
 

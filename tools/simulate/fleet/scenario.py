@@ -119,7 +119,7 @@ class GroupPart(Section):
     dial: Rate | None = Field(None, description="Budget dial τ of people's questions (null: as the model decides).")
     dual_unit: Literal["calls", "tokens", "spend"] = Field(
         "calls",
-        description="What λ acts on (learning.dual_unit); with tokens or spend a budget that renews sets τ in place of the dial.",
+        description="What λ acts on (learning.control.dual_unit); with tokens or spend a budget that renews sets τ in place of the dial.",
     )
     learning: LearningPart | None = Field(None, description="How the devices learn (null: not at all).")
     mind: Mind = Field(Mind(), description="θ of the simulated model at the beginning.")

@@ -214,11 +214,11 @@ def _lessons(plan: Plan, config: AgentConfig) -> Lessons:
     learning = config.learning
     terms = {
         "target_rate": config.phases[0].target_rate,
-        "dual_init": learning.dual_init,
-        "dual_lr": learning.dual_rule.lr,
-        "dual_proportional": learning.dual_rule.proportional,
-        "dual_window": learning.dual_rule.window,
-        "dual_ceiling": learning.dual_ceiling,
+        "dual_init": learning.control.dual_init,
+        "dual_lr": learning.control.dual_rule.lr,
+        "dual_proportional": learning.control.dual_rule.proportional,
+        "dual_window": learning.control.dual_rule.window,
+        "dual_ceiling": learning.control.dual_ceiling,
         "step_credit_kappa": config.coordinator.embedded.step_credit_kappa,
     }
     return Lessons(plan.steps, learning.prompts_per_step, learning.group_size, terms, plan.seed)
