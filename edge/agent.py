@@ -46,8 +46,8 @@ from edge.state.folder import CHECKPOINTS
 class AgentStatus:
     """A snapshot for a screen, and what `/api/status` returns and describes.
 
-    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `outbox`: step reports that wait
-    for the coordinator.
+    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `waiting_reports`: step reports
+    that wait for the coordinator.
     """
 
     run_id: str
@@ -65,7 +65,7 @@ class AgentStatus:
     phases: int
     steps_done: int
     steps_planned: int | None
-    outbox: int
+    waiting_reports: int
     answers: int
     total_cloud_calls: int
     total_cloud_tokens: int
@@ -203,7 +203,7 @@ class Agent:
             phases=curriculum.phase_count,
             steps_done=position.steps_done,
             steps_planned=curriculum.steps_planned,
-            outbox=len(state.unreported()),
+            waiting_reports=len(state.waiting_reports()),
             answers=self.answerer.answers,
             total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
             total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 from edge.budget.pace import PeriodBudget
 from edge.core.periods import PERIOD_WORDS
+from edge.core.rates import rate_words
 from edge.core.units import BY_WORD
-
-
-def rate_words(rate: float) -> str:
-    """`15 %`."""
-    return f"{100 * rate:.3g} %"
 
 
 @dataclass(frozen=True, slots=True)

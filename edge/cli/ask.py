@@ -88,7 +88,7 @@ def command(
     async def answered() -> Answer:
         async with answering(settings, settings.mode) as reader:
             if label is not None:
-                known = known_labels(await reader.control.budget())
+                known = known_labels(await reader.control().budget())
                 if label not in known:
                     print_line(unknown_task_line(label, known))
             return await ask_and_show(reader, asked, Screen() if json else screen_for_stdout(full=full))
@@ -159,13 +159,13 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whoever answers: `read` streams one answer by channel, then its note; `control` reads and changes its state.
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` gives what reads and changes its state.
 
     Both may raise EdgeError.
     """
 
     read: Callable[[AnswerRequest], Reading]
-    control: AgentControl
+    control: Callable[[], AgentControl]
 
 
 @asynccontextmanager
@@ -214,15 +214,15 @@ def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: N
             async for event in events:
                 yield event
 
-    return Reader(read, remote)
+    return Reader(read, remote.control)
 
 
 def own_reader(agent: Agent) -> Reader:
     """An agent of this process."""
     from edge.serve.running_agent import AgentAnswers, RunningAgent
 
-    answers = AgentAnswers(agent)
-    return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
+    answers, control = AgentAnswers(agent), RunningAgent(agent)
+    return Reader(lambda question: read_answer(answers.answer(question)), lambda: control)
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:

@@ -7,12 +7,11 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlencode
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.core.files import replacing
@@ -26,7 +25,6 @@ from edge.state.answer_record import AnswerRequest
 if TYPE_CHECKING:
     import aiohttp
 
-    from edge.cloud.sent import Choice
     from edge.config.schema import AgentConfig
     from edge.serve.ports import AgentControl
 
@@ -35,8 +33,6 @@ _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
 _PROBE_S = 10.0
 _SAMPLING = ("max_tokens", "temperature", "seed")
-_MOST_SENT = 500
-"""Entries of the outbox that the endpoint gives at once."""
 
 
 @contextmanager
@@ -71,7 +67,7 @@ async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
 
             yield FolderAgent(config)
         else:
-            yield remote
+            yield remote.control()
 
 
 def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
@@ -116,12 +112,12 @@ def announcement(state: Path) -> dict[str, Any] | None:
 
 
 class RemoteAgent:
-    """`AgentControl` over a running agent's HTTP endpoint, and its answers. Every method may raise EdgeError with the agent's own words."""
+    """A running agent, by its HTTP endpoint. Every method may raise EdgeError with the agent's own words."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, pid: int | None = None) -> None:
         self._session = session
         self.url = url
-        self._pid = pid
+        self.pid = pid
 
     async def is_ours(self, instance: str) -> bool:
         """Whether the endpoint of this process answers there."""
@@ -157,90 +153,13 @@ class RemoteAgent:
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer."""
-        return await self._ask(f"/api/why/{quote(answer_id, safe='')}")
+    def control(self) -> AgentControl:
+        """The same agent, to be read and controlled."""
+        from edge.cli.remote_control import RemoteControl  # loads pydantic, which a question does without
 
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now, with its address and process."""
-        return {"running": True, "address": self.url, "pid": self._pid, **await self._ask("/api/status")}
+        return RemoteControl(self)
 
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Learning steps with a number above `after`."""
-        return list((await self._ask(f"/api/steps?after={after}"))["steps"])
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk."""
-        return list((await self._ask("/api/adapters"))["adapters"])
-
-    async def usage(self) -> Mapping[str, Any]:
-        """What was used today and ever."""
-        return await self._ask("/v1/usage")
-
-    async def ready(self) -> Mapping[str, Any]:
-        """Whether questions can be answered now."""
-        return await self._ask("/health/ready")
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Serve and learn on from a version."""
-        return await self._ask("/api/adapters/rollback", {"version": version})
-
-    async def budget(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials."""
-        return await self._ask("/api/budget")
-
-    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
-        """Turn the dial of a task, or of every one (None)."""
-        return await self._ask("/api/budget", {"task": task, "target_rate": target_rate})
-
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Set hard limits of the device's own ledger."""
-        return await self._ask("/api/budget/limit", {"off": True} if changes is None else changes)
-
-    async def forget_task(self, task: str) -> Mapping[str, Any]:
-        """Strike out a label's dial."""
-        return await self._ask("/api/budget/forget", {"task": task})
-
-    async def pause(self, paused: bool) -> Mapping[str, Any]:
-        """Ask no cloud until resumed, or again."""
-        return await self._ask("/api/budget/pause", {"paused": paused})
-
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-        """What other rates would have meant."""
-        return await self._ask("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
-
-    async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """What left the device."""
-        asked = {
-            "limit": min(choice.limit, _MOST_SENT),
-            "before": choice.before,
-            "since": int(choice.since or 0) or None,
-            "kind": choice.kind,
-            "answer": choice.answer_id,
-        }
-        return await self._ask(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
-
-    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One request that left, with its content."""
-        return await self._ask(f"/api/sent/{entry_id}")
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Store a person's rating of an answer."""
-        return await self._ask("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
-
-    async def report(self, since: float) -> Mapping[str, Any]:
-        """What was learned, gained, forgotten and spent since a time."""
-        return await self._ask(f"/api/report?since={since:.3f}")
-
-    async def headline(self) -> Mapping[str, Any]:
-        """Answered locally, right in the end, gained, and spent."""
-        return await self._ask("/api/headline")
-
-    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
-        """Begin no further step, or go on."""
-        return await self._ask("/api/learning", {"paused": paused})
-
-    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Read what is at a path; with a body have something done, and wait until it is."""
         import aiohttp
 
@@ -248,8 +167,7 @@ class RemoteAgent:
         try:
             async with self._session.request("GET" if body is None else "POST", self.url + path, **doing) as reply:
                 await _raise_for(reply)
-                value: Mapping[str, Any] = await reply.json()
-                return value
+                return await reply.json()
         except aiohttp.ClientError as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
 

@@ -118,14 +118,14 @@ class SentReader:
         self._db = database
 
     def listing(self, choice: Choice) -> dict[str, Any]:
-        """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting`."""
+        """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting_reports`."""
         found = self.entries(replace(choice, limit=choice.limit + 1))
         shown = found[: choice.limit]
         return {
             "sent": [entry.to_json() for entry in shown],
             "next_before": shown[-1].id if len(found) > len(shown) else None,
             "dropped": asdict(self.dropped()),
-            "waiting": self.waiting(),
+            "waiting_reports": self.waiting_reports(),
         }
 
     def entries(self, choice: Choice) -> list[SentEntry]:
@@ -158,11 +158,11 @@ class SentReader:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_DROPPED,)).fetchone()
         return Dropped(**json.loads(row[0])) if row else Dropped()
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def waiting_reports(self) -> list[dict[str, Any]]:
         """Reports of learning steps that the coordinator has not taken, oldest first; `refused`: why it was refused, or ""."""
         names = ("id", "task", "task_step", "planned_prompts", "group_size", "target_rate",
                  "total_units", "help_units", "uncalled_units", "own_rate", "refused")  # fmt: skip
-        rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM waiting_reports ORDER BY id")  # noqa: S608
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _entry(self, row: Sequence[Any]) -> SentEntry:

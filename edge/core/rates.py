@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 
 
+def rate_words(rate: float) -> str:
+    """`15 %`."""
+    return f"{100 * rate:.3g} %"
+
+
 def rate_of(value: object) -> float:
     """The share in [0, 1] that `30%`, `30 %`, `0.3` or a number means. Raises ValueError, which states what to write instead."""
     if isinstance(value, str):

@@ -59,7 +59,7 @@ class ClosedStep:
     """λ after the step, and the report that the coordinator has not taken, if any."""
 
     terms: Terms
-    unreported: Report | None
+    waiting_report: Report | None
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class StepReporter:
         refusals: dict[str, CoordinatorError] = {}
         newly_refused = Counter[str]()
         try:
-            for row, report in self.state.unreported():
+            for row, report in self.state.waiting_reports():
                 if report.refused and task not in (None, report.task):
                     held[report.task] = report.refused
                 if report.task not in held:
@@ -192,7 +192,7 @@ class StepReporter:
 
     def _after_waiting(self, known: Terms) -> Terms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""
-        waiting = [report.task_step for _, report in self.state.unreported() if report.task == known.task]
+        waiting = [report.task_step for _, report in self.state.waiting_reports() if report.task == known.task]
         return replace(known, next_step=waiting[-1] + 1) if waiting else known
 
     async def _first_terms(self, unknown: Terms) -> Terms:

@@ -34,7 +34,7 @@ from edge.serve.errors import RequestProblem, invalid_request, problem_of
 from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
 from edge.serve.response_routes import add_response_routes
-from edge.serve.schemas import ErrorBody
+from edge.serve.schemas import ErrorBody, JSONAnswer
 from edge.serve.unserved_routes import unserved_routes
 
 _LOG = logging.getLogger(__name__)
@@ -121,8 +121,8 @@ class _Route(APIRoute):
             return super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            response: Response = await self.endpoint()
-            return response
+            found = await self.endpoint()
+            return found if isinstance(found, Response) else JSONAnswer(found)
 
         return answer
 

@@ -104,8 +104,8 @@ class StateFolder(StateReader):
                     "INSERT INTO demonstrated VALUES (?, 1) ON CONFLICT (item) DO UPDATE SET times = times + 1", (item,)
                 )
             self._db.executemany("REPLACE INTO kept_answers VALUES (?, ?, ?)", map(astuple, commit.kept))
-            if commit.unreported is not None:
-                self._queue(commit.unreported)
+            if commit.waiting_report is not None:
+                self._queue(commit.waiting_report)
 
     def put_exams(self, exams: Sequence[Exam], at: float) -> None:
         """Keep the results of exams that belong to no step."""
@@ -125,14 +125,14 @@ class StateFolder(StateReader):
     def delivered(self, report_id: int, terms: Terms | None) -> None:
         """Remove a delivered report and keep the task terms it brought, in one transaction."""
         with self._db:
-            self._db.execute("DELETE FROM outbox WHERE id = ?", (report_id,))
+            self._db.execute("DELETE FROM waiting_reports WHERE id = ?", (report_id,))
             if terms is not None:
                 self._put_terms(terms)
 
     def refused(self, report_id: int, reason: str) -> None:
         """Keep a report that the coordinator refused, and why."""
         with self._db:
-            self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (reason, report_id))
+            self._db.execute("UPDATE waiting_reports SET refused = ? WHERE id = ?", (reason, report_id))
 
     def put_request(
         self,
@@ -173,7 +173,7 @@ class StateFolder(StateReader):
     def _queue(self, report: Report) -> None:
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)
         self._db.execute(
-            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
+            "INSERT INTO waiting_reports (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
             " uncalled_units, own_rate, refused) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*place, report.units.total, report.units.help, report.units.uncalled, report.units.own_rate, report.refused),
         )

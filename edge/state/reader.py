@@ -89,9 +89,9 @@ class StateReader:
         rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
-    def unreported(self) -> list[tuple[int, Report]]:
+    def waiting_reports(self) -> list[tuple[int, Report]]:
         """Step reports that the coordinator has not taken, oldest first, with their row ids."""
-        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        rows = self._db.execute("SELECT * FROM waiting_reports ORDER BY id")
         return [
             (row_id, Report(task, step, planned, size, rate, StepUnits(*units), refused))
             for row_id, task, step, planned, size, rate, *units, refused in rows

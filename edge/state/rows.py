@@ -168,7 +168,7 @@ class Commit:
     cursor_seed: int
     cursor: int
     terms: Terms
-    unreported: Report | None
+    waiting_report: Report | None
     lineage: Lineage
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""

@@ -98,7 +98,7 @@ async def test_without_a_coordinator_the_agent_answers_learns_and_reports_offlin
         with pytest.raises(CoordinatorUnavailable):
             await agent.link.budget()
     assert answer.source in ("local", "local-fallback")
-    assert (status.online, status.outbox, status.steps_done) == (False, 1, 1)
+    assert (status.online, status.waiting_reports, status.steps_done) == (False, 1, 1)
 
 
 async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from edge.cli import main
 from edge.cli.remote import announced
 from edge.core.errors import BudgetExhausted, CloudOff, ContextOverflow, CoordinatorUnavailable
+from edge.serve.agent_schemas import FeedbackView
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
@@ -41,9 +42,9 @@ class Judged(ScriptedControl):
 
     def __init__(self, answers: ScriptedAnswers) -> None:
         super().__init__(answers)
-        self.judged: list[Mapping[str, Any]] = []
+        self.judged: list[FeedbackView] = []
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
         kept = await super().feedback(answer_id, verdict, correction)
         self.judged.append(kept)
         return kept
@@ -252,7 +253,7 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
     assert code == 0 and f"noted: good · id {first}" in err
     code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
     assert (code, out) == (0, f'noted: bad, right is "seven" · id {first}\n')
-    assert [(one["id"], one["verdict"], one["correction"]) for one in control.judged] == [
+    assert [(one.id, one.verdict, one.correction) for one in control.judged] == [
         (first, "good", None),
         (first, "bad", "it is five"),
         (second, "good", None),

@@ -630,7 +630,7 @@ async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text
     control.prepared_report = {**control.prepared_report, "tasks": tasks, "waits": waits}
     left = {**dict.fromkeys(("why", "outcome", "answer_id"), text), "replaced": {text: 1}, "payload": {text: text}}
     control.departed = [{**sent(1), **left}]
-    control.waiting = [{**control.waiting[0], "task": text}]
+    control.waiting_reports = [{**control.waiting_reports[0], "task": text}]
     url = stage.show(agent)
     await arrive(page, url)
     await ask(page, text.replace("\n", " "))

@@ -168,13 +168,13 @@ async def test_while_the_coordinator_is_away_learning_uses_the_last_dual_and_rep
         assert [step.control.offline for step in offline] == [True, True]
         duals = {dual for step in offline for dual in (step.control.dual_before, step.control.dual_after)}
         assert duals == {agent.steps()[1].control.dual_after}
-        assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
+        assert (status.online, status.offline_reason, status.waiting_reports) == (False, "nobody there", 2)
         assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
         assert all(step.cloud.cloud_calls == 0 for step in offline)
         world.client._failures.clear()
         await agent.learn()
         steps, status = agent.steps(), agent.status()
-    assert (status.online, status.outbox, status.steps_done) == (True, 0, 6)
+    assert (status.online, status.waiting_reports, status.steps_done) == (True, 0, 6)
     dual = steps[1].control.dual_after
     for step in offline:
         dual = dual_step(dual, step.control.assist_rate, 0.3, 0.1)
@@ -191,9 +191,9 @@ async def test_pending_reports_survive_a_restart(tmp_path: Path) -> None:
         assert agent.status().online is False
     world.client._failures.clear()
     async with world.agent() as agent:
-        assert agent.status().outbox == 2
+        assert agent.status().waiting_reports == 2
         await agent.learn()
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 4
 
 
@@ -235,7 +235,7 @@ async def test_reset_coordinator_is_followed_and_pending_reports_are_renumbered(
     world.client = fresh.client
     async with world.agent() as agent:
         await agent.learn(max_steps=1)
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 2
 
 
@@ -306,7 +306,7 @@ async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
         await agent.learn()
         assert [step.task for step in agent.steps()] == ["math"] * 3 + ["code"] * 2
     with StateFolder(world.folder) as state:
-        assert [(report.task, report.task_step, report.refused) for _, report in state.unreported()] == [
+        assert [(report.task, report.task_step, report.refused) for _, report in state.waiting_reports()] == [
             ("math", step, str(refusal)) for step in range(3)
         ]
     reported = [notice.text for notice in world.events(Notice)[before:] if str(refusal) in notice.text]
@@ -324,9 +324,9 @@ async def test_what_was_set_aside_is_reported_when_the_task_is_given_back(tmp_pa
     async with world.agent() as agent:
         with pytest.raises(PermissionDenied):
             await agent.learn(max_steps=1)
-        assert agent.status().outbox == 3, "no later report, and no new step, takes the number of the first"
+        assert agent.status().waiting_reports == 3, "no later report, and no new step, takes the number of the first"
         await agent.learn()
-        assert (agent.status().outbox, agent.status().steps_done) == (0, len(expected))
+        assert (agent.status().waiting_reports, agent.status().steps_done) == (0, len(expected))
     assert (await world.client.register("", ["math"])).tasks[0].next_step == len(expected)
 
 
@@ -343,9 +343,9 @@ async def test_reports_wait_on_where_the_device_and_not_the_task_is_refused(tmp_
         world.client.fail_next("open_step", error)
         with pytest.raises(type(error)):
             await agent.learn(max_steps=1)
-        assert agent.status().outbox == 2
+        assert agent.status().waiting_reports == 2
         await agent.learn(max_steps=1)
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ async def test_cut_step_that_is_refused_does_not_keep_the_agent_from_answering(
     async with world.agent() as agent:
         assert agent.status().steps_done == agent.status().adapter_version == steps, "what it learned is kept where it can be"
         assert (await agent.answerer.answer(AnswerRequest((Message("user", item(1).question),)))).text
-        waiting = agent.components.state.unreported()
+        waiting = agent.components.state.waiting_reports()
         assert [report.refused for _, report in waiting] == [str(refusal)] * aside
     assert any(str(refusal) in notice.text for notice in world.events(Notice))
 
@@ -529,7 +529,7 @@ async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:
     world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
     await world.learn(max_steps=1)
     with StateFolder(tmp_path / "state") as state:
-        [(_, report)] = state.unreported()
+        [(_, report)] = state.waiting_reports()
     assert report.units == StepUnits(12, 12, 12)
 
 

@@ -78,7 +78,7 @@ class Kept:
 
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
-    outbox: Sequence[Report]
+    waiting_reports: Sequence[Report]
     unconfirmed: Sequence[str]
     daily_budget: Mapping[str, Paid]
     dial: HelpDial | None
@@ -97,7 +97,7 @@ class Kept:
         return cls(
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
-            outbox=[report for _, report in state.unreported()],
+            waiting_reports=[report for _, report in state.waiting_reports()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             daily_budget={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in paid},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,

@@ -257,13 +257,13 @@ def _write_no_cost(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
 _deliver_one = StepReporter._deliver_one
 
 
-@bug("A4", "a report out of the outbox is delivered twice", StepReporter, "_deliver_one", seed=2)
+@bug("A4", "a waiting report is delivered twice", StepReporter, "_deliver_one", seed=2)
 async def _deliver_twice(self: StepReporter, report: Report) -> Any:
     terms = await _deliver_one(self, report)
     return terms if terms is None else await _deliver_one(self, dataclasses.replace(report, task_step=terms.next_step))
 
 
-@bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
+@bug("A5", "reports that wait are never delivered", StepReporter, "deliver", seed=2)
 async def _deliver_never(self: StepReporter, task: str | None = None) -> dict[str, Any]:
     return {}
 
@@ -279,8 +279,8 @@ _close = StepReporter.close
 @bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
 async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
     closed = await _close(self, step, units)
-    if closed.unreported is not None and closed.unreported.refused:
-        raise PermissionDenied(closed.unreported.refused)
+    if closed.waiting_report is not None and closed.waiting_report.refused:
+        raise PermissionDenied(closed.waiting_report.refused)
     return closed
 
 
