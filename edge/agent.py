@@ -12,7 +12,7 @@ from typing import Self
 from edge.answering.answerer import Answerer
 from edge.answering.ask_cloud import CloudQuestions
 from edge.answering.draft import AnswerRecorder
-from edge.budget.access import CloudAccess, TaskBudgets
+from edge.budget.access import CloudAccess
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.known import KnownBudgets
@@ -38,7 +38,7 @@ from edge.learning.loop import BetweenSteps, Learning
 from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
-from edge.state.events import Notice, RunFinished, StepFinished
+from edge.state.events import Notice, RunFinished
 from edge.state.folder import CHECKPOINTS
 
 
@@ -92,14 +92,13 @@ _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` at the same time.
 
-    Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be asked. At
-    any time: `link` to the coordinator, people's `access` to the cloud and their `precedence`.
+    Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves. At any time: `link` to the coordinator,
+    people's `access` to the cloud and their `precedence`.
     """
 
     answerer: Answerer
     learning: Learning
     adapter: ServingAdapter
-    budgets: TaskBudgets
     _checkpoints: Checkpoints
 
     def __init__(self, components: AgentComponents, settings: AgentSettings) -> None:
@@ -126,7 +125,11 @@ class Agent:
         dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)
         quotas = Quotas(known, self.link.why_away, dials, switch)
         self._end_of_call = partial(end_of_call, self.link.client)
-        self.access = CloudAccess(switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock))
+        self.access = CloudAccess(
+            switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock),
+            serving_task=settings.answers.task or OWN_LABEL, learned=curriculum,
+            adapter_version=lambda: self.adapter.backend.adapter_version, sink=sink, clock=clock,
+        )  # fmt: skip
 
     async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
@@ -174,7 +177,7 @@ class Agent:
         state, settings, curriculum = self.components.state, self._settings, self.components.curriculum
         limits = limits_of(state, settings.limits) if self.link.embedded else None
         budget, rate = (self.pace.budget(), self.pace.rate()) if self.pace else (None, None)
-        dial = self.access.dials.of(self.budgets.serving_task)
+        dial = self.access.dials.of(self.access.serving_task)
         chosen = dial.target_rate if rate is None or self.access.dials.is_set or dial.own else None
         terms = state.terms(curriculum.present_task)
         learning = terms.target_rate if terms else curriculum.phase_rate(state.position().phase)
@@ -212,13 +215,9 @@ class Agent:
             trained_version=state.lineage().latest,
             waiting=self.learning.waiting,
             paused=self.learning.paused,
-            quota=self.budgets.quota(),
-            unsettled_calls=len(self.budgets.unconfirmed.waiting()),
+            quota=self.access.quota(),
+            unsettled_calls=len(self.access.unconfirmed.waiting()),
         )
-
-    def steps(self, last: int | None = None) -> list[StepFinished]:
-        """Finished steps, oldest first (for learning curves)."""
-        return self.components.state.steps(last)
 
     async def _open(self) -> None:
         components, closing = self.components, self._closing
@@ -251,12 +250,9 @@ class Agent:
         await self._begin_serving(backend, settings)
 
     async def _begin_serving(self, backend: InferenceBackend, settings: AgentSettings) -> None:
-        components, task = self.components, settings.answers.task or OWN_LABEL
+        components, task = self.components, self.access.serving_task
         if self.link.begun:
             await self.link.follow_budgets(task)
-        self.budgets = TaskBudgets(
-            self.access, task, components.curriculum, lambda: backend.adapter_version, components.sink, components.clock
-        )
         answers = replace(settings.answers, task=task)
         state, access, clock = components.state, self.access, components.clock
         recorder = AnswerRecorder(backend, state, access, components.sink, clock)

@@ -43,7 +43,7 @@ from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.machine import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
-    from edge.cli.measure import Measured
+    from edge.cli.measure import MachineMeasures
     from edge.config.schema import AgentConfig
 
 
@@ -117,7 +117,7 @@ class Finding:
     hint: str = ""
 
 
-def _measured(config: AgentConfig, profile: Path | None) -> Measured:
+def _measured(config: AgentConfig, profile: Path | None) -> MachineMeasures:
     """Measure, and write the profile where one is wanted."""
     from edge.app.settings import kept_profile
     from edge.cli.measure import measure

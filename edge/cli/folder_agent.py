@@ -48,7 +48,7 @@ from edge.state.rows import Lineage, Position
 from edge.state.usage import Used, UsedToday, used_today
 
 if TYPE_CHECKING:
-    from edge.cloud.sent import Choice
+    from edge.cloud.sent import SentChoice
     from edge.config.schema import AgentConfig
     from edge.learning.adapters import Versions
     from edge.rpc.client import CoordinatorClient
@@ -185,7 +185,7 @@ class FolderAgent:
             found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
             return WhatIfView.model_validate(found)
 
-    async def sent(self, choice: Choice) -> SentView:
+    async def sent(self, choice: SentChoice) -> SentView:
         """What left the device. Raises StateError where there is no such folder: nothing is known of what left then."""
         if not self._folder.exists():
             raise no_state_in(self._folder)

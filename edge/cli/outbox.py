@@ -49,12 +49,12 @@ def outbox(
     content, --kind lists another kind."""
     if context.invoked_subcommand is not None:
         return
-    from edge.cloud.sent import SENT_KINDS, Choice
+    from edge.cloud.sent import SENT_KINDS, SentChoice
 
     config = settings.config()
     if kind is not None and kind not in SENT_KINDS:
         raise UsageError(f"--kind {kind}: there is no such kind", hint=f"one of: {', '.join(SENT_KINDS)}")
-    choice = Choice(limit, since=None if since is None else since_of(since, SystemClock().now()), kind=kind)
+    choice = SentChoice(limit, since=None if since is None else since_of(since, SystemClock().now()), kind=kind)
     folds = kind is None and not (waiting or json)
     others = [other for other in SENT_KINDS if other != _QUESTIONS] if folds else []
 

@@ -29,7 +29,7 @@ from edge.serve.schemas import ResponseBody
 
 if TYPE_CHECKING:
     from edge.cli.remote import RemoteAgent
-    from edge.cloud.sent import Choice
+    from edge.cloud.sent import SentChoice
 
 View = TypeVar("View", bound=ResponseBody)
 _MOST_SENT = 500
@@ -95,7 +95,7 @@ class RemoteControl:
         """What other rates would have meant."""
         return await self._ask(WhatIfView, "/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
 
-    async def sent(self, choice: Choice) -> SentView:
+    async def sent(self, choice: SentChoice) -> SentView:
         """What left the device."""
         asked = {
             "limit": min(choice.limit, _MOST_SENT),

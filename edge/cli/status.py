@@ -35,7 +35,7 @@ def command(settings: Settings, json: Json = False) -> None:
     print_result(found.to_json() if json else None, lines, as_json=json)
 
 
-async def _status(agent: AgentControl, folder: Path) -> Found:
+async def _status(agent: AgentControl, folder: Path) -> StatusScreen:
     """Raises StateError where no agent runs and nothing is in the folder."""
     status = await agent.status()
     if not status.running and not (folder / "agent.sqlite").is_file():
@@ -43,13 +43,13 @@ async def _status(agent: AgentControl, folder: Path) -> Found:
 
         raise no_state_in(folder)
     steps = await agent.steps(max(0, status.steps_done - 1))
-    return Found(
+    return StatusScreen(
         folder, status, steps[-1] if steps else None, await agent.budget(), (await agent.usage()).today, await agent.headline()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StatusScreen:
     """What one screen shows of an agent. `last_step`: None before the first."""
 
     folder: Path

@@ -101,7 +101,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SentChoice:
     """Which entries are wanted: at most `limit`, newest first, with an id below `before`, since a time, of a kind, of an answer."""
 
     limit: int = 50
@@ -117,7 +117,7 @@ class SentReader:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
 
-    def listing(self, choice: Choice) -> dict[str, Any]:
+    def listing(self, choice: SentChoice) -> dict[str, Any]:
         """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting_reports`."""
         found = self.entries(replace(choice, limit=choice.limit + 1))
         shown = found[: choice.limit]
@@ -128,7 +128,7 @@ class SentReader:
             "waiting_reports": self.waiting_reports(),
         }
 
-    def entries(self, choice: Choice) -> list[SentEntry]:
+    def entries(self, choice: SentChoice) -> list[SentEntry]:
         """The chosen entries, newest first. An answer's has the reason of its record, once there is one."""
         wanted = {
             "id < ?": choice.before,

@@ -8,7 +8,7 @@ from fastapi import Body, FastAPI, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
-from edge.cloud.sent import Choice, SentKind
+from edge.cloud.sent import SentChoice, SentKind
 from edge.serve.agent_schemas import (
     AdapterVersionsView,
     BudgetsView,
@@ -109,7 +109,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         limit: _Limit = 50, before: QueryInt = 0, since: QueryInt = 0, kind: _Kind = None, answer: str = ""
     ) -> SentView:
         """What left the device, newest first."""
-        return await control.sent(Choice(limit, before or None, float(since) or None, kind, bare_id(answer) or None))
+        return await control.sent(SentChoice(limit, before or None, float(since) or None, kind, bare_id(answer) or None))
 
     @app.get("/api/sent/{entry_id}", responses=_NOT_FOUND)
     async def sent_entry(entry_id: QueryInt) -> SentRequestView:

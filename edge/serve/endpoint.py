@@ -25,7 +25,7 @@ from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.inference.backend import RawText
-from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, Limits
+from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, EndpointLimits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
@@ -65,7 +65,7 @@ def build_app(
     names: Sequence[str] = LOOPBACK_NAMES,
     token: str = "",
     origins: Sequence[str] = (),
-    limits: Limits = DEFAULT_LIMITS,
+    limits: EndpointLimits = DEFAULT_LIMITS,
     loaded_model: str = "",
     context_tokens: int | None = None,
     texts: RawText | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge.core.types import Mode, ScoredToken
 
 if TYPE_CHECKING:
-    from edge.cloud.sent import Choice
+    from edge.cloud.sent import SentChoice
     from edge.serve.agent_schemas import (
         AdapterVersionView,
         BudgetsView,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UsageView,
         WhatIfView,
     )
-    from edge.state.answer_record import AnswerRequest, Standing
+    from edge.state.answer_record import AnswerRequest, TaskStanding
 
 INSTANCE = secrets.token_hex(8)
 """Names this process, so that a command does not take another agent's endpoint for that of its own state folder."""
@@ -122,7 +122,7 @@ class AnswerService(Protocol):
         """Stream one answer; the last piece has the note. Closing the iterator stops generation."""
         ...
 
-    def standing(self, task: str | None) -> Standing:
+    def standing(self, task: str | None) -> TaskStanding:
         """What is known before the next answer of this task (None: the agent's own)."""
         ...
 
@@ -187,7 +187,7 @@ class AgentControl(Protocol):
         """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
         ...
 
-    async def sent(self, choice: Choice) -> SentView:
+    async def sent(self, choice: SentChoice) -> SentView:
         """What left the device, newest first, and the step reports that wait."""
         ...
 

@@ -13,7 +13,7 @@ from edge.agent import Agent
 from edge.answering.explain import explained
 from edge.budget.overview import overview
 from edge.budget.whatif import what_if_recorded
-from edge.cloud.sent import Choice, SentReader, entry_json
+from edge.cloud.sent import SentChoice, SentReader, entry_json
 from edge.core.errors import CoordinatorError
 from edge.core.units import BUDGET_UNITS
 from edge.learning.activity import MadeSteps, activity_report, headline
@@ -36,7 +36,7 @@ from edge.serve.agent_schemas import (
     WhatIfView,
 )
 from edge.serve.ports import AnswerNote, AnswerPiece
-from edge.state.answer_record import AnswerRecord, AnswerRequest, Standing
+from edge.state.answer_record import AnswerRecord, AnswerRequest, TaskStanding
 from edge.state.feedback import Feedback, FeedbackBook, Rating
 from edge.state.usage import used_today
 
@@ -58,10 +58,10 @@ class AgentAnswers:
             async for delta in deltas:
                 note = None
                 if delta.record is not None:
-                    note = replace(note_of(delta.record), task_known=self._agent.budgets.is_known(delta.record.task))
+                    note = replace(note_of(delta.record), task_known=self._agent.access.is_known(delta.record.task))
                 yield AnswerPiece(delta.text, note, delta.tokens, delta.verbatim, delta.source)
 
-    def standing(self, task: str | None) -> Standing:
+    def standing(self, task: str | None) -> TaskStanding:
         """What is known before the next answer of this task."""
         return self._agent.answerer.standing(task)
 
@@ -159,7 +159,7 @@ class RunningAgent:
             learning=status.learning,
         )
 
-    async def sent(self, choice: Choice) -> SentView:
+    async def sent(self, choice: SentChoice) -> SentView:
         """What left the device, and what waits."""
         return SentView.model_validate(SentReader(self._state.database).listing(choice))
 
@@ -170,12 +170,12 @@ class RunningAgent:
     async def budget(self) -> BudgetsView:
         """The budgets of all tasks with their dials."""
         agent = self._agent
-        found = await overview(agent.budgets, agent.link, agent.components.state, agent.held)
+        found = await overview(agent.access, agent.link, agent.components.state, agent.held)
         return BudgetsView.model_validate(found.to_json())
 
     async def set_dial(self, task: str | None, target_rate: float | None) -> BudgetsView:
         """Turn the dial of a task, or of every one (None)."""
-        self._agent.budgets.set_dial(target_rate, task)
+        self._agent.access.dials.set(target_rate, task)
         return await self.budget()
 
     async def set_limits(self, changes: Mapping[str, Any] | None) -> BudgetsView:
@@ -185,12 +185,12 @@ class RunningAgent:
 
     async def forget_task(self, task: str) -> BudgetsView:
         """Strike out a label's dial. Raises NotFound."""
-        self._agent.budgets.forget(task)
+        self._agent.access.dials.forget(task)
         return await self.budget()
 
     async def pause(self, paused: bool) -> BudgetsView:
         """Ask no cloud until resumed, or again."""
-        self._agent.budgets.pause_cloud(paused)
+        self._agent.access.pause_cloud(paused)
         return await self.budget()
 
     async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
@@ -203,7 +203,7 @@ class RunningAgent:
 
     async def _bring_quota(self) -> None:
         """The budget that people's questions use is asked for where the coordinator does not report it by itself."""
-        link, task = self._agent.link, self._agent.budgets.serving_task
+        link, task = self._agent.link, self._agent.access.serving_task
         if link.client.online and not link.follows(task):
             with suppress(CoordinatorError):  # it stays as it was known
                 await link.budget(task)
@@ -212,7 +212,7 @@ class RunningAgent:
         """The budget that people's questions use, as the ledger has it; None while it cannot be asked."""
         await self._bring_quota()
         agent = self._agent
-        known = agent.access.quotas.budgets.of(agent.budgets.serving_task) if agent.link.client.online else None
+        known = agent.access.quotas.budgets.of(agent.access.serving_task) if agent.link.client.online else None
         return None if known is None else known.budget
 
     async def _budget(self) -> BudgetSnapshot | None:

@@ -105,7 +105,7 @@ class AnswerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TaskStanding:
     """What holds for a task before its next answer: the adapter that serves, λ, the dial's τ, and what is left as last reported."""
 
     task: str = ""

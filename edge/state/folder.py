@@ -19,7 +19,7 @@ from typing import Any
 
 from edge.core.errors import StateError
 from edge.state.reader import LINE, POSITION, StateReader
-from edge.state.rows import Commit, Exam, Lineage, Position, Report, Terms, WentBackRow
+from edge.state.rows import Commit, Exam, Lineage, Position, Report, StoredTerms, WentBackRow
 from edge.state.schema import open_database
 
 GATE_MEMORY = "gate"
@@ -69,7 +69,7 @@ class StateFolder(StateReader):
         """Move to another place in the phases (a changed plan)."""
         self.set_meta(POSITION, json.dumps(asdict(position)))
 
-    def note_terms(self, terms: Terms) -> None:
+    def note_terms(self, terms: StoredTerms) -> None:
         """Keep what the coordinator reported of a task."""
         with self._db:
             self._put_terms(terms)
@@ -122,7 +122,7 @@ class StateFolder(StateReader):
                     "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
                 )
 
-    def delivered(self, report_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: StoredTerms | None) -> None:
         """Remove a delivered report and keep the task terms it brought, in one transaction."""
         with self._db:
             self._db.execute("DELETE FROM waiting_reports WHERE id = ?", (report_id,))
@@ -161,7 +161,7 @@ class StateFolder(StateReader):
     def _put_meta(self, key: str, value: str) -> None:
         self._db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _put_terms(self, terms: Terms) -> None:
+    def _put_terms(self, terms: StoredTerms) -> None:
         self._db.execute("REPLACE INTO terms VALUES (?, ?, ?, ?)", (terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     def _put_exam(self, exam: Exam, at: float) -> None:

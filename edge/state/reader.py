@@ -12,7 +12,7 @@ from typing import Any
 from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, Terms
+from edge.state.rows import Lineage, Position, Report, StoredTerms
 from edge.state.schema import open_to_read
 
 POSITION = "position"
@@ -75,10 +75,10 @@ class StateReader:
         )
         return next(self._steps(query, phase, source), None)
 
-    def terms(self, task: str) -> Terms | None:
+    def terms(self, task: str) -> StoredTerms | None:
         """What the task was last held to, or None before its first step."""
         row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
-        return None if row is None else Terms(*row)
+        return None if row is None else StoredTerms(*row)
 
     def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), of one task or of all, oldest first."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.agent import AgentStatus
 from edge.budget.limits import BudgetLimits
-from edge.cloud.sent import Choice
+from edge.cloud.sent import SentChoice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.inference.backend import ModelInfo
 from edge.serve.agent_schemas import (
@@ -30,7 +30,7 @@ from edge.serve.agent_schemas import (
     WhatIfView,
 )
 from edge.serve.ports import AnswerNote, AnswerPiece
-from edge.state.answer_record import AnswerRequest, Standing
+from edge.state.answer_record import AnswerRequest, TaskStanding
 from edge.state.reader import LAST_ANSWER
 
 _LIMITS: Mapping[str, Any] = {
@@ -147,10 +147,10 @@ class ScriptedAnswers:
         self.fail_after = 0
         self.wait_before: Mapping[int, asyncio.Event] = {}
 
-    def standing(self, task: str | None) -> Standing:
+    def standing(self, task: str | None) -> TaskStanding:
         """From the prepared note."""
         note = self.note
-        return Standing(task or note.task, note.adapter_version, note.dual, calls_left=note.calls_left)
+        return TaskStanding(task or note.task, note.adapter_version, note.dual, calls_left=note.calls_left)
 
     async def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
         """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
@@ -267,7 +267,7 @@ class ScriptedControl:
         wanted = [known for known in self.outlook["outlooks"] if known["target_rate"] in rates]
         return WhatIfView.model_validate({**self.outlook, "task": task, "outlooks": wanted})
 
-    async def sent(self, choice: Choice) -> SentView:
+    async def sent(self, choice: SentChoice) -> SentView:
         """The prepared requests that left below `before`, of the kind, at most `limit`; newest first as they were prepared."""
         older = [entry for entry in self.departed if _chosen(entry, choice)]
         shown = [
@@ -310,7 +310,7 @@ class ScriptedControl:
         return LearningPausedView(paused=paused, waiting=self.state["waiting"])
 
 
-def _chosen(entry: Mapping[str, Any], choice: Choice) -> bool:
+def _chosen(entry: Mapping[str, Any], choice: SentChoice) -> bool:
     return (choice.before is None or entry["id"] < choice.before) and choice.kind in (None, entry["kind"])
 
 

@@ -17,7 +17,7 @@ from edge.budget.whatif import Outlook, WhatIf
 from edge.cli.folder_agent import FolderAgent
 from edge.cli.remote import agent_control
 from edge.cli.remote_control import RemoteControl
-from edge.cloud.sent import Choice
+from edge.cloud.sent import SentChoice
 from edge.config.schema import AgentConfig
 from edge.core.errors import NotFound, StateError, TooFewAnswers
 from edge.core.types import Message
@@ -96,7 +96,7 @@ def test_a_view_has_every_field_of_the_value_that_it_shows(value: Any, view: typ
 async def test_what_is_read_holds_no_field_that_the_endpoint_does_not_describe(control: AgentControl) -> None:
     await control.feedback("a4", "bad", "5")
     found = [await control.status(), await control.budget(), await control.usage(), await control.report(0.0),
-             await control.headline(), await control.sent(Choice(limit=5)), *await control.adapters()]  # fmt: skip
+             await control.headline(), await control.sent(SentChoice(limit=5)), *await control.adapters()]  # fmt: skip
     found += [
         await control.whatif([0.25], "", 1000),
         await control.pause_learning(False),
@@ -192,7 +192,7 @@ async def test_the_report_and_the_usage_count_the_same_answers(control: AgentCon
 
 
 async def test_sent_entries_are_listed_and_an_unknown_entry_is_refused(control: AgentControl) -> None:
-    found = await control.sent(Choice(limit=5))
+    found = await control.sent(SentChoice(limit=5))
     assert ([entry.id for entry in found.sent], found.waiting_reports) == ([], [])
     with pytest.raises(NotFound):
         await control.sent_entry(99)

@@ -233,7 +233,7 @@ def version(number: int, newest: int) -> Version:
     refused = number % 45 == 0 and number != newest
     gate = ("refused", "math fell from 71 % to 60 %, more than a slip") if refused else ("promoted", "")
     return Version(
-        version=number, folder="/state", at=BEGAN + 240 * number, phase=1, task="code", source="practice", base=number - 15,
+        version=number, folder="/state", at=BEGAN + 240 * number, phase=1, task="code", source="practice", base=max(0, number - 15),
         size_bytes=1_420_000 + number, gate=gate[0], gate_reason=gate[1], gate_before=0.71, gate_after=0.6 if refused else 0.74,
         kept_accuracy=0.81, joint_accuracy=0.9, assist_rate=0.22, serving=number == newest, head=number == newest, on_line=True,
         damage="",

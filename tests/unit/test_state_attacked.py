@@ -124,7 +124,7 @@ async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_mad
         stop.set()
         agent.request_stop()
         await learning
-        assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
+        assert [step.step for step in agent.components.state.steps()] == [1, 2, 3, 4]
     [line] = notices
     assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))

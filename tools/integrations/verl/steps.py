@@ -25,7 +25,7 @@ from edge.learning.step_reporter import OpenStep, StepReporter
 from edge.rpc.client import CoordinatorClient, StepUnits
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, Terms
+from edge.state.rows import Report, StoredTerms
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.settings import DagrpoSettings
 
@@ -43,7 +43,7 @@ class _File:
     """What `dagrpo.json` holds."""
 
     format: Literal[1]
-    terms: list[Terms]
+    terms: list[StoredTerms]
     waiting_reports: list[_Waiting]
 
 
@@ -69,7 +69,7 @@ class RunState:
                 why = getattr(error, "strerror", "") or "damaged, or of another version"
                 raise StateError(f"{path}: cannot be read ({why})", hint=hint) from error
 
-    def terms(self, task: str) -> Terms | None:
+    def terms(self, task: str) -> StoredTerms | None:
         """The last terms of the task, or None where this run has none."""
         return next((terms for terms in self._file.terms if terms.task == task), None)
 
@@ -89,7 +89,7 @@ class RunState:
         self._save()
         return waiting.id
 
-    def delivered(self, report_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: StoredTerms | None) -> None:
         """Remove a delivered report; `terms` from the coordinator's reply (None: it is already past that step)."""
         self._file.waiting_reports = [waiting for waiting in self._file.waiting_reports if waiting.id != report_id]
         self.note(terms)
@@ -101,7 +101,7 @@ class RunState:
                 waiting.report = replace(waiting.report, refused=reason)
         self._save()
 
-    def note(self, terms: Terms | None) -> None:
+    def note(self, terms: StoredTerms | None) -> None:
         """Take over terms, where there are any."""
         if terms is not None:
             self._file.terms = [*(known for known in self._file.terms if known.task != terms.task), terms]

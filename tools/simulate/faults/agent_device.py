@@ -28,7 +28,7 @@ from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
-from edge.state.rows import Report, Terms
+from edge.state.rows import Report, StoredTerms
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
 from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
@@ -82,7 +82,7 @@ class Kept:
     unconfirmed: Sequence[str]
     daily_budget: Mapping[str, Paid]
     dial: HelpDial | None
-    terms: Mapping[str, Terms | None]
+    terms: Mapping[str, StoredTerms | None]
     steps_done: int
     cursors: Mapping[str, int]
 

@@ -32,7 +32,7 @@ from edge.learning import step_reporter
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Report, Terms
+from edge.state.rows import Commit, Report, StoredTerms
 
 
 @dataclass(frozen=True)
@@ -317,6 +317,6 @@ _put_terms = StateFolder._put_terms
 
 
 @bug("A10", "the agent keeps the λ that it had before a step", StateFolder, "_put_terms")
-def _keep_dual(self: StateFolder, terms: Terms) -> None:
+def _keep_dual(self: StateFolder, terms: StoredTerms) -> None:
     known = self.terms(terms.task)
     _put_terms(self, terms if known is None else dataclasses.replace(terms, dual=known.dual))
