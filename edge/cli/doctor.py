@@ -152,13 +152,10 @@ def busy_cores(config: AgentConfig) -> float:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Findings one by one, each as soon as it is known: what follows may take seconds."""
+    """Findings one by one, each as soon as it is known: what follows may take seconds. Raises ConfigError: half of the checks need the
+    configuration."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    try:
-        config = settings.config()
-    except EdgeError as error:  # half of the checks need the configuration
-        yield Finding("configuration", "fail", str(error), error.hint)
-        return
+    config = settings.config()
     yield Finding("configuration", "ok", str(settings.config_file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()
