@@ -148,7 +148,7 @@ class AnswerRecorder:
         record, access = self.record(draft), self._access
 
         def in_the_same_transaction() -> None:
-            """The dial that learned from it, the budget, and the end of its call."""
+            """The dial that counted it, the budget, and the end of its call."""
             access.dials.save(access.dials.of(draft.task))
             access.quotas.save(draft.task)
             if draft.call_key and draft.call_state != UNSETTLED:

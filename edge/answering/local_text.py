@@ -101,7 +101,7 @@ def may_become_request(tail: str) -> bool:
 
 
 def update_dial(dial: HelpDial, draft: AnswerDraft, setting: Setting | None) -> None:
-    """The dial learns from a local answer; without a setting asking was impossible."""
+    """The dial counts a local answer; without a setting asking was impossible."""
     response = draft.responses[-1] if draft.responses else None
     if response is None:
         return
