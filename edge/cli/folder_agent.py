@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,11 +14,9 @@ from edge.app.settings import cloud_name, configured_limits, state_folder, switc
 from edge.budget.dial import Dials
 from edge.budget.limits import cloud_name_of, of_the_operator, set_limits
 from edge.budget.overview import StoredSettings, nothing_held, nothing_stored, stored_held, stored_overview, stored_tasks
-from edge.budget.whatif import what_if, what_if_recorded
 from edge.cloud import switch
 from edge.cloud.client import KnownBudget
-from edge.cloud.sent import entry_json, reading_sent
-from edge.core.clock import SystemClock, local_day
+from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
@@ -34,18 +32,14 @@ from edge.serve.agent_schemas import (
     LineageView,
     ReadinessView,
     ReportView,
-    SentRequestView,
     SentView,
     StatusView,
-    StepView,
     UsageView,
-    WhatIfView,
 )
+from edge.serve.recorded_control import RecordedControl
 from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
-from edge.state.rows import Lineage, Position
-from edge.state.usage import Used, UsedToday, used_today
+from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading, reading_or_nothing
 
 if TYPE_CHECKING:
     from edge.cloud.sent import SentChoice
@@ -54,15 +48,9 @@ if TYPE_CHECKING:
     from edge.rpc.client import CoordinatorClient
 
 _NO_AGENT = "no agent is running"
-_NOTHING_SENT: Mapping[str, Any] = {
-    "sent": [],
-    "next_before": None,
-    "dropped": {"entries": 0, "until": 0.0},
-    "waiting_reports": [],
-}
 
 
-class FolderAgent:
+class FolderAgent(RecordedControl):
     """`AgentControl` over a state folder that no agent uses; no model is loaded and no coordinator started.
 
     What only reads also works while another process holds the folder, such as `edge-agent learn`; what changes something then raises
@@ -73,6 +61,9 @@ class FolderAgent:
         self._config = config
         self._folder = state_folder(config)
         self._clock = SystemClock()
+
+    def _records(self) -> AbstractContextManager[StateReader]:
+        return reading_or_nothing(self._folder)
 
     async def why(self, answer_id: str) -> ExplanationView:
         """The record of an answer; its call as the coordinator has it, where one can be asked."""
@@ -85,11 +76,9 @@ class FolderAgent:
 
     async def status(self) -> StatusView:
         """What the folder holds: how far learning has come, and which adapter is active."""
-        with reading(self._folder) as state:
-            position, lineage = (state.position(), state.lineage()) if state else (Position(), Lineage(0, 0))
-            last = next(iter(state.steps(last=1)), None) if state else None
-            terms = state.terms(last.task) if state and last else None
-            paused = state is not None and state.meta(conditions.PAUSED) == "1"
+        with self._records() as state:
+            position, lineage, last = state.position(), state.lineage(), next(iter(state.steps(last=1)), None)
+            terms, paused = state.terms(last.task) if last else None, state.meta(conditions.PAUSED) == "1"
             return StatusView(
                 running=False,
                 mode=self._config.mode,
@@ -107,14 +96,8 @@ class FolderAgent:
                 dual=terms.dual if terms else None,
                 paused=paused,
                 waiting=conditions.BY_YOU if paused else "",
-                waiting_reports=len(state.waiting_reports()) if state else 0,
+                waiting_reports=len(state.waiting_reports()),
             )
-
-    async def steps(self, after: int) -> Sequence[StepView]:
-        """The committed steps above `after`."""
-        with reading(self._folder) as state:
-            steps = [] if state is None else state.steps()
-            return [StepView.model_validate(step.to_json()) for step in steps if step.step > after]
 
     async def adapters(self) -> Sequence[AdapterVersionView]:
         """The adapter versions on disk."""
@@ -123,10 +106,7 @@ class FolderAgent:
 
     async def usage(self) -> UsageView:
         """What was used today and ever, by this device's own records."""
-        with reading(self._folder) as state:
-            now = self._clock.now()
-            used = UsedToday(local_day(now), Used(), Used()) if state is None else used_today(state.database, now)
-        return UsageView.model_validate({**used.to_json(), "ledger": None, "online": False, "offline_reason": _NO_AGENT})
+        return self._used(None, online=False, offline_reason=_NO_AGENT)
 
     async def ready(self) -> ReadinessView:
         """Not without an agent."""
@@ -179,25 +159,11 @@ class FolderAgent:
             switch.set_paused(state, paused, self._clock.now())
         return await self.budget()
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
-        """What other rates would have meant for the recorded answers."""
-        with reading(self._folder) as state:
-            found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
-            return WhatIfView.model_validate(found)
-
     async def sent(self, choice: SentChoice) -> SentView:
         """What left the device. Raises StateError where there is no such folder: nothing is known of what left then."""
         if not self._folder.exists():
             raise no_state_in(self._folder)
-        with reading_sent(self._folder) as reader:
-            return SentView.model_validate(_NOTHING_SENT if reader is None else reader.listing(choice))
-
-    async def sent_entry(self, entry_id: int) -> SentRequestView:
-        """One request that left, with its content."""
-        with reading_sent(self._folder) as reader:
-            if reader is None:
-                raise NotFound("nothing has left this device", hint="see edge-agent outbox")
-            return SentRequestView.model_validate(entry_json(*reader.entry(entry_id)))
+        return await super().sent(choice)
 
     async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
         """Store a person's rating of an answer."""
@@ -219,9 +185,8 @@ class FolderAgent:
 
     async def headline(self) -> HeadlineView:
         """Answered locally, right in the end, gained, and spent."""
-        name = cloud_name(self._config)
-        with reading(self._folder) as state:
-            shown = name if state is None else cloud_name_of(state, name)
+        with self._records() as state:
+            shown = cloud_name_of(state, cloud_name(self._config))
         return HeadlineView.model_validate({**read_headline(self._folder, self._clock.now()), "cloud_name": shown})
 
     async def pause_learning(self, paused: bool) -> LearningPausedView:

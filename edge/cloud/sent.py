@@ -6,10 +6,9 @@ import base64
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from google.protobuf.json_format import MessageToDict
@@ -19,7 +18,6 @@ from google.protobuf.message import Message as WireMessage
 from edge.core.clock import Clock
 from edge.core.errors import NotFound, Withheld
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
-from edge.state.reader import reading
 
 SentKind = Literal["answering", "learning", "evaluation", "step report", "registration", "inquiry"]
 SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
@@ -240,14 +238,6 @@ class SentLog:
             self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
             self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(dropped)))
             self._inquiries.clear()  # what is sent again may have been dropped: it gets a new entry
-
-
-@contextmanager
-def reading_sent(folder: Path) -> Iterator[SentReader | None]:
-    """The entries of a state folder, read-only, also while an agent uses it; None where nothing ever left. Raises StateError."""
-    with reading(folder) as state:
-        known = state is not None and state.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'")
-        yield SentReader(state.database) if state is not None and known else None
 
 
 _MESSAGES: dict[str, type[WireMessage]] = {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from edge.agent import Agent
 from edge.answering.explain import explained
 from edge.budget.overview import overview
-from edge.budget.whatif import what_if_recorded
-from edge.cloud.sent import SentChoice, SentReader, entry_json
 from edge.core.errors import CoordinatorError
 from edge.core.units import BUDGET_UNITS
 from edge.learning.activity import MadeSteps, activity_report, headline
@@ -28,19 +26,15 @@ from edge.serve.agent_schemas import (
     LineageView,
     ReadinessView,
     ReportView,
-    SentRequestView,
-    SentView,
     StatusView,
-    StepView,
     UsageView,
-    WhatIfView,
 )
 from edge.serve.ports import AnswerNote, AnswerPiece
+from edge.serve.recorded_control import RecordedControl
 from edge.state.answer_record import AnswerRecord, AnswerRequest, TaskStanding
 from edge.state.feedback import Feedback, FeedbackBook, Rating
-from edge.state.usage import used_today
+from edge.state.reader import StateReader
 
-_MOST_STEPS = 2000
 _SHARED = frozenset(AnswerNote.__slots__) & frozenset(AnswerRecord.__slots__)
 """What a note and a record have under the same name."""
 
@@ -81,7 +75,7 @@ def note_of(record: AnswerRecord) -> AnswerNote:
     return AnswerNote(**shared, tool_calls=tuple(beyond_text.get("tool_calls") or ()), refusal=beyond_text.get("refusal"))
 
 
-class RunningAgent:
+class RunningAgent(RecordedControl):
     """`AgentControl` over a running agent."""
 
     def __init__(self, agent: Agent) -> None:
@@ -90,6 +84,9 @@ class RunningAgent:
         self._clock = agent.components.clock
         self._feedback = FeedbackBook(self._state)
         self._made_steps = MadeSteps()
+
+    def _records(self) -> AbstractContextManager[StateReader]:
+        return nullcontext(self._state)
 
     async def why(self, answer_id: str) -> ExplanationView:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
@@ -102,12 +99,6 @@ class RunningAgent:
         budget = await self._budget()
         await self._bring_quota()
         return StatusView.model_validate(replace(self._agent.status(), budget=budget))
-
-    async def steps(self, after: int) -> Sequence[StepView]:
-        """Finished steps above `after`, oldest first, the newest 2000 at most."""
-        wanted = min(_MOST_STEPS, self._agent.status().steps_done - after)
-        steps = self._state.steps(last=wanted) if wanted > 0 else []
-        return [StepView.model_validate(step.to_json()) for step in steps if step.step > after]
 
     async def adapters(self) -> Sequence[AdapterVersionView]:
         """The adapter versions on disk, oldest first."""
@@ -143,10 +134,8 @@ class RunningAgent:
 
     async def usage(self) -> UsageView:
         """This device's own records, and the coordinator's ledger where it can be reached."""
-        status, today = self._agent.status(), used_today(self._state.database, self._clock.now())
-        ledger = _ledger(await self._ledgers_budget())
-        about = {"ledger": ledger, "online": status.online, "offline_reason": status.offline_reason}
-        return UsageView.model_validate({**today.to_json(), **about})
+        status, ledger = self._agent.status(), _ledger(await self._ledgers_budget())
+        return self._used(ledger, online=status.online, offline_reason=status.offline_reason)
 
     async def ready(self) -> ReadinessView:
         """The model is loaded as soon as there is an agent; a coordinator that is away leaves it ready to answer locally."""
@@ -158,14 +147,6 @@ class RunningAgent:
             coordinator="reached" if status.online else "away",
             learning=status.learning,
         )
-
-    async def sent(self, choice: SentChoice) -> SentView:
-        """What left the device, and what waits."""
-        return SentView.model_validate(SentReader(self._state.database).listing(choice))
-
-    async def sent_entry(self, entry_id: int) -> SentRequestView:
-        """One request that left, with its content. Raises NotFound."""
-        return SentRequestView.model_validate(entry_json(*SentReader(self._state.database).entry(entry_id)))
 
     async def budget(self) -> BudgetsView:
         """The budgets of all tasks with their dials."""
@@ -192,10 +173,6 @@ class RunningAgent:
         """Ask no cloud until resumed, or again."""
         self._agent.access.pause_cloud(paused)
         return await self.budget()
-
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
-        """What other rates would have meant for the recorded answers."""
-        return WhatIfView.model_validate(what_if_recorded(self._state, rates, task, last))
 
     def _record(self, answer_id: str) -> AnswerRecord:
         """The stored record of an answer, or of the last one. Raises NotFound."""

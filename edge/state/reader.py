@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
 from edge.state.rows import Lineage, Position, Report, StoredTerms
-from edge.state.schema import open_to_read
+from edge.state.schema import open_in_memory, open_to_read
 
 POSITION = "position"
 LINE = "line"
@@ -147,6 +147,17 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
             yield reader
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+
+
+@contextmanager
+def reading_or_nothing(folder: Path) -> Iterator[StateReader]:
+    """Likewise; where there is no state, one without any records."""
+    with ExitStack() as stack:
+        state = stack.enter_context(reading(folder))
+        if state is None:
+            state = StateReader()
+            state.folder, state._db = folder, stack.enter_context(closing(open_in_memory()))
+        yield state
 
 
 def no_state_in(folder: Path) -> StateError:

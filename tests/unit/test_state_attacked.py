@@ -16,12 +16,11 @@ import pytest
 from edge.cli.exits import ending
 from edge.cli.remote import announced, announcement
 from edge.cli.run import learn_while_serving
-from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
 from edge.learning.activity import read_activity
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.reader import reading
+from edge.state.reader import reading, reading_or_nothing
 from edge.testing.learner import ScriptedLearner
 from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent
@@ -50,7 +49,7 @@ def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_p
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
-    for read in (reading, reading_sent):
+    for read in (reading, reading_or_nothing):
         with pytest.raises(StateError, match="format 99"), read(tmp_path):
             pass
     with pytest.raises(StateError, match="format 99"):
