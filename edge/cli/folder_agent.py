@@ -22,20 +22,7 @@ from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
 from edge.learning.own_items import LEARNED_LATER, outlook
-from edge.serve.agent_schemas import (
-    AdapterVersionView,
-    BudgetsView,
-    ExplanationView,
-    FeedbackView,
-    HeadlineView,
-    LearningPausedView,
-    LineageView,
-    ReadinessView,
-    ReportView,
-    SentView,
-    StatusView,
-    UsageView,
-)
+from edge.serve import agent_schemas as views
 from edge.serve.recorded_control import RecordedControl
 from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
@@ -65,21 +52,21 @@ class FolderAgent(RecordedControl):
     def _records(self) -> AbstractContextManager[StateReader]:
         return reading_or_nothing(self._folder)
 
-    async def why(self, answer_id: str) -> ExplanationView:
+    async def why(self, answer_id: str) -> views.ExplanationView:
         """The record of an answer; its call as the coordinator has it, where one can be asked."""
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
             async with present_coordinator(self._config, state) as client:
                 get_call, nobody = client.get_call if client else None, "the embedded coordinator is not running"
                 explanation = await explained(record, get_call, nobody, said_of(state, record["id"]))
-        return ExplanationView.model_validate(explanation)
+        return views.ExplanationView.model_validate(explanation)
 
-    async def status(self) -> StatusView:
+    async def status(self) -> views.StatusView:
         """What the folder holds: how far learning has come, and which adapter is active."""
         with self._records() as state:
             position, lineage, last = state.position(), state.lineage(), next(iter(state.steps(last=1)), None)
             terms, paused = state.terms(last.task) if last else None, state.meta(conditions.PAUSED) == "1"
-            return StatusView(
+            return views.StatusView(
                 running=False,
                 mode=self._config.mode,
                 learning="stopped",
@@ -99,47 +86,47 @@ class FolderAgent(RecordedControl):
                 waiting_reports=len(state.waiting_reports()),
             )
 
-    async def adapters(self) -> Sequence[AdapterVersionView]:
+    async def adapters(self) -> Sequence[views.AdapterVersionView]:
         """The adapter versions on disk."""
         with self._versions() as versions:
-            return [AdapterVersionView.model_validate(version) for version in versions.all()]
+            return [views.AdapterVersionView.model_validate(version) for version in versions.all()]
 
-    async def usage(self) -> UsageView:
+    async def usage(self) -> views.UsageView:
         """What was used today and ever, by this device's own records."""
         return self._used(None, online=False, offline_reason=_NO_AGENT)
 
-    async def ready(self) -> ReadinessView:
+    async def ready(self) -> views.ReadinessView:
         """Not without an agent."""
-        return ReadinessView(ready=False, model=None, adapter_version=0, coordinator="away", learning="stopped")
+        return views.ReadinessView(ready=False, model=None, adapter_version=0, coordinator="away", learning="stopped")
 
-    async def rollback(self, version: int) -> LineageView:
+    async def rollback(self, version: int) -> views.LineageView:
         """Let the next agent serve and learn on from a version."""
         with self._versions() as versions:
             versions.checkpoint(version)
-            return LineageView.model_validate(versions.go_back(version, self._clock.now()).to_dict())
+            return views.LineageView.model_validate(versions.go_back(version, self._clock.now()).to_dict())
 
-    async def budget(self) -> BudgetsView:
+    async def budget(self) -> views.BudgetsView:
         """What the folder knows, and what the coordinator reports now where one can be asked."""
         config = self._config
         settings = self._stored_settings()
         with reading(self._folder) as state:
             if state is None:
-                return BudgetsView.model_validate(nothing_stored(settings, self._clock.now()).to_json())
+                return views.BudgetsView.model_validate(nothing_stored(settings, self._clock.now()).to_json())
             reported: dict[str, KnownBudget] = {}
             async with present_coordinator(config, state) as client:
                 with suppress(CoordinatorError):
                     for task in stored_tasks(state, settings):
                         if client is not None:
                             reported[task] = KnownBudget(await client.get_budget(task), self._clock.now())
-            return BudgetsView.model_validate(stored_overview(state, settings, reported, self._clock).to_json())
+            return views.BudgetsView.model_validate(stored_overview(state, settings, reported, self._clock).to_json())
 
-    async def set_dial(self, task: str | None, target_rate: float | None) -> BudgetsView:
+    async def set_dial(self, task: str | None, target_rate: float | None) -> views.BudgetsView:
         """Turn the dial of a task, or of every one (None)."""
         with self._writing() as state:
             Dials(state, self._config.budget.dial, self._clock).set(target_rate, task or None)
         return await self.budget()
 
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> BudgetsView:
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> views.BudgetsView:
         """Set hard limits that the next agent's own ledger begins with; a folder that nothing has used yet is made."""
         if (address := self._config.coordinator.address) is not None:
             raise of_the_operator(address)
@@ -147,25 +134,25 @@ class FolderAgent(RecordedControl):
             set_limits(state, changes)
         return await self.budget()
 
-    async def forget_task(self, task: str) -> BudgetsView:
+    async def forget_task(self, task: str) -> views.BudgetsView:
         """Strike out a label's dial."""
         with self._writing() as state:
             Dials(state, self._config.budget.dial, self._clock).forget(task)
         return await self.budget()
 
-    async def pause(self, paused: bool) -> BudgetsView:
+    async def pause(self, paused: bool) -> views.BudgetsView:
         """Ask no cloud until resumed, or again."""
         with self._writing() as state:
             switch.set_paused(state, paused, self._clock.now())
         return await self.budget()
 
-    async def sent(self, choice: SentChoice) -> SentView:
+    async def sent(self, choice: SentChoice) -> views.SentView:
         """What left the device. Raises StateError where there is no such folder: nothing is known of what left then."""
         if not self._folder.exists():
             raise no_state_in(self._folder)
         return await super().sent(choice)
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> views.FeedbackView:
         """Store a person's rating of an answer."""
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
@@ -173,27 +160,27 @@ class FolderAgent(RecordedControl):
             kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Rating", verdict), correction), self._clock.now())
         use = self._config.use
         expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
-        return FeedbackView(id=kept.id, verdict=kept.verdict, correction=kept.correction, outlook=expected)
+        return views.FeedbackView(id=kept.id, verdict=kept.verdict, correction=kept.correction, outlook=expected)
 
-    async def report(self, since: float) -> ReportView:
+    async def report(self, since: float) -> views.ReportView:
         """What was learned, gained, forgotten and spent since a time."""
         settings, now = self._stored_settings(), self._clock.now()
         with reading(self._folder) as state:
             held = nothing_held(settings, now) if state is None else stored_held(state, settings, self._clock)
         report = {**read_activity(self._folder, since, now), "target": held.target, "cloud_name": held.cloud_name}
-        return ReportView.model_validate(report)
+        return views.ReportView.model_validate(report)
 
-    async def headline(self) -> HeadlineView:
+    async def headline(self) -> views.HeadlineView:
         """Answered locally, right in the end, gained, and spent."""
         with self._records() as state:
             shown = cloud_name_of(state, cloud_name(self._config))
-        return HeadlineView.model_validate({**read_headline(self._folder, self._clock.now()), "cloud_name": shown})
+        return views.HeadlineView.model_validate({**read_headline(self._folder, self._clock.now()), "cloud_name": shown})
 
-    async def pause_learning(self, paused: bool) -> LearningPausedView:
+    async def pause_learning(self, paused: bool) -> views.LearningPausedView:
         """Let the next agent begin no step, or learn again."""
         with self._writing() as folder:
             conditions.pause_learning(folder, paused)
-        return LearningPausedView(paused=paused, waiting=conditions.BY_YOU if paused else "")
+        return views.LearningPausedView(paused=paused, waiting=conditions.BY_YOU if paused else "")
 
     def _stored_settings(self) -> StoredSettings:
         config = self._config

@@ -9,7 +9,7 @@ from typing import Any
 from edge.budget.whatif import what_if_recorded
 from edge.cloud.sent import SentChoice, SentReader, entry_json
 from edge.core.clock import Clock
-from edge.serve.agent_schemas import SentRequestView, SentView, StepView, UsageView, WhatIfView
+from edge.serve import agent_schemas as views
 from edge.state.reader import StateReader
 from edge.state.usage import used_today
 
@@ -25,31 +25,31 @@ class RecordedControl:
         """The records, for as long as the block lasts."""
         raise NotImplementedError
 
-    async def steps(self, after: int) -> Sequence[StepView]:
+    async def steps(self, after: int) -> Sequence[views.StepView]:
         """Finished steps above `after`, oldest first, the newest 2000 at most."""
         with self._records() as state:
             wanted = min(_MOST_STEPS, state.position().steps_done - after)
             steps = state.steps(last=wanted) if wanted > 0 else []
-        return [StepView.model_validate(step.to_json()) for step in steps if step.step > after]
+        return [views.StepView.model_validate(step.to_json()) for step in steps if step.step > after]
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> views.WhatIfView:
         """What other rates would have meant for the recorded answers."""
         with self._records() as state:
-            return WhatIfView.model_validate(what_if_recorded(state, rates, task, last))
+            return views.WhatIfView.model_validate(what_if_recorded(state, rates, task, last))
 
-    async def sent(self, choice: SentChoice) -> SentView:
+    async def sent(self, choice: SentChoice) -> views.SentView:
         """What left the device, and the step reports that wait."""
         with self._records() as state:
-            return SentView.model_validate(SentReader(state.database).listing(choice))
+            return views.SentView.model_validate(SentReader(state.database).listing(choice))
 
-    async def sent_entry(self, entry_id: int) -> SentRequestView:
+    async def sent_entry(self, entry_id: int) -> views.SentRequestView:
         """One request that left, with its content. Raises NotFound."""
         with self._records() as state:
-            return SentRequestView.model_validate(entry_json(*SentReader(state.database).entry(entry_id)))
+            return views.SentRequestView.model_validate(entry_json(*SentReader(state.database).entry(entry_id)))
 
-    def _used(self, ledger: dict[str, Any] | None, *, online: bool, offline_reason: str) -> UsageView:
+    def _used(self, ledger: dict[str, Any] | None, *, online: bool, offline_reason: str) -> views.UsageView:
         """This device's own records of use, with what the coordinator reports."""
         with self._records() as state:
             used = used_today(state.database, self._clock.now())
         about = {"ledger": ledger, "online": online, "offline_reason": offline_reason}
-        return UsageView.model_validate({**used.to_json(), **about})
+        return views.UsageView.model_validate({**used.to_json(), **about})

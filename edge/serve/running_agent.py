@@ -16,19 +16,7 @@ from edge.core.errors import CoordinatorError
 from edge.core.units import BUDGET_UNITS
 from edge.learning.activity import MadeSteps, activity_report, headline
 from edge.rpc.client import BudgetSnapshot
-from edge.serve.agent_schemas import (
-    AdapterVersionView,
-    BudgetsView,
-    ExplanationView,
-    FeedbackView,
-    HeadlineView,
-    LearningPausedView,
-    LineageView,
-    ReadinessView,
-    ReportView,
-    StatusView,
-    UsageView,
-)
+from edge.serve import agent_schemas as views
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.serve.recorded_control import RecordedControl
 from edge.state.answer_record import AnswerRecord, AnswerRequest, TaskStanding
@@ -88,59 +76,59 @@ class RunningAgent(RecordedControl):
     def _records(self) -> AbstractContextManager[StateReader]:
         return nullcontext(self._state)
 
-    async def why(self, answer_id: str) -> ExplanationView:
+    async def why(self, answer_id: str) -> views.ExplanationView:
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
         record = self._record(answer_id)
         explanation = await explained(record.to_json(), self._agent.link.call, said=self._feedback.of(record.id))
-        return ExplanationView.model_validate(explanation)
+        return views.ExplanationView.model_validate(explanation)
 
-    async def status(self) -> StatusView:
+    async def status(self) -> views.StatusView:
         """The agent's snapshot, with its budget where the coordinator can be reached."""
         budget = await self._budget()
         await self._bring_quota()
-        return StatusView.model_validate(replace(self._agent.status(), budget=budget))
+        return views.StatusView.model_validate(replace(self._agent.status(), budget=budget))
 
-    async def adapters(self) -> Sequence[AdapterVersionView]:
+    async def adapters(self) -> Sequence[views.AdapterVersionView]:
         """The adapter versions on disk, oldest first."""
         versions = await asyncio.to_thread(self._agent.adapter.versions.all)
-        return [AdapterVersionView.model_validate(version) for version in versions]
+        return [views.AdapterVersionView.model_validate(version) for version in versions]
 
-    async def rollback(self, version: int) -> LineageView:
+    async def rollback(self, version: int) -> views.LineageView:
         """Serve and learn on from a version."""
-        return LineageView.model_validate((await self._agent.adapter.rollback(version)).to_dict())
+        return views.LineageView.model_validate((await self._agent.adapter.rollback(version)).to_dict())
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> views.FeedbackView:
         """Keep what a person thinks of an answer. Raises NotFound, UsageError."""
         kept = self._feedback.give(Feedback(answer_id, cast(Rating, verdict), correction), self._clock.now())
         outlook = self._agent.learning.outlook(self._record(kept.id).to_json(), kept)
-        return FeedbackView(id=kept.id, verdict=kept.verdict, correction=kept.correction, outlook=outlook)
+        return views.FeedbackView(id=kept.id, verdict=kept.verdict, correction=kept.correction, outlook=outlook)
 
-    async def report(self, since: float) -> ReportView:
+    async def report(self, since: float) -> views.ReportView:
         """What was learned, gained, forgotten and spent since a time."""
         held = self._agent.held
         report = activity_report(self._state.database, since, self._clock.now(), self._made_steps)
-        return ReportView.model_validate({**report, "target": held.target, "cloud_name": held.cloud_name})
+        return views.ReportView.model_validate({**report, "target": held.target, "cloud_name": held.cloud_name})
 
-    async def headline(self) -> HeadlineView:
+    async def headline(self) -> views.HeadlineView:
         """Answered locally, right in the end, gained, and spent."""
         figures = headline(self._state.database, self._clock.now(), self._made_steps)
-        return HeadlineView.model_validate({**figures, "cloud_name": self._agent.held.cloud_name})
+        return views.HeadlineView.model_validate({**figures, "cloud_name": self._agent.held.cloud_name})
 
-    async def pause_learning(self, paused: bool) -> LearningPausedView:
+    async def pause_learning(self, paused: bool) -> views.LearningPausedView:
         """Begin no further step, or go on."""
         learning = self._agent.learning
         learning.pause(paused)
-        return LearningPausedView(paused=learning.paused, waiting=learning.waiting)
+        return views.LearningPausedView(paused=learning.paused, waiting=learning.waiting)
 
-    async def usage(self) -> UsageView:
+    async def usage(self) -> views.UsageView:
         """This device's own records, and the coordinator's ledger where it can be reached."""
         status, ledger = self._agent.status(), _ledger(await self._ledgers_budget())
         return self._used(ledger, online=status.online, offline_reason=status.offline_reason)
 
-    async def ready(self) -> ReadinessView:
+    async def ready(self) -> views.ReadinessView:
         """The model is loaded as soon as there is an agent; a coordinator that is away leaves it ready to answer locally."""
         status = self._agent.status()
-        return ReadinessView(
+        return views.ReadinessView(
             ready=True,
             model=status.model.name,
             adapter_version=status.adapter_version,
@@ -148,28 +136,28 @@ class RunningAgent(RecordedControl):
             learning=status.learning,
         )
 
-    async def budget(self) -> BudgetsView:
+    async def budget(self) -> views.BudgetsView:
         """The budgets of all tasks with their dials."""
         agent = self._agent
         found = await overview(agent.access, agent.link, agent.components.state, agent.held)
-        return BudgetsView.model_validate(found.to_json())
+        return views.BudgetsView.model_validate(found.to_json())
 
-    async def set_dial(self, task: str | None, target_rate: float | None) -> BudgetsView:
+    async def set_dial(self, task: str | None, target_rate: float | None) -> views.BudgetsView:
         """Turn the dial of a task, or of every one (None)."""
         self._agent.access.dials.set(target_rate, task)
         return await self.budget()
 
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> BudgetsView:
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> views.BudgetsView:
         """Set hard limits of this device's own ledger (None: the configuration's hold again)."""
         await self._agent.set_limits(changes)
         return await self.budget()
 
-    async def forget_task(self, task: str) -> BudgetsView:
+    async def forget_task(self, task: str) -> views.BudgetsView:
         """Strike out a label's dial. Raises NotFound."""
         self._agent.access.dials.forget(task)
         return await self.budget()
 
-    async def pause(self, paused: bool) -> BudgetsView:
+    async def pause(self, paused: bool) -> views.BudgetsView:
         """Ask no cloud until resumed, or again."""
         self._agent.access.pause_cloud(paused)
         return await self.budget()

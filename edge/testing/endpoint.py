@@ -12,23 +12,7 @@ from edge.budget.limits import BudgetLimits
 from edge.cloud.sent import SentChoice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
 from edge.inference.backend import ModelInfo
-from edge.serve.agent_schemas import (
-    AdapterVersionView,
-    BudgetsView,
-    ExplanationView,
-    FeedbackView,
-    HeadlineView,
-    LearningPausedView,
-    LineageView,
-    ReadinessView,
-    ReportView,
-    SentRequestView,
-    SentView,
-    StatusView,
-    StepView,
-    UsageView,
-    WhatIfView,
-)
+from edge.serve import agent_schemas as views
 from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.state.answer_record import AnswerRequest, TaskStanding
 from edge.state.reader import LAST_ANSWER
@@ -185,51 +169,51 @@ class ScriptedControl:
         self.budgets: dict[str, Any] = dict(SCRIPTED_BUDGETS)
         self.outlook: dict[str, Any] = {}
 
-    async def why(self, answer_id: str) -> ExplanationView:
+    async def why(self, answer_id: str) -> views.ExplanationView:
         """The note under any id that was asked; `last` is the last one."""
         if answer_id == LAST_ANSWER and self._answers.asked:
             answer_id = self._answers.asked[-1].id
         if answer_id not in {question.id for question in self._answers.asked}:
             raise NotFound(f"no answer {answer_id!r}")
-        return ExplanationView.model_validate({**self._answers.note.to_json(), "id": answer_id})
+        return views.ExplanationView.model_validate({**self._answers.note.to_json(), "id": answer_id})
 
-    async def status(self) -> StatusView:
+    async def status(self) -> views.StatusView:
         """The prepared state."""
-        return StatusView.model_validate(self.state)
+        return views.StatusView.model_validate(self.state)
 
-    async def steps(self, after: int) -> Sequence[StepView]:
+    async def steps(self, after: int) -> Sequence[views.StepView]:
         """The prepared steps above `after`."""
-        return [StepView.model_validate(step) for step in self.log if step["step"] > after]
+        return [views.StepView.model_validate(step) for step in self.log if step["step"] > after]
 
-    async def adapters(self) -> Sequence[AdapterVersionView]:
+    async def adapters(self) -> Sequence[views.AdapterVersionView]:
         """The prepared versions."""
-        return [AdapterVersionView.model_validate(version) for version in self.versions]
+        return [views.AdapterVersionView.model_validate(version) for version in self.versions]
 
-    async def usage(self) -> UsageView:
+    async def usage(self) -> views.UsageView:
         """The answers that were asked for, and no calls."""
         nothing = dict.fromkeys(("calls", "tokens", "spend_uusd"), 0)
         used = {"answers": len(self._answers.asked), "serving": nothing, "learning": nothing}
         no_limit = dict.fromkeys(nothing)
         ledger = {"used": nothing, "limits": no_limit, "left": no_limit, "dual": 0.5, "target_rate": 0.3}
         whole = {"day": "1970-01-01", "today": used, "all": used, "ledger": ledger, "online": True, "offline_reason": ""}
-        return UsageView.model_validate(whole)
+        return views.UsageView.model_validate(whole)
 
-    async def ready(self) -> ReadinessView:
+    async def ready(self) -> views.ReadinessView:
         """Always."""
-        return ReadinessView(ready=True, model="scripted", adapter_version=0, coordinator="reached", learning="idle")
+        return views.ReadinessView(ready=True, model="scripted", adapter_version=0, coordinator="reached", learning="idle")
 
-    async def rollback(self, version: int) -> LineageView:
+    async def rollback(self, version: int) -> views.LineageView:
         """Marks one of the prepared versions as serving. Raises NotFound for another one."""
         if version and version not in [known["version"] for known in self.versions]:
             raise NotFound(f"there is no adapter version {version} here")
         self.versions = [{**known, "serving": known["version"] == version} for known in self.versions]
-        return LineageView(head=version, serving=version)
+        return views.LineageView(head=version, serving=version)
 
-    async def budget(self) -> BudgetsView:
+    async def budget(self) -> views.BudgetsView:
         """The prepared budgets."""
-        return BudgetsView.model_validate(self.budgets)
+        return views.BudgetsView.model_validate(self.budgets)
 
-    async def set_dial(self, task: str | None, target_rate: float | None) -> BudgetsView:
+    async def set_dial(self, task: str | None, target_rate: float | None) -> views.BudgetsView:
         """Writes the rate into the prepared budgets. Raises UsageError outside [0, 1]."""
         if target_rate is not None and not 0.0 <= target_rate <= 1.0:
             raise UsageError(f"the dial must lie in [0, 1], not {target_rate}")
@@ -238,7 +222,7 @@ class ScriptedControl:
         self.budgets = {**self.budgets, "target_rate": default, "tasks": changed}
         return await self.budget()
 
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> BudgetsView:
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> views.BudgetsView:
         """Writes the limits into the prepared budgets (None: there are none)."""
         limits = BudgetLimits() if changes is None else BudgetLimits(**{**self._limits(), **changes})
         self.budgets = {**self.budgets, "limits": {**limits.to_json(), "renews_at": None, "words": limits.words}}
@@ -247,7 +231,7 @@ class ScriptedControl:
     def _limits(self) -> dict[str, Any]:
         return {name: value for name, value in self.budgets["limits"].items() if name not in ("renews_at", "words")}
 
-    async def forget_task(self, task: str) -> BudgetsView:
+    async def forget_task(self, task: str) -> views.BudgetsView:
         """Takes it out of the prepared budgets. Raises NotFound."""
         kept = [known for known in self.budgets["tasks"] if known["task"] != task]
         if len(kept) == len(self.budgets["tasks"]):
@@ -255,19 +239,19 @@ class ScriptedControl:
         self.budgets = {**self.budgets, "tasks": kept}
         return await self.budget()
 
-    async def pause(self, paused: bool) -> BudgetsView:
+    async def pause(self, paused: bool) -> views.BudgetsView:
         """Writes it into the prepared budgets."""
         self.budgets = {**self.budgets, "paused": paused, "switched_off": "the cloud is paused" if paused else ""}
         return await self.budget()
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> views.WhatIfView:
         """The prepared outlook; without one, there are too few answers."""
         if not self.outlook:
             raise TooFewAnswers("0 recorded answers are too few to estimate what another rate would mean")
         wanted = [known for known in self.outlook["outlooks"] if known["target_rate"] in rates]
-        return WhatIfView.model_validate({**self.outlook, "task": task, "outlooks": wanted})
+        return views.WhatIfView.model_validate({**self.outlook, "task": task, "outlooks": wanted})
 
-    async def sent(self, choice: SentChoice) -> SentView:
+    async def sent(self, choice: SentChoice) -> views.SentView:
         """The prepared requests that left below `before`, of the kind, at most `limit`; newest first as they were prepared."""
         older = [entry for entry in self.departed if _chosen(entry, choice)]
         shown = [
@@ -279,35 +263,35 @@ class ScriptedControl:
             "dropped": {"entries": 0, "until": 0.0},
             "waiting_reports": self.waiting_reports,
         }
-        return SentView.model_validate(listing)
+        return views.SentView.model_validate(listing)
 
-    async def sent_entry(self, entry_id: int) -> SentRequestView:
+    async def sent_entry(self, entry_id: int) -> views.SentRequestView:
         """One of them. Raises NotFound for another one."""
         for entry in self.departed:
             if entry["id"] == entry_id:
-                return SentRequestView.model_validate(entry)
+                return views.SentRequestView.model_validate(entry)
         raise NotFound(f"nothing with the number {entry_id} is kept of what left")
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> views.FeedbackView:
         """Keeps the last rating of what was asked in `verdicts`."""
         await self.why(answer_id)
         if verdict not in ("good", "bad", "none"):
             raise UsageError(f"verdict: must be one of good, bad, none, not {verdict!r}")
         self.verdicts[answer_id] = {"id": answer_id, "verdict": verdict, "correction": correction}
-        return FeedbackView.model_validate(self.verdicts[answer_id])
+        return views.FeedbackView.model_validate(self.verdicts[answer_id])
 
-    async def report(self, since: float) -> ReportView:
+    async def report(self, since: float) -> views.ReportView:
         """The prepared report."""
-        return ReportView.model_validate({**self.prepared_report, "since": since})
+        return views.ReportView.model_validate({**self.prepared_report, "since": since})
 
-    async def headline(self) -> HeadlineView:
+    async def headline(self) -> views.HeadlineView:
         """The prepared headline."""
-        return HeadlineView.model_validate(self.prepared_headline)
+        return views.HeadlineView.model_validate(self.prepared_headline)
 
-    async def pause_learning(self, paused: bool) -> LearningPausedView:
+    async def pause_learning(self, paused: bool) -> views.LearningPausedView:
         """Marks the prepared state."""
         self.state |= {"paused": paused, "waiting": "paused by you" if paused else ""}
-        return LearningPausedView(paused=paused, waiting=self.state["waiting"])
+        return views.LearningPausedView(paused=paused, waiting=self.state["waiting"])
 
 
 def _chosen(entry: Mapping[str, Any], choice: SentChoice) -> bool:
