@@ -92,7 +92,7 @@ def add_agent_routes(app: FastAPI, control: AgentControl) -> None:
         return await control.sent(SentChoice(limit, before or None, float(since) or None, kind, bare_id(answer) or None))
 
     @app.get("/api/sent/{entry_id}", responses=_NOT_FOUND)
-    async def sent_entry(entry_id: QueryInt) -> SentRequestView:
+    async def sent_entry(entry_id: QueryInt) -> views.SentRequestView:
         """One request that left, with its content."""
         return await control.sent_entry(entry_id)
 

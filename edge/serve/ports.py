@@ -1,7 +1,7 @@
 """What the HTTP endpoint needs of an agent: `AnswerService` answers questions, `AgentControl` is read and controlled.
 
-running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values; edge/cli/folder_agent.py has the second over a
-folder at rest, edge/cli/remote_control.py over HTTP.
+running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values. edge/cli/folder_agent.py has the second over
+a folder at rest, edge/cli/remote_control.py over HTTP.
 """
 
 from __future__ import annotations
