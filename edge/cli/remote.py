@@ -124,7 +124,7 @@ class RemoteAgent:
             async with self._reply("/health", limit_s=_PROBE_S) as reply:
                 health = json.loads(await asyncio.to_thread(reply.read))
                 return reply.status == 200 and health.get("status") == "ok" and health.get("instance") == instance
-        except (EdgeError, ValueError, AttributeError):
+        except (EdgeError, HTTPException, ValueError, AttributeError):
             return False
 
     async def read(self, question: AnswerRequest) -> Reading:
