@@ -87,13 +87,13 @@ class Parts(Changeable):
     device_api: DeviceApi
     admin_api: AdminApi
 
-    async def learn(self) -> None:
+    async def load(self) -> None:
         """Read what the ledger knows before anything is served: who is disabled, and limits that were set at run time."""
         await self.fleet.refresh()
-        self.book.learn(await self.store.list_set_limits())
+        self.book.take_limits(await self.store.list_set_limits())
 
     async def follow(self) -> None:
-        """Notify of what any replica changes, until the store is closed. Begins before `learn`, so that nothing between them is missed."""
+        """Notify of what any replica changes, until the store is closed. Begins before `load`, so that nothing between them is missed."""
         await notify_changes(self.notifier, self.store.changes(), self.fleet.heard)
 
 
@@ -273,7 +273,7 @@ class Coordinator:
             begin_drain=self.begin_drain,
         )
         self._in_background(parts.follow(), "budget-notifier")
-        await parts.learn()
+        await parts.load()
         await table.start()
         self._in_background(parts.upkeep.run(), "upkeep")
         admin = None

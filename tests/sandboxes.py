@@ -9,14 +9,14 @@ import pytest
 from edge.core.clock import SystemClock
 from edge.verifiers.program import ProgramTests, ProgramVerdict, judge_program
 from edge.verifiers.sandbox.choice import look_for
-from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox.role import Sandbox, SandboxLimits
 
 ISOLATING = (
     *({"linux": ("bubblewrap", "landlock"), "darwin": ("sandbox-exec",)}.get(sys.platform, ())),
     pytest.param("container", marks=pytest.mark.long),
 )
-LIMITS = Limits(wall_s=10.0, memory_mib=256)
-BRIEF = Limits(wall_s=0.6, memory_mib=256)
+LIMITS = SandboxLimits(wall_s=10.0, memory_mib=256)
+BRIEF = SandboxLimits(wall_s=0.6, memory_mib=256)
 
 
 def usable_sandbox(name: str) -> Sandbox:
@@ -27,5 +27,5 @@ def usable_sandbox(name: str) -> Sandbox:
     return found.sandbox
 
 
-def judged(sandbox: Sandbox, code: str, tests: str, *, limits: Limits = LIMITS, preamble: str = "") -> ProgramVerdict:
+def judged(sandbox: Sandbox, code: str, tests: str, *, limits: SandboxLimits = LIMITS, preamble: str = "") -> ProgramVerdict:
     return judge_program(ProgramTests(code, tests, preamble), sandbox, limits, SystemClock())

@@ -185,7 +185,7 @@ class Broker:
         while True:
             limits = self._book.terms(device, task, self._clock.now())
             view = await self._store.get_budget(device, task, limits)
-            if not self._book.learn(view.limits):
+            if not self._book.take_limits(view.limits):
                 return await self._snapshot(device, task, limits, view)
 
     async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
@@ -321,7 +321,7 @@ class Broker:
                 outcome = await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
                 if not isinstance(outcome, Outdated):  # each answer of that kind has a newer version, so this ends
                     return outcome
-                self._book.learn(outcome.limits)
+                self._book.take_limits(outcome.limits)
         except BudgetExhausted as error:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
             error.retry_after_s = fits_again_in_s(error, self._clock.now())
@@ -374,7 +374,7 @@ class Broker:
             report.outcome = UpstreamOutcome.BAD
             resolution = await self._settled(flight, partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
-        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
+        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it gets what it cost
             resolution = await self._settled(flight, partial(self._doubt, job, attempt, STOPPED))
             raise _failure(resolution.call) from None
         except BaseException:  # whatever it is, the hold is resolved before it goes on
@@ -438,7 +438,7 @@ class Broker:
             raise _failure(row)
         budget: BudgetSnapshot | None = None
         with suppress(CoordinatorError):  # the answer is paid for; a budget that cannot be read must not cost it
-            if view is None or self._book.learn(view.limits):
+            if view is None or self._book.take_limits(view.limits):
                 budget = await self.budget(row.device, row.task)
             else:
                 budget = await self._snapshot(row.device, row.task, limits, view)
@@ -456,7 +456,7 @@ class Broker:
 
 @dataclass(slots=True)
 class _Report:
-    """What the breaker will learn of a call that it let pass."""
+    """What is reported to the breaker of a call that it let pass."""
 
     outcome: UpstreamOutcome = UpstreamOutcome.NEUTRAL
     retry_after_s: float | None = None

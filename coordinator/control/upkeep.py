@@ -43,7 +43,7 @@ class Upkeep:
     async def tick(self, purge: bool = False, refresh: bool = True) -> None:
         """One round."""
         try:
-            self._book.learn(await self._store.list_set_limits())
+            self._book.take_limits(await self._store.list_set_limits())
             if swept := await self._store.sweep(self._clock.now()):
                 log.warning("%d calls outlived their lease and are charged as in doubt", len(swept))
             now = self._clock.now()

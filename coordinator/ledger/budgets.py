@@ -64,7 +64,7 @@ class BudgetBook:
         self._known_hour = -1
         self.replace_configured(configured, fairness_floor)
 
-    def learn(self, rows: Sequence[SetLimits]) -> bool:
+    def take_limits(self, rows: Sequence[SetLimits]) -> bool:
         """Take what a ledger reports as set at run time; False when it is known, or older than what is."""
         if limits_version(rows) <= self.version:
             return False

@@ -395,7 +395,7 @@ class Ledger:
         return expired + self._doubt_orphans(now)
 
     def recover(self, now: float) -> tuple[Resolution, ...]:
-        """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal learns the new epoch."""
+        """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal notes the new epoch."""
         self._journal(now, "epoch", {"epoch": self._epoch})
         return self._doubt_orphans(now)
 
@@ -467,7 +467,7 @@ class Ledger:
         return DualState(seen.dual, () if is_fleet_dual(request.shared_dual) else seen.recent)
 
     def _enter_shared_dual(self, step: StepRow, opening: DualState, units: int, now: float) -> SharedDual:
-        """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
+        """The shared λ of a step, made where nobody was held to it yet; a fleet's notes how many units this device's latest step has."""
         row = self._tables.shared_duals.get(step.shared_dual) or SharedDual(step.shared_dual, opening.dual, recent=opening.recent)
         if is_fleet_dual(step.shared_dual):
             known = self._tables.dual_members.get(step.shared_dual, step.device)

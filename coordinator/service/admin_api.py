@@ -68,7 +68,7 @@ class AdminApi:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
         rows = await self.store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        self.book.learn(await self.store.list_set_limits())
+        self.book.take_limits(await self.store.list_set_limits())
         shown = _fitting(map(budget_record, rows_held_to_next(rows, self.book.limits, self.clock.now())))
         token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         scopes = [_scope(scope, self.book) for scope in SCOPES]
@@ -78,7 +78,7 @@ class AdminApi:
         """Change limits of one scope, durably, at once and at every replica."""
         if request.scope not in SCOPES:
             raise InvalidRequest(f"no scope is called {request.scope!r}; known: {', '.join(SCOPES)}")
-        self.book.learn(await self.store.set_limits(request.scope, _changes(request), self.clock.now()))
+        self.book.take_limits(await self.store.set_limits(request.scope, _changes(request), self.clock.now()))
         return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, self.book))
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Identity) -> admin_pb2.ListTasksResponse:

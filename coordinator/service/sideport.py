@@ -115,7 +115,7 @@ class SidePort:
                 answer = await route.handler(request)
             except CoordinatorError as error:
                 answer = _refusal(error)
-            except Exception as error:  # the boundary: the log learns what happened, the reader that something did
+            except Exception as error:  # the boundary: the log gets what happened, the reader that something did
                 log.error("%s failed", route.path, exc_info=error)
                 answer = json_reply({"error": "internal error; the coordinator's log has the details"}, 500)
             answer.headers.update(_SAFE)

@@ -119,7 +119,7 @@ class Telemetry:
             await self.tracing.aclose()
 
     async def run(self, store: LedgerStore, beat: Callable[[], None]) -> None:
-        """Learn λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
+        """Read λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
         called each time.
         """
         with suppress(CoordinatorError):  # a ledger that cannot be read now must not stop the beat
@@ -192,7 +192,7 @@ async def budgets_now(
     terms |= {each.key: (each, "", "") for each in book.terms("", "", now) if scope_of(each.key) == "fleet"}
     wanted = list(terms.values())
     view = await store.get_budget("", "", [each for each, _, _ in wanted])
-    if book.learn(view.limits):
+    if book.take_limits(view.limits):
         return await budgets_now(store, book, pairs, now)
     rows = zip(view.budgets, wanted, strict=True)
     return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))

@@ -262,7 +262,7 @@ class Learning:
         for attempt in range(_DELIVERY_TRIES if self.link.embedded else 1):
             if attempt:
                 await self.stop.cuts(asyncio.sleep(_DELIVERY_PAUSE_S))
-            if not self.components.state.unreported():
+            if not self.components.state.waiting_reports():
                 return
             try:
                 await self.session.reporter.deliver()

@@ -62,7 +62,7 @@ async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -
         answer = await agent.answerer.answer(replace(AnswerRequest((asked,)), mode="local-only"))
         give_feedback(agent, Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
         await agent.learn(3)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         report = reported(agent, 0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"
     assert (steps[1].scores.prompts, steps[1].scores.responses, steps[1].cloud.cloud_calls) == (1, 4, 0)

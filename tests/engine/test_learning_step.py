@@ -54,7 +54,7 @@ def numbers(step: StepFinished) -> dict[str, Any]:
 async def learn(config: AgentConfig, steps: int, sink: Any = None) -> tuple[list[StepFinished], Any]:
     async with build_agent(config, sink or MemorySink()) as agent:
         await agent.learn(steps)
-        return agent.steps(), await agent.link.budget()
+        return agent.components.state.steps(), await agent.link.budget()
 
 
 async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger
         before = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         finished = await agent.learn(2)
         after = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        steps, budget = agent.steps(), await agent.link.budget()
+        steps, budget = agent.components.state.steps(), await agent.link.budget()
         summary = folder.finish(steps, finished, agent.adapter.in_use())
     folder.close()
     assert [step.step for step in steps] == [1, 2]
@@ -98,7 +98,7 @@ async def test_without_a_coordinator_the_agent_answers_learns_and_reports_offlin
         with pytest.raises(CoordinatorUnavailable):
             await agent.link.budget()
     assert answer.source in ("local", "local-fallback")
-    assert (status.online, status.outbox, status.steps_done) == (False, 1, 1)
+    assert (status.online, status.waiting_reports, status.steps_done) == (False, 1, 1)
 
 
 async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatable(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_with_a_gate_real_steps_are_promoted_only_after_evaluation_and_res
         waiting = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         await agent.learn(1)
         promoted = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        whole = agent.steps()
+        whole = agent.components.state.steps()
     assert (waiting.adapter_version, promoted.adapter_version) == (0, 2)
     assert [step.adapter.gate for step in whole] == ["", "promoted"]
     assert (whole[1].adapter.gate_before, whole[1].time.seconds_by_part.gate > 0) != (None, False)

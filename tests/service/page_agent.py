@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -27,6 +27,7 @@ from edge.learning.adapters import Version
 from edge.rpc.client import BudgetSnapshot, CloudCompletion
 from edge.rpc.v1 import call_pb2
 from edge.serve.access import App, Receive, Scope, Send
+from edge.serve.agent_schemas import ExplanationView, WhatIfView
 from edge.serve.endpoint import build_app
 from edge.serve.errors import error_body
 from edge.serve.ports import AnswerNote
@@ -97,19 +98,20 @@ class PageControl(ScriptedControl):
         self.past: list[PastAnswer] = []
         self.decision = self.remark = ""
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> WhatIfView:
         """The real replay of the prepared answers, with a remark."""
         result = what_if(self.past[:last], rates, task)
         remarks = (self.remark,) if self.remark else ()
-        return replace(result, outlooks=tuple(replace(one, notes=(*one.notes, *remarks)) for one in result.outlooks)).to_json()
+        outlooks = tuple(replace(one, notes=(*one.notes, *remarks)) for one in result.outlooks)
+        return WhatIfView.model_validate(replace(result, outlooks=outlooks))
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
+    async def why(self, answer_id: str) -> ExplanationView:
         """A record of a call, with the note's fields, explained as a real one is."""
-        note = await super().why(answer_id)
+        note = (await super().why(answer_id)).model_dump(exclude_unset=True)
         known = {one.name for one in fields(AnswerRecord)}
         record = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
         why = await explained(record, _call)
-        return {**why, "decision": self.decision or why["decision"]}
+        return ExplanationView.model_validate({**why, "decision": self.decision or why["decision"]})
 
 
 RECORD = AnswerRecord(
@@ -138,7 +140,7 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
     agent = new_agent(**more)
     control = agent.control
     control.log = [step(number, steps).to_json() for number in range(1, steps + 1)]
-    control.versions = [version(number, steps).to_json() for number in range(steps // 15 * 15 - 75, steps + 1, 15)]
+    control.versions = [asdict(version(number, steps)) for number in range(steps // 15 * 15 - 75, steps + 1, 15)]
     control.state = status(steps, 48)
     control.budgets = overview().to_json()
     control.prepared_report = report()
@@ -149,7 +151,7 @@ def lived_in_agent(steps: int = 90, **more: Any) -> PageAgent:
         "spent_today_uusd": 4_200, "spent_this_month_uusd": 310_000,
     }  # fmt: skip
     control.departed = [sent(number) for number in range(60, 0, -1)]
-    control.waiting = [waiting()]
+    control.waiting_reports = [waiting()]
     control.past = [past(number) for number in range(60)]
     return agent
 
@@ -159,7 +161,7 @@ def status(steps: int, answers: int) -> dict[str, Any]:
     current = AgentStatus(
         run_id="r", model=MODEL, adapter_version=steps, mode="auto", learning="learning" if steps else "idle", online=True,
         offline_reason="", coordinator="embedded", task="code" if steps else "math", target_rate=0.2, dual=0.5, phase=int(steps > 0),
-        phases=2, steps_done=steps, steps_planned=120, outbox=int(steps > 0), answers=answers, total_cloud_calls=31,
+        phases=2, steps_done=steps, steps_planned=120, waiting_reports=int(steps > 0), answers=answers, total_cloud_calls=31,
         total_cloud_tokens=8_450, total_spend_uusd=3_404, uptime_s=5.0, trained_version=steps, quota=quota,
     )  # fmt: skip
     return asdict(current)
@@ -230,7 +232,7 @@ def version(number: int, newest: int) -> Version:
     refused = number % 45 == 0 and number != newest
     gate = ("refused", "math fell from 71 % to 60 %, more than a slip") if refused else ("promoted", "")
     return Version(
-        version=number, folder="/state", at=BEGAN + 240 * number, phase=1, task="code", source="practice", base=number - 15,
+        version=number, folder="/state", at=BEGAN + 240 * number, phase=1, task="code", source="practice", base=max(0, number - 15),
         size_bytes=1_420_000 + number, gate=gate[0], gate_reason=gate[1], gate_before=0.71, gate_after=0.6 if refused else 0.74,
         kept_accuracy=0.81, joint_accuracy=0.9, assist_rate=0.22, serving=number == newest, head=number == newest, on_line=True,
         damage="",
@@ -279,10 +281,10 @@ def report() -> dict[str, Any]:
 
 
 def waiting() -> dict[str, Any]:
-    """A step's report that has not left, as in the outbox of a state folder."""
+    """A step's report that waits, as the outbox lists it."""
     return {
         "id": 1, "task": "code", "task_step": 44, "planned_prompts": 8, "group_size": 16, "target_rate": 0.2, "total_units": 128,
-        "help_units": 25, "uncalled_units": 0,
+        "help_units": 25, "uncalled_units": 0, "own_rate": None, "refused": "",
     }  # fmt: skip
 
 

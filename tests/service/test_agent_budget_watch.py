@@ -88,9 +88,9 @@ async def test_running_agent_shows_the_watched_budget_and_polls_only_without_a_w
     async with world.agent() as agent:
         await until(lambda: agent.link.watch.newest(agent.link.watch.task) is not None)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
-        assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
+        assert (await RunningAgent(agent).status()).budget.dual == world.terms.dual_init
         await agent.link.watch.aclose()
-        assert (await RunningAgent(agent).status())["budget"] is None
+        assert (await RunningAgent(agent).status()).budget is None
 
 
 async def test_watched_task_is_the_one_being_learned(tmp_path) -> None:

@@ -124,7 +124,7 @@ def committed(folder: Path) -> tuple[list[tuple[StepFinished, int]], int]:
     """The committed steps with their numbers at the coordinator, and how many reports wait."""
     with StateFolder(folder / "state") as state:
         numbers = [int(number) for (number,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
-        return list(zip(state.steps(), numbers, strict=True)), len(state.unreported())
+        return list(zip(state.steps(), numbers, strict=True)), len(state.waiting_reports())
 
 
 def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def answers() -> ScriptedAnswers:
 @pytest.fixture
 async def state(answers: ScriptedAnswers, tmp_path: Path) -> AsyncIterator[Path]:
     control = ScriptedControl(answers)
-    control.state = {"budget": {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}}
+    control.state["budget"] = {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}
     async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path

@@ -61,8 +61,8 @@ def test_idle_folder_shows_its_budget_without_model_or_coordinator(used: Path, c
 
 async def is_steered(world: World) -> None:
     async with world.agent() as agent:
-        dial = agent.budgets.dial()
-        assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
+        dial = agent.access.dial()
+        assert (dial.target_rate, dial.known_log_odds, agent.access.quota().state) == (0.15, 24, "paused")
 
 
 def test_settings_of_an_idle_folder_apply_to_the_next_agent(world: World, used: Path, capsys: pytest.CaptureFixture[str]) -> None:

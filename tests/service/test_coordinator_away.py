@@ -135,18 +135,18 @@ async def test_coordinator_killed_while_serving_and_learning_loses_and_double_co
             cut = await under_way
             away = await ask(agent, 4)
             await agent.learn(max_steps=1)
-            assert (agent.status().outbox, agent.status().online) == (1, False)
-            assert agent.budgets.quota().state == "offline"
+            assert (agent.status().waiting_reports, agent.status().online) == (1, False)
+            assert agent.access.quota().state == "offline"
             upstream.reply = right_after_a_while
             await coordinator.start()
             await reached_again(agent)
             back = [await ask(agent, number) for number in range(5, 7)]
             await agent.learn()
             await all_is_known(agent)
-            assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
+            assert (agent.status().waiting_reports, agent.status().steps_done) == (0, STEPS)
             await agent.learning.session.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
-            assert agent.steps()[-1].control.dual_after == dual
+            assert agent.components.state.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5
         assert [(record.source, record.final) for record in (cut, away)] == [("local-fallback", "3")] * 2
         assert len(world.events(Offline)) == len(world.events(Online)) == 1

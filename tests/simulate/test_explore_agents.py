@@ -46,7 +46,7 @@ def test_what_a_call_cost_is_known_though_the_agent_died_around_it(point: str) -
 def test_reports_made_while_the_coordinator_was_away_are_delivered_once_it_is_back() -> None:
     outcome = play(replace(CALM, faults=(Fault(at=10.0, kind="kill", for_s=150.0),)))
     assert outcome.verdict.violations == []
-    assert outcome.verdict.met["step reported out of the outbox"] > 0
+    assert outcome.verdict.met["waiting step report delivered"] > 0
     assert outcome.verdict.met["step reported"] == CALM.agents[0].steps
 
 

@@ -227,7 +227,7 @@ class World:
         """Run a new agent's learning; returns all steps in the state folder."""
         async with self.agent(failpoint) as agent:
             await agent.learn(max_steps=max_steps)
-            return list(agent.steps())
+            return list(agent.components.state.steps())
 
     async def ask(self, **request: Any) -> tuple[AnswerRecord, list[AnswerDelta]]:
         """Ask a new agent `QUESTION`; returns the stored record of the answer, and its pieces."""

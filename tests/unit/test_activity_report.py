@@ -103,7 +103,7 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
         give_feedback(agent, Feedback(answers[0].id, "good"))
         give_feedback(agent, Feedback(answers[1].id, "bad", "2"))
         report = reported(agent, 0.0)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
     assert sum(one["answers"] for one in report["answers"]) == 12

@@ -217,7 +217,7 @@ async def test_local_attempt_is_sent_with_the_last_question_where_configured(wor
 async def test_pause_during_generation_stops_the_cloud_call(world: World) -> None:
     async with world.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
         await anext(deltas)
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         record = [delta async for delta in deltas][-1].record
     assert record is not None and record.source == "local-fallback" and record.asked
     assert "the cloud is paused" in record.reason

@@ -15,7 +15,6 @@ from coordinator.calls.prices import Price
 from coordinator.config import ServerConfig, UpstreamConfig
 from edge.cloud.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.config.agent import resolve_agent_config
-from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink
@@ -204,7 +203,7 @@ def test_cassette_or_local_server_can_be_the_cloud() -> None:
 
 
 def test_cloud_settings_of_the_child_use_the_coordinators_names() -> None:
-    own = set(EmbeddedServerConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
+    own = set(EmbeddedCoordinatorConfig.model_fields) - {"upstream", "step_credit_kappa", "start_timeout_s"}
     assert own <= set(UpstreamConfig.model_fields)
 
 

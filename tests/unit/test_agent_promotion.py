@@ -42,7 +42,7 @@ async def learned(world: World) -> tuple[list[Any], Lineage]:
     async with world.agent() as agent:
         await agent.learn()
         with_line = agent.components.state.lineage()
-        return agent.steps(), with_line
+        return agent.components.state.steps(), with_line
 
 
 async def test_only_evaluated_versions_are_promoted_and_learning_continues_meanwhile(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
     async with world.agent() as agent:
         assert agent.status().adapter_version == agent.components.state.lineage().serving
         await agent.learn()
-        steps, line = agent.steps(), agent.components.state.lineage()
+        steps, line = agent.components.state.steps(), agent.components.state.lineage()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert line == expected_line
     assert world.learners[-1].step == calm.learners[-1].step
@@ -211,7 +211,7 @@ async def test_restart_serves_the_promoted_version_and_trains_on_from_the_latest
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         await agent.learn(max_steps=1)
-        assert agent.steps()[-1].adapter.base_version == 3
+        assert agent.components.state.steps()[-1].adapter.base_version == 3
 
 
 async def test_only_promoted_versions_stay_on_disk(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ async def test_rollback_between_steps_serves_immediately_and_learning_continues_
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (4, False), (5, False)]
         await agent.learn(max_steps=1)
-        assert (agent.steps()[-1].step, agent.steps()[-1].adapter.base_version) == (6, 2)
+        assert (agent.components.state.steps()[-1].step, agent.components.state.steps()[-1].adapter.base_version) == (6, 2)
         assert world.learners[-1].step == 3
         # 2 and 6 are the two that served last; 5 is kept as one of the newest two
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (5, False), (6, True)]
@@ -270,7 +270,7 @@ async def test_rollback_during_a_step_discards_that_step(tmp_path: Path) -> None
         world.serving._script = world.script = goes_back
         await agent.learn()
         assert (await asked[0]).serving == 2
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         assert agent.status().adapter_version == 6
     assert [step.adapter.base_version for step in steps][2:] == [2, 3, 2, 5]
     assert [step.adapter.gate for step in steps][2:] == ["", "", "", "promoted"]

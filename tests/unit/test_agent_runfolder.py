@@ -23,9 +23,9 @@ async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-d
     world.sink = FanOutSink([world.sink, folder])  # type: ignore[assignment]
     async with world.agent() as agent:
         finished = await agent.learn()
-        summary = folder.finish(agent.steps(), finished, agent.adapter.in_use())
+        summary = folder.finish(agent.components.state.steps(), finished, agent.adapter.in_use())
         folder.close()
-        return folder.folder, summary, agent.steps(), finished
+        return folder.folder, summary, agent.components.state.steps(), finished
 
 
 async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_summary(tmp_path: Path) -> None:

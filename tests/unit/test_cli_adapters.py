@@ -131,7 +131,7 @@ def test_rollback_serves_the_version_and_learning_continues_from_it(world: World
             assert agent.status().adapter_version == 3
             await agent.learn(max_steps=1)
             assert world.learners[-1].step == 4  # three updates are in version 3
-            return [(step.step, step.adapter.base_version) for step in agent.steps()]
+            return [(step.step, step.adapter.base_version) for step in agent.components.state.steps()]
 
     assert asyncio.run(learn()) == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3)]
     assert list(listed(adapters)) == [3, 4, 5]

@@ -129,7 +129,7 @@ async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_oth
     world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={2})
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        (own,) = [step for step in agent.steps() if step.source == "mine:math"]
+        (own,) = [step for step in agent.components.state.steps() if step.source == "mine:math"]
     (learner,) = world.learners
     (imitated,) = learner.demonstrations
     assert len(imitated) == 2, "a known answer is among them"
@@ -309,10 +309,10 @@ async def test_item_is_repeated_until_right_in_all_passes_and_then_rehearsed(tmp
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=None), known)
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        assert [step.source for step in agent.steps()].count("mine:math") == 3
+        assert [step.source for step in agent.components.state.steps()].count("mine:math") == 3
         known.add(1)
         await agent.learn(max_steps=10)
-        sources = [step.source for step in agent.steps()]
+        sources = [step.source for step in agent.components.state.steps()]
     assert sources.count("mine:math") == 3 + OWN.passes
     (learner,) = world.learners
     assert len(learner.demonstrations) == len(sources[sources.index("mine:math") :]), "in each step since the first on it"
@@ -323,7 +323,7 @@ async def test_unlearnable_item_is_shown_a_limited_number_of_times(tmp_path: Pat
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=1))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
-        own = [step for step in agent.steps() if step.source == "mine:math"]
+        own = [step for step in agent.components.state.steps() if step.source == "mine:math"]
         assert len(own) == MOST_SHOWN * OWN.passes
         give(agent.components.state, 7)
         assert await agent.learning.more_to_learn()

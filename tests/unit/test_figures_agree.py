@@ -75,10 +75,10 @@ async def test_report_usage_whatif_and_the_ledger_agree(tmp_path: Path) -> None:
         answerer = agent.answerer
         for number in [*range(1, 6), 100, 200, 300, 400, *range(90, 100)]:
             await answerer.answer(asked(number))
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         for number in range(1, 4):
             await answerer.answer(asked(number))
-        agent.budgets.pause_cloud(False)
+        agent.access.pause_cloud(False)
         while agent.access.unconfirmed.waiting():
             await agent.access.unconfirmed.settle()
         heard = past_answers(agent.components.state)

@@ -45,7 +45,7 @@ def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
 async def learned(agent: Agent, steps: int) -> list[str]:
     """The sources of `steps` more steps."""
     await agent.learn(max_steps=steps)
-    return [step.source for step in agent.steps(last=steps)]
+    return [step.source for step in agent.components.state.steps(last=steps)]
 
 
 def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
@@ -61,7 +61,7 @@ async def test_own_steps_alternate_with_the_phases_and_resume_their_place(tmp_pa
     world = world_in(tmp_path / "state", steps=4)
     async with world.agent() as agent:
         finished = await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     assert [step.source for step in steps] == ["sums", "mine:math", "sums", "mine:math", "sums", "mine:math", "sums"]
     assert [step.phase_step for step in steps if step.source == "sums"] == [1, 2, 3, 4]
     assert [step.scores.prompts for step in steps if step.source != "sums"] == [3, 3, 2], (
@@ -88,7 +88,7 @@ async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path
         world = World(tmp_path / str(own is None), own=own, imitates=False)
         async with world.agent() as agent:
             await agent.learn()
-            steps.append([numbers(step) for step in agent.steps()])
+            steps.append([numbers(step) for step in agent.components.state.steps()])
     assert steps[0] == steps[1]
 
 
@@ -100,8 +100,9 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
         give(agent.components.state, 5)
         assert await agent.learning.more_to_learn()
         await agent.learn()
-        assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
-        assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "promoted"], "the last one, so that it serves"
+        steps = agent.components.state.steps()
+        assert [step.source for step in steps] == ["sums", "mine:math", "mine:math"]
+        assert [step.adapter.gate for step in steps] == ["promoted", "", "promoted"], "the last one, so that it serves"
         assert agent.status().adapter_version == 3
         assert not await agent.learning.more_to_learn()
 
@@ -112,7 +113,9 @@ async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
     world = world_in(tmp_path / "state", steps=4, own=UseConfig(share=0.5, passes=2, target_rate=0.1))
     async with world.agent() as agent:
         await agent.learn()
-        own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
+        own = [
+            (step.source, step.task, step.control.target_rate) for step in agent.components.state.steps() if step.source != "sums"
+        ]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
         assert agent.components.state.terms("code") is not None
 
@@ -131,7 +134,7 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
         async with world.agent() as agent:
             await agent.learn()
             uses = dict(agent.components.state.database.execute("SELECT item, uses FROM item_uses"))
-            runs.append(([numbers(step) for step in agent.steps()], uses))
+            runs.append(([numbers(step) for step in agent.components.state.steps()], uses))
     assert runs[0] == runs[1]
     assert set(runs[0][1].values()) == {2}
 
@@ -151,7 +154,7 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
         assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
         assert await learned(agent, 2) == ["sums", "watched:chat"]
-        assert agent.steps()[-1].scores.prompts == 1, "only new items of a changed file"
+        assert agent.components.state.steps()[-1].scores.prompts == 1, "only new items of a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
         assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
@@ -203,7 +206,7 @@ async def test_forbidden_label_is_skipped_and_learning_continues(tmp_path: Path)
 
         agent.link.client.open_step = refuses  # type: ignore[method-assign]
         await agent.learn()
-        assert {step.source for step in agent.steps()} == {"sums"}
+        assert {step.source for step in agent.components.state.steps()} == {"sums"}
     [notice] = [event for event in world.events(Notice) if "mine:secret" in event.text]
     assert "this device may not work on secret" in notice.text
 
@@ -255,7 +258,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
     async with world.agent() as agent:
         await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
     assert own and all(step.adapter.gate == "" for step in own), "they are judged with the phase's next step"
@@ -286,13 +289,13 @@ async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path
     world = world_in(tmp_path / "state", steps=4, gate=GateConfig(every=2, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         assert [(step.source, step.adapter.gate) for step in steps] == [
             ("sums", ""), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""),
             ("sums", "promoted"),
         ]  # fmt: skip
         await agent.learn(max_steps=3)
-        assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
+        assert [step.adapter.gate for step in agent.components.state.steps(last=3)] == ["promoted", "", "promoted"], (
             "after the phases own steps are judged"
         )
 

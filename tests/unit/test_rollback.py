@@ -60,7 +60,7 @@ async def test_version_that_worsens_after_promotion_is_replaced_by_the_best_kept
         script.wrong = {4: 8, 0: 3}
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "anchors")]
-        assert (agent.status().adapter_version, agent.steps()[-1].adapter.base_version) == (2, 2)
+        assert (agent.status().adapter_version, agent.components.state.steps()[-1].adapter.base_version) == (2, 2)
         line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
@@ -86,7 +86,7 @@ async def test_losses_below_the_gate_are_found_where_beyond_chance(tmp_path: Pat
     script.wrong = {0: 8} | {version: version // 2 - 1 for version in range(2, 14, 2)}
     async with world.agent() as agent:
         await agent.learn(max_steps=12)
-        assert [step.adapter.gate for step in agent.steps() if step.adapter.gate] == ["promoted"] * 6
+        assert [step.adapter.gate for step in agent.components.state.steps() if step.adapter.gate] == ["promoted"] * 6
         assert (went_back(agent), agent.components.state.lineage().kept) == ([], (8, 10, 12))
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(12, 2, "anchors")]

@@ -468,7 +468,7 @@ def test_the_dual_moves_once_for_each_step_of_verls_trainer(training, monkeypatc
     trainer, client = training
     duals = [made(trainer, client, monkeypatch)[1]["dagrpo/dual"] for _ in range(3)]
     assert duals == pytest.approx([0.5, 0.52, 0.54])
-    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).unreported() == []
+    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).waiting_reports() == []
 
 
 def test_padding_rows_of_verl_change_no_rate_and_no_gradient(training, monkeypatch):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> 
     assert (result.answers, result.present.calls, result.present.spend_uusd, result.present.rate) == (22, 11, 770.0, 0.5)
     assert [(outlook.calls, outlook.spend_uusd) for outlook in result.outlooks] == [(11, 770.0), (2, 140.0)]
     assert sum(answer.judged == "good" for answer in answers) == 1
-    assert json.loads(json.dumps(result.to_json()))["outlooks"][1]["target_rate"] == 0.1
+    assert result.outlooks[1].target_rate == 0.1
 
 
 RECORD: dict[str, Any] = {

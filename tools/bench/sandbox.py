@@ -26,7 +26,7 @@ from edge.core.types import AnswerKind
 from edge.dagrpo.answers import last_python_block
 from edge.verifiers.program import ProgramJudge, ProgramTests
 from edge.verifiers.sandbox.choice import choose_sandbox
-from edge.verifiers.sandbox.role import Limits
+from edge.verifiers.sandbox.role import SandboxLimits
 from tools.bench.harness import command, show
 
 HUMANEVAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
@@ -56,7 +56,7 @@ def practice_programs() -> list[ProgramTests]:
 
 def measure(name: str, programs: Sequence[ProgramTests], clock: Clock) -> dict[str, Any]:
     """Seconds of one sandbox: the first verdict of the process, the others one at a time, concurrently, and from the cache."""
-    limits = Limits(wall_s=30.0)
+    limits = SandboxLimits(wall_s=30.0)
     start = clock.monotonic()
     sandbox = choose_sandbox(name, unsafe=name == "none")
     judge = ProgramJudge(lambda: sandbox, limits, clock=clock)

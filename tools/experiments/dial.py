@@ -105,13 +105,13 @@ class Experiment:
     async def run(self, kind: str, rate: float, known: Sequence[KnownItem], label: str = "", *, again: bool = False) -> DialRun:
         """Set τ and answer all. `again`: the label's dial has seen answers before."""
         task = label or f"{kind.replace(' ', '-')}-{rate}"
-        self._agent.budgets.set_dial(rate, task)
+        self._agent.access.dials.set(rate, task)
         if not again:
-            assert self._agent.budgets.dial(task).known_log_odds == 0
+            assert self._agent.access.dial(task).known_log_odds == 0
         records, rates = [], []
         for one in known:
             records.append(await self._ask(one.item, task))
-            rates.append(self._agent.budgets.dial(task).realised_since_set or 0.0)
+            rates.append(self._agent.access.dial(task).realised_since_set or 0.0)
         failed = next((record for record in records if record.asked and record.source != "cloud"), None)
         if failed is not None:
             raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")

@@ -123,7 +123,7 @@ def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
 
 
 def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[str, Any]:
-    steps = agent.steps()
+    steps = agent.components.state.steps()
     if len(steps) != cell.steps:
         raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
     evaluations = evaluations_in(folder)

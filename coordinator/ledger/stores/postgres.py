@@ -288,7 +288,7 @@ class PostgresLedgerStore(LedgerStore):
         statement = write_statement(batch, head)
         if statement is None:
             return
-        if batch.journal:  # a batch without an entry cannot be found again; its callers learn that it failed
+        if batch.journal:  # a batch without an entry cannot be found again; its callers get the failure
             self._written = tables.journal_head()
         moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if not moved:

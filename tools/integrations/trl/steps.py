@@ -173,7 +173,7 @@ class Steps:
             seconds=update_s,
         )
         event = step_event(StepResult(plan, opened, groups, advantages, report), seconds, next(iter(state.steps(last=1)), None))
-        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
+        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.waiting_report is not None)
         event = replace(event, control=control, at=clock.now())
         state.commit_step(
             Commit(
@@ -184,7 +184,7 @@ class Steps:
                 cursor_seed=plan.cursor_seed,
                 cursor=plan.cursor_after,
                 terms=closed.terms,
-                unreported=closed.unreported,
+                waiting_report=closed.waiting_report,
                 lineage=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
             )
         )

@@ -43,7 +43,7 @@ class _AgentChecker:
             reports = [closed[step] for step in sorted(closed)]
             self._steps(task, reports)
             self._terms(task, reports)
-        waiting = [f"{report.task}#{report.task_step}" for report in self._kept.outbox]
+        waiting = [f"{report.task}#{report.task_step}" for report in self._kept.waiting_reports]
         self._is("A5", not waiting, f"reports wait at the end: {', '.join(waiting[:3])}")
         self._is("A5", not self._kept.unconfirmed, f"calls in doubt at the end: {', '.join(self._kept.unconfirmed[:3])}")
         self._daily_budget()
@@ -91,7 +91,7 @@ class _AgentChecker:
         for number, ((event, place), report) in enumerate(zip(mine, reports, strict=False)):
             step, control = f"{task}#{number}", event.control
             self._verdict.meet("step reported")
-            self._verdict.meet("step reported out of the outbox", control.offline)
+            self._verdict.meet("waiting step report delivered", control.offline)
             rate = report["help_units"] / report["total_units"]
             same = abs(rate - control.assist_rate) < 1e-9
             self._is("A4", same, f"{step} had rate {control.assist_rate}, reported was {rate}")

@@ -28,7 +28,7 @@ from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
-from edge.state.rows import Report, Terms
+from edge.state.rows import Report, StoredTerms
 from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
 from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
@@ -78,11 +78,11 @@ class Kept:
 
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
-    outbox: Sequence[Report]
+    waiting_reports: Sequence[Report]
     unconfirmed: Sequence[str]
     daily_budget: Mapping[str, Paid]
     dial: HelpDial | None
-    terms: Mapping[str, Terms | None]
+    terms: Mapping[str, StoredTerms | None]
     steps_done: int
     cursors: Mapping[str, int]
 
@@ -97,7 +97,7 @@ class Kept:
         return cls(
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
-            outbox=[report for _, report in state.unreported()],
+            waiting_reports=[report for _, report in state.waiting_reports()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             daily_budget={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in paid},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,

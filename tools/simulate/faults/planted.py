@@ -32,7 +32,7 @@ from edge.learning import step_reporter
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
 from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Report, Terms
+from edge.state.rows import Commit, Report, StoredTerms
 
 
 @dataclass(frozen=True)
@@ -257,13 +257,13 @@ def _write_no_cost(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
 _deliver_one = StepReporter._deliver_one
 
 
-@bug("A4", "a report out of the outbox is delivered twice", StepReporter, "_deliver_one", seed=2)
+@bug("A4", "a waiting report is delivered twice", StepReporter, "_deliver_one", seed=2)
 async def _deliver_twice(self: StepReporter, report: Report) -> Any:
     terms = await _deliver_one(self, report)
     return terms if terms is None else await _deliver_one(self, dataclasses.replace(report, task_step=terms.next_step))
 
 
-@bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
+@bug("A5", "reports that wait are never delivered", StepReporter, "deliver", seed=2)
 async def _deliver_never(self: StepReporter, task: str | None = None) -> dict[str, Any]:
     return {}
 
@@ -279,8 +279,8 @@ _close = StepReporter.close
 @bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
 async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
     closed = await _close(self, step, units)
-    if closed.unreported is not None and closed.unreported.refused:
-        raise PermissionDenied(closed.unreported.refused)
+    if closed.waiting_report is not None and closed.waiting_report.refused:
+        raise PermissionDenied(closed.waiting_report.refused)
     return closed
 
 
@@ -317,6 +317,6 @@ _put_terms = StateFolder._put_terms
 
 
 @bug("A10", "the agent keeps the λ that it had before a step", StateFolder, "_put_terms")
-def _keep_dual(self: StateFolder, terms: Terms) -> None:
+def _keep_dual(self: StateFolder, terms: StoredTerms) -> None:
     known = self.terms(terms.task)
     _put_terms(self, terms if known is None else dataclasses.replace(terms, dual=known.dual))

@@ -229,7 +229,7 @@ AGENT_FEATURES = frozenset(
         "record of a call whose reply was lost",
         "step reported",
         "cut step finished after a crash",
-        "step reported out of the outbox",
+        "waiting step report delivered",
         "step report refused",
         "learning waited for a task that was taken away",
         "training call in the daily budget",

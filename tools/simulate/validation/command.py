@@ -21,8 +21,7 @@ from typing import Any
 import yaml
 
 from edge.app.settings import model_file
-from edge.cli.measure import EngineRates, engine_rates, measure
-from edge.cli.measure import Measured as MeasuredDevice
+from edge.cli.measure import EngineRates, MachineMeasures, engine_rates, measure
 from edge.config.agent import resolve_agent_config
 from edge.config.device import DecodeRate, DeviceConfig
 from edge.config.device_profile import profile_text, write_profile
@@ -149,7 +148,7 @@ def config_for(state: Path, sets: Sequence[str] = ()) -> AgentConfig:
 # -- measuring --------------------------------------------------------------------------------------------------------------------------
 
 
-def faster(before: MeasuredDevice, after: EngineRates) -> DeviceConfig:
+def faster(before: MachineMeasures, after: EngineRates) -> DeviceConfig:
     """The device's row of speeds with the better of two measurements of each number."""
     device = before.device
     (row,) = device.speeds

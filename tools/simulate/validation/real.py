@@ -211,8 +211,8 @@ class RealRun:
     async def measured(self, sink: MemorySink) -> Measured:
         """Stretch by stretch, then the learning steps. Raises EdgeError where the cloud does not answer the calibration."""
         plan = self._plan
-        self._agent.budgets.set_dial(plan.dial, LABEL)
-        self._agent.budgets.set_dial(0.0, _CALIBRATION)
+        self._agent.access.dials.set(plan.dial, LABEL)
+        self._agent.access.dials.set(0.0, _CALIBRATION)
         for item in plan.cloud_calibration[:_WARM_UPS]:  # connections, caches; nothing of it counts
             for mode in _MODES:
                 await self._ask(item, "warm-up", mode)

@@ -141,7 +141,7 @@ class Site:
             notifier=BudgetNotifier(self.shared_pause_s),
         )
         host.spawn(parts.follow(), "budget notifier")
-        await _insist(parts.learn)
+        await _insist(parts.load)
         self.endpoint = self._serve(
             host, parts.device_api, "device", Turnstile("requests run", config.service.max_rpcs), self.max_streams
         )
