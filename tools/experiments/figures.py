@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,9 @@ from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, for
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import shown
+from tools.svg import COLOURS, GREY, drawn
 
 FIGURES = Path(__file__).parent / "figures"
-_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
-_GREY = "#666666"
 _METHOD_COLOURS = {
     "before learning, dial": "#4a4a4a", "Edge Tuning Only": "#b08900", "Edge Tuning w/ dial": "#b08900",
     "Edge Tuning w/ Naive Router": "#0f8b8d", "Edge Tuning w/ Router": "#8a4fb0", "GRPO": "#1f6fb4", "GVPO": "#2a8c4a",
@@ -28,54 +25,25 @@ _METHOD_COLOURS = {
 _MOST_FORGOTTEN = 60.0
 """Percent; longer intervals, as of two seeds, leave the picture."""
 _RATES = tuple(number / 20 for number in range(15))
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tools.experiments",
-}
-"""Text stays text in SVG, and the same results give the same bytes."""
 Paint = Callable[[Any, Findings], None]
 """Draws on a figure."""
-_TAG = re.compile(rb"<[^>]*>")
-_LONG_NUMBER = re.compile(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+")
 
 
 def draw_figures(findings: Findings, out: Path) -> list[Path]:
     """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.svg`."""
-    drawn: list[Path] = []
+    paths: list[Path] = []
     if not any(result.cell.phases for result in findings.results.values()):
-        return drawn  # there is nothing but the models before learning
+        return paths  # there is nothing but the models before learning
     for kind in findings.spec.figure:
         path = out / f"{findings.spec.name}-{kind}.svg"
         _draw(path, findings, _PAINT[kind])
-        drawn.append(path)
-    return drawn
+        paths.append(path)
+    return paths
 
 
 def _draw(path: Path, findings: Findings, paint: Paint) -> None:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
-        FigureCanvasSVG(figure)
-        paint(figure, findings)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_rounded(drawn.getvalue()))
-
-
-def _rounded(svg: bytes) -> bytes:
-    """Round coordinates to a hundredth of a point, which halves the bytes; text and its numbers stay."""
-    lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
-    return b"\n".join(line.rstrip() for line in lines)
+    path.write_bytes(drawn(lambda figure: paint(figure, findings), 9, 4.2))
 
 
 def _lambda(figure: Any, findings: Findings) -> None:
@@ -84,7 +52,7 @@ def _lambda(figure: Any, findings: Findings) -> None:
     figure.set_size_inches(9, 2.6 * len(models) + 0.6)
     axes = figure.subplots(len(models), 2, squeeze=False, sharex=True)
     for (left, right), model in zip(axes, models, strict=True):
-        for value, colour in zip(values, _COLOURS, strict=False):
+        for value, colour in zip(values, COLOURS, strict=False):
             runs = findings.runs(model, varied={key: value})
             _lines(left, runs, "dual", colour, f"λ_0 = {shown(value)}", smooth=1)
             _lines(right, runs, "assist", colour, "", smooth=SMOOTH_STEPS)
@@ -105,10 +73,10 @@ def _schedules(figure: Any, findings: Findings) -> None:
     for axis, name in zip(axes, names, strict=False):
         targets = [phase.target_rate for phase in findings.spec.phases[name] for _ in range(phase.steps)]
         steps = range(1, len(targets) + 1)
-        axis.plot(steps, targets, color=_GREY, linewidth=1.2, linestyle="--", label="τ")
-        axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=_GREY, alpha=0.15, linewidth=0)
+        axis.plot(steps, targets, color=GREY, linewidth=1.2, linestyle="--", label="τ")
+        axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=GREY, alpha=0.15, linewidth=0)
         lines = [(model, way) for model in findings.spec.models for way in findings.spec.ways]
-        for (model, way), colour in zip(lines, _COLOURS, strict=False):
+        for (model, way), colour in zip(lines, COLOURS, strict=False):
             label = model if len(findings.spec.ways) == 1 else way
             _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
@@ -120,11 +88,11 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
     model, name = findings.spec.models[0], key.rpartition(".")[2]
-    for value, colour in zip(values, _COLOURS, strict=False):
+    for value, colour in zip(values, COLOURS, strict=False):
         _lines(left, findings.runs(model, varied={key: value}), "dual", colour, f"{name} {shown(value)}", smooth=1)
     left.set(title=f"{model}: λ", xlabel="step", ylim=(0, None))
     left.legend(fontsize=8)
-    for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+    for series, colour in (("assist", COLOURS[0]), ("joint", COLOURS[1]), ("kept", COLOURS[2])):
         points = [(at, findings.runs(model, varied={key: value}).mean(end_of(series))) for at, value in enumerate(values)]
         _points(right, points, colour, series)
     right.set_xticks(range(len(values)), [shown(value) for value in values])
@@ -136,7 +104,7 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
 def _rates(figure: Any, findings: Findings) -> None:
     """Left the rate while learning towards each τ, right accuracy against τ."""
     left, right = figure.subplots(1, 2)
-    for (name, phases), colour in zip(findings.spec.phases.items(), _COLOURS, strict=False):
+    for (name, phases), colour in zip(findings.spec.phases.items(), COLOURS, strict=False):
         left.axhline(phases[-1].target_rate, color=colour, linestyle=":", linewidth=1.0)
         for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
             label = f"τ = {phases[-1].target_rate:g}" if style == "-" else ""
@@ -145,7 +113,7 @@ def _rates(figure: Any, findings: Findings) -> None:
     left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({lines})", ylim=(0, 1))
     left.legend(fontsize=8)
     for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
-        for series, colour in (("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+        for series, colour in (("joint", COLOURS[1]), ("kept", COLOURS[2])):
             points = [
                 (phases[-1].target_rate, findings.runs(model, phases=name).mean(end_of(series)))
                 for name, phases in findings.spec.phases.items()
@@ -165,7 +133,7 @@ def _curves(figure: Any, findings: Findings) -> None:
                 _curve(axis, findings, model, row, _METHOD_COLOURS[row.label])
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
-        axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
+        axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=GREY, linestyle="--", linewidth=1.2,
                   label="oracle over DA-GRPO")  # fmt: skip
         axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
     axes[0].set_ylabel("joint accuracy (%), mean of four families")
@@ -213,7 +181,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             points = list(zip(at, found, strict=True))
             _points(axis, points, _METHOD_COLOURS[row.label], row.label, "", scale=100)
-        axis.axhline(0.0, color=_GREY, linewidth=0.8)
+        axis.axhline(0.0, color=GREY, linewidth=0.8)
         axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
         axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
         axis.set_title(model)
@@ -229,7 +197,7 @@ def _over_steps(figure: Any, findings: Findings) -> None:
     for row, model in zip(axes, models, strict=True):
         for axis, name in zip(row, names, strict=True):
             learned = " then ".join(phase.source for phase in findings.spec.phases[name])
-            for source, colour in zip(findings.spec.evaluate.sources, _COLOURS, strict=False):
+            for source, colour in zip(findings.spec.evaluate.sources, COLOURS, strict=False):
                 points = forced_over_steps(findings, model, name, source)
                 label = source.removeprefix("practice:")
                 axis.plot([step for step, _ in points], [100 * right for _, right in points], color=colour, marker="o",
@@ -268,7 +236,7 @@ def _points(
 
 
 def _target(axis: Any, target: float) -> None:
-    axis.axhline(target, color=_GREY, linestyle="--", linewidth=1.0)
+    axis.axhline(target, color=GREY, linestyle="--", linewidth=1.0)
 
 
 def _legend(figure: Any, axis: Any) -> None:

@@ -52,14 +52,6 @@ class Decision:
     overridden: DialOverride = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """By how much one answer takes longer than the speeds say: until its first letter, and from there on."""
-
-    first: float = 1.0
-    rest: float = 1.0
-
-
 class SimulatedBackend(ScriptedBackend):
     """Implements `InferenceBackend` with a mind."""
 
@@ -99,14 +91,13 @@ class SimulatedBackend(ScriptedBackend):
         messages = messages.messages if isinstance(messages, ToolConversation) else messages
         question = Question.read(messages[-1].content)
         response = self._respond_to(question, sampling, seed, self._adapter_version, prefix)
-        speed, pace, prompt_tokens = self._machine.speed, self._pace_of(question), self._prompt_tokens(question)
-        token_s = 1.0 / speed.decode_rate(1) + speed.token_overhead_s
-        read_s = 0.0 if prefix else speed.overhead_s + prompt_tokens / speed.prefill_tokens_per_s
+        speed, prompt_tokens = self._machine.speed, self._prompt_tokens(question)
+        read_s = 0.0 if prefix else speed.read_s(prompt_tokens)
         cut = min(len(response.text), len("<think>\n"))
         with self._machine.serving():
-            await self._machine.serve((read_s + token_s) * pace.first)
+            await self._machine.serve(read_s + speed.token_s)
             yield TextDelta(response.text[:cut])
-            await self._machine.serve(speed.shown_s(len(response.token_ids)) * pace.rest)
+            await self._machine.serve(speed.shown_s(len(response.token_ids)))
         yield TextDelta(response.text[cut:])
         yield TextDelta("", response, prompt_tokens)
 
@@ -122,9 +113,6 @@ class SimulatedBackend(ScriptedBackend):
 
     def _prompt_tokens(self, question: Question) -> int:
         return self._tokens.prompt + question.further
-
-    def _pace_of(self, question: Question) -> Pace:
-        return Pace()
 
     def _draws(self, question: Question, sampling: Sampling, seed: int) -> random.Random:
         """Chance: the question's own at temperature 0, the seed's beyond."""

@@ -132,7 +132,8 @@ class FleetDevice:
         self.link = Link(group.link, self._rng("link"), around.scenario.starts_at_h)
         self.channel = FleetChannel(around.network, around.endpoint, self.link)
         self.state = SimulatedState(around.folder / self.name, in_memory=True)
-        self.backend = self._make_backend()
+        part = group.part
+        self.backend = SimulatedBackend(self.machine, part.mind, part.nature, part.tokens, self._seed)
         self.agent = self._make_agent(group.target_rate, group.dual_init)
 
     # life ----------------------------------------------------------------------------------------------------------------------
@@ -196,10 +197,6 @@ class FleetDevice:
         self._tally.answered(self.figures, self._around.loop.time(), record, record.final == right_answer(question))
 
     # making --------------------------------------------------------------------------------------------------------------------
-
-    def _make_backend(self) -> SimulatedBackend:
-        group = self.group
-        return SimulatedBackend(self.machine, group.mind, group.nature, group.tokens, self._seed)
 
     def _make_agent(self, target_rate: float, dual_init: float) -> Agent:
         group, around = self.group, self._around

@@ -21,13 +21,13 @@ from tools.places import check_files, put
 from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate, holds
-from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_report
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
+from tools.svg import require_matplotlib
 
 _VIOLATIONS_SHOWN = 10
 

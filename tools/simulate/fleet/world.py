@@ -6,7 +6,7 @@ import asyncio
 import gc
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,21 +38,12 @@ CHECK_S = 5.0
 class FleetWorld(Surroundings):
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        name: str,
-        folder: Path,
-        make_device: Callable[..., FleetDevice] = FleetDevice,
-        make_cloud: Callable[..., SimulatedCloud] = SimulatedCloud,
-    ) -> None:
-        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints. Other kinds of
-        devices and clouds are made as these are."""
+    def __init__(self, scenario: Scenario, name: str, folder: Path) -> None:
+        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints."""
         super().__init__(scenario, folder)
         self.name = name
-        self.cloud = make_cloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
+        self.cloud = SimulatedCloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
         self.found: list[str] = []
-        self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[FleetGroup] = [group for group in self._groups for _ in range(group.part.devices)]
@@ -118,7 +109,7 @@ class FleetWorld(Surroundings):
         await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:
-        device = self._make_device(index, group, self)
+        device = FleetDevice(index, group, self)
         group.devices.append(device)
         return Host(device.name, self.loop).spawn(device.live(self._one_asked_all), "life")
 
