@@ -50,11 +50,10 @@ class Prepared:
     steps: tuple[StepPlan, ...]
 
 
-def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: bool = False) -> dict[str, Any]:
+def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None) -> dict[str, Any]:
     """Train, or resume a run in the same folder; returns the summary ({} in processes other than the main one).
 
-    With `fresh`, the files of an earlier run are removed once everything this one needs is read, built and open; an earlier failure leaves
-    them unchanged. `stream` (None: stderr) gets the printed lines.
+    `stream` (None: stderr) gets the printed lines.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -73,7 +72,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
     with ExitStack() as stack:
         steps = SharedSteps(processes)
         main = _MainProcess(resolved, stream or sys.stderr, stack)
-        processes.from_main(lambda: main.hold(fresh))
+        processes.from_main(main.hold)
         prepared = prepare(config, processes)
         items = [item for step in prepared.steps for item in step.items]
         data_set = Dataset.from_dict(columns(items, prepared.prompt_form))
@@ -135,17 +134,17 @@ class _MainProcess:
         self._held: HeldFolder | None = None
         self._open: _Open | None = None
 
-    def hold(self, fresh: bool) -> None:
+    def hold(self) -> None:
         """See HeldFolder."""
-        self._held = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
+        self._held = self._stack.enter_context(HeldFolder(self._resolved))
 
     def begin(self, prepared: Prepared, give: Callable[[Steps, LoopThread], None]) -> str | None:
         """Open the steps in the locked folder and give them away; returns the checkpoint to resume from."""
         assert self._held is not None
         own = Path(prepared.model).name if bundled_name(self._config.model) else ""
-        with self._held.beginning(own) as start:
-            self._stream.writelines(f"{line}\n" for line in start.notices)
-            self._open = self._opened(prepared)
+        start = self._held.start(own)
+        self._stream.writelines(f"{line}\n" for line in start.notices)
+        self._open = self._opened(prepared)
         give(self._open.steps, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
 
@@ -167,7 +166,7 @@ class _MainProcess:
 
     def _opened(self, prepared: Prepared) -> _Open:
         out = Path(self._config.out).expanduser()
-        with ExitStack() as opening:  # closed immediately where something cannot be opened: then the folder is restored
+        with ExitStack() as opening:  # closed immediately where something cannot be opened
             folder = opening.enter_context(contextlib.closing(RunFolder(out, self._resolved.to_yaml())))
             sink = FanOutSink([folder, PlainConsole(self._stream, self._clock, Progress(), legend=what_lines_say())])
             state = opening.enter_context(open_state(out))
