@@ -1,4 +1,4 @@
-"""`python -m tools.experiments run | table | figure | report | dial`: the command line."""
+"""`python -m tools.experiments run | table | report | dial`: the command line."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     one = command("run", run, "run the cells of experiments; goes on where it was cut", specs=True)
     one.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
     one.add_argument("--only", metavar="GLOB", help="cells whose key matches, such as 'nano-edge.*'")
-    one.add_argument("--seeds", type=_seeds, help="only these seeds, as 0,1")
-    one.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after H hours")
     one.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
     one.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
 
@@ -73,9 +71,6 @@ def _parser() -> argparse.ArgumentParser:
         "table", play_table, "tables of experiments from their results; what is missing is shown as missing", specs=True
     )
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
-
-    one = command("figure", play_figure, "figures of experiments from their results", specs=True)
-    one.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
 
     one = command("report", play_report, "make the tables and figures of REPORT.md and docs/results.md anew from the results")
     one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
@@ -96,13 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no list of seeds, as 0,1") from error
-
-
 def play_cell(arguments: argparse.Namespace) -> int:
     """Run one cell in this process, its progress as JSON lines."""
     os.nice(_NICE)
@@ -113,7 +101,7 @@ def play_cell(arguments: argparse.Namespace) -> int:
 def play_table(arguments: argparse.Namespace) -> int:
     """Print the tables."""
     require_folder(arguments.results)
-    specs, chosen = _specs(arguments.specs, of="table"), read_chosen(arguments.chosen)
+    specs, chosen = _specs(arguments.specs), read_chosen(arguments.chosen)
     _report_strays([*map(load_spec, spec_names()), *specs], arguments)
     for spec in specs:
         findings = Findings.of(spec, chosen, arguments.results)
@@ -121,17 +109,6 @@ def play_table(arguments: argparse.Namespace) -> int:
         tables = tables_of(findings, arguments.data, chosen).values()
         print("\n\n".join(table.to_markdown() for named in tables for table in named))
         print(f"\n{missing_line(findings)}\n", flush=True)
-    return 0
-
-
-def play_figure(arguments: argparse.Namespace) -> int:
-    """Draw the figures and print their paths."""
-    require_folder(arguments.results)
-    specs, chosen = _specs(arguments.specs, of="figure"), read_chosen(arguments.chosen)
-    check_folder(arguments.out, "--out")
-    for spec in specs:
-        drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out)
-        print("\n".join(map(str, drawn)) or f"{spec.name}: nothing to draw yet; run {spec.name} first", flush=True)
     return 0
 
 
@@ -182,11 +159,11 @@ def play_dial(arguments: argparse.Namespace) -> int:
     return 0 if all(run.held for run in runs) else 1
 
 
-def _specs(names: Sequence[str], of: str) -> list[Spec]:
-    """The specifications that have a table or figure. Raises UsageError where none has."""
-    found = [spec for spec in map(load_spec, names or spec_names()) if getattr(spec, of)]
+def _specs(names: Sequence[str]) -> list[Spec]:
+    """The specifications that have a table. Raises UsageError where none has."""
+    found = [spec for spec in map(load_spec, names or spec_names()) if spec.table]
     if not found:
-        raise UsageError(f"{', '.join(names)}: no {of} is named there", hint=f"add the key {of} to the specification")
+        raise UsageError(f"{', '.join(names)}: no table is named there", hint="add the key table to the specification")
     return found
 
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import fnmatch
 import json
-import math
 import os
 import signal
 import sys
@@ -42,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the missing cells; 0 when all is done, 1 when a cell failed, 130 when stopped, 75 when something is left."""
     if arguments.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
-    if arguments.max_hours is not None and not arguments.max_hours > 0:
-        raise UsageError(f"--max-hours must be more than 0, not {arguments.max_hours:g}")
     if arguments.results.exists():
         require_folder(arguments.results)
     plan = Plan.of(arguments)
@@ -137,18 +134,10 @@ class Plan:
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Plan:
         """The plan of the command line. Raises UsageError, ConfigError."""
-        only, seeds, chosen = arguments.only, arguments.seeds, read_chosen(arguments.chosen)
+        only, chosen = arguments.only, read_chosen(arguments.chosen)
         grids = tuple(expand(load_spec(name, to_run=True), chosen) for name in arguments.specs or spec_names())
-        known = sorted({seed for grid in grids for seed in grid.spec.seeds})
-        if unknown := [seed for seed in seeds or () if seed not in known]:
-            hint = f"there is: {', '.join(map(str, known))}"
-            raise UsageError(f"--seeds: no experiment here has the seed {unknown[0]}", hint=hint)
         every = shared(grids)
-        meant = [
-            cell
-            for cell in every
-            if (seeds is None or not cell.phases or cell.seed in seeds) and (only is None or fnmatch.fnmatchcase(cell.key, only))
-        ]
+        meant = [cell for cell in every if only is None or fnmatch.fnmatchcase(cell.key, only)]
         waits = dict.fromkeys(what for grid in grids for what in grid.waits_for)
         if not meant and (only is not None or not waits):
             raise UsageError(f"no cell matches {shown(str(only))}", hint="--list without --only shows their keys")
@@ -285,23 +274,17 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
         stop.set()
         _print("stopping after the steps under way; the same command goes on from here")
 
-    async def stop_in_time() -> None:
-        if arguments.max_hours is not None and arguments.max_hours < math.inf:
-            await asyncio.sleep(3600 * arguments.max_hours)
-            stopping()
-
     async def report() -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             _print(board.line())
 
     with stop_on_signals(stopping):
-        watchers = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
+        reporting = asyncio.create_task(report())
         try:
             await run_all(board, CellProcess(arguments.work, arguments.results), stop, on_end)
         finally:
-            for task in watchers:
-                task.cancel()
+            reporting.cancel()
     if board.failed:
         return FAILED
     return STOPPED if stop.is_set() and board.done < len(board.cells) else DONE

@@ -78,9 +78,7 @@ class Bench:
     plan: Plan
     results: Results
     litellm: Callable[[], Path] | None
-    metrics: bool
     code: str
-    minutes: float = 2.0
 
     def calls(self) -> Row:
         """All services, round by round."""
@@ -112,7 +110,7 @@ class Bench:
 
     def soak(self) -> Row:
         """Minutes of mixed load with faults."""
-        part = self._ours(SOAK, minutes=self.minutes, looks=SOAK_SAMPLES, seed=0)
+        part = self._ours(SOAK, minutes=2.0, looks=SOAK_SAMPLES, seed=0)
         return rows.soak_row(self.results.measure("soak/1", part))
 
     def _part(self, service: str) -> Part:
@@ -120,13 +118,13 @@ class Bench:
         phases = [phase_of(self.plan, kind) for kind in PHASES[service]]
         if service == "ours":
             return self._ours("measure", phases=phases)
-        job = {"service": service, "delay_s": DELAY_S, "metrics": self.metrics, "phases": phases}
+        job = {"service": service, "delay_s": DELAY_S, "phases": phases}
         if service == "litellm" and self.litellm:
             job["litellm"] = str(self.litellm())
         return own_part("coordinator.measure", job, scratch=True)
 
     def _ours(self, module: str, **job: Any) -> Part:
-        own = {"service": "ours", "delay_s": DELAY_S, "metrics": self.metrics, "code": self.code}
+        own = {"service": "ours", "delay_s": DELAY_S, "code": self.code}
         return own_part(f"coordinator.{module}", {**own, **job}, scratch=True)
 
 
@@ -136,10 +134,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m tools.bench coordinator", description="The coordinator compared with LiteLLM's proxy."
     )
     harness.add_options(parser, ROWS, also=f", also {SOAK}")
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long the row soak lasts (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round, small sizes: a minute")
     parser.add_argument("--without-litellm", action="store_true", help="only ours and the baselines")
-    parser.add_argument("--without-metrics", action="store_true", help="serve no metrics")
     return parser.parse_args(arguments)
 
 
@@ -151,14 +147,13 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def measure(given: argparse.Namespace) -> int:
     """Measure the rows and write the report; 1 when a goal is missed. Raises EdgeError."""
-    plan, metrics = plan_of(given), not given.without_metrics
+    plan = plan_of(given)
     run = harness.Run(given, "coordinator", plan.size, (*ROWS, SOAK))
     machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else services.litellm_installed
     if peer is not None:
         machine["packages"]["litellm"] = services.litellm_version(peer())
-    bench = Bench(plan, run.results, peer, metrics, harness.commit(), given.minutes)
-    about = f" Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
-    return run.report(bench, machine, about, metrics=metrics)
+    bench = Bench(plan, run.results, peer, harness.commit())
+    return run.report(bench, machine, " Metrics on; upstream answers after 5 ms.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -96,7 +96,7 @@ def coordinator(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     state, devices = scratch / "state", [f"bench-{number}" for number in range(DEVICES)]
     tokens = device_tokens(state, devices)
     with cloud(job, scratch) as upstream:
-        values = settings(state, upstream.ready["port"], metrics_port=free_port() if job["metrics"] else None)
+        values = settings(state, upstream.ready["port"], metrics_port=free_port())
         with serving(values, scratch) as server:
             port = upstream.ready["port"]
             yield Started(server, "grpc", address_of(server), tokens, devices, port, upstream, state / LEDGER_FILE)

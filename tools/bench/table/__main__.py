@@ -17,10 +17,10 @@ from edge.app.settings import bundled_models
 from edge.core.machine import usable_cores
 from tools.arguments import positive
 from tools.bench import harness
-from tools.bench.harness import Part, Results, Row, commit
+from tools.bench.harness import Part, Results, Row
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
-from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TINY, Plan, Workload
+from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, Plan, Workload
 from tools.places import check_folder
 
 BUNDLED = "nano-edge"
@@ -46,11 +46,10 @@ class Bench:
         work = self.plan.small
         folder = self._made(BUNDLED, [], transformers=True)[-1]
         prompts = self._prompts(self._bundled(), work, SOURCE)
-        python = peers.trl_python(self.jobs.cache)
 
         competitors = {"ours": self._our_small(), "ours-bundled-cloud": self._our_small(cloud="bundled")}
         for name, (setting, tuned) in PEER_SETTINGS.items():
-            peer = self.jobs.trl(python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned)
+            peer = self.jobs.trl(folder, prompts, work, setting, random_model=False, tuned_allocator=tuned)
             competitors[f"trl-{name}"] = peer
         measured = self.results.alternating("small", competitors, work.rounds)
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
@@ -62,11 +61,10 @@ class Bench:
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
         prompts = self._prompts(self._file(shape, "Q8_0"), work, None)
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
-        python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
         competitors = {
             "Q8_0": self._our_large(),
-            "trl-bf16": self.jobs.trl(python, folder, enough, peer, jobs.BF16, random_model=True),
+            "trl-bf16": self.jobs.trl(folder, enough, peer, jobs.BF16, random_model=True),
             "Q8_0-checkpointing": self._our_large(jobs.CHECKPOINTING),
         }
         measured = self.results.alternating("large", competitors, work.rounds)
@@ -163,10 +161,6 @@ class Bench:
             measured[f"{shape} {kind}"] = self.results.measure(f"mismatch/{shape}-{kind.lower()}", part)
         return rows.mismatch_row(measured)
 
-    def install(self) -> Row:
-        """From a clean checkout to a learned step."""
-        return rows.install_row(self.results.measure("install/1", self.jobs.install(commit())), usable_cores())
-
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
     def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> Part:
@@ -215,9 +209,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench table", description="The table of goals, measured in one run.")
     harness.add_options(parser, ROWS)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="one round, few steps")
-    size.add_argument("--tiny", action="store_true", help="tries the bench out; the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="one round, few steps")
     parser.add_argument(
         "--threads", type=positive, default=usable_cores(), help="threads of every competitor (default: %(default)s)"
     )
@@ -227,7 +219,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def plan_of(given: argparse.Namespace) -> Plan:
     """The size asked for, with the rounds asked for."""
-    plan = TINY if given.tiny else QUICK if given.quick else FULL
+    plan = QUICK if given.quick else FULL
     if given.rounds is None:
         return plan
     small, large = (replace(work, rounds=given.rounds) for work in (plan.small, plan.large))
@@ -241,19 +233,15 @@ def measure(given: argparse.Namespace) -> int:
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
     bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
-    nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
-    return run.report(bench, harness.describe_machine(), nothing, threads=given.threads)
+    return run.report(bench, harness.describe_machine(), threads=given.threads)
 
 
 def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:
     """What is made first, and about how long that and the measuring take."""
-    missing = peers.missing(cache)
-    lasts = {"tiny": "some minutes", "quick": "half an hour or less"}.get(plan.size, "the better part of an hour")
+    lasts = "half an hour or less" if plan.size == "quick" else "the better part of an hour"
     lines = [f"measuring {', '.join(names)} at size {plan.size}: {lasts} on two cores"]
-    if missing:
-        lines.append(
-            f"first, where a row needs it, {' and '.join(missing)} are built in {cache}: 5 to 15 minutes, once, over the network"
-        )
+    if "rollout" in names and not peers.program_of(cache).exists():
+        lines.append(f"first llama-batched-bench of llama.cpp is built in {cache}: 5 to 15 minutes, once, over the network")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, Literal
 
 from edge.cli.allocator import LEAN_SETTINGS
 from edge.cli.allocator import SETTINGS as ALLOCATOR
-from tools.bench.harness import Part, own_part
+from edge.core.errors import EdgeError
+from edge.core.install import install_extra
+from tools.bench.harness import Part, own_part, version_of
 from tools.bench.table.models import identity
 from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RATE, RANK, TARGET_RATE, RolloutLoad, Workload
 
@@ -90,7 +93,6 @@ class Jobs:
 
     def trl(
         self,
-        python: Path,
         model: Path,
         prompts: list[dict[str, Any]],
         work: Workload,
@@ -99,10 +101,12 @@ class Jobs:
         random_model: bool,
         tuned_allocator: bool = False,
     ) -> Part:
-        """The same steps in TRL."""
+        """The same steps in TRL, in a process that imports nothing of ours. Raises EdgeError where TRL is not installed."""
+        if not version_of("trl"):
+            raise EdgeError("TRL is not installed", hint=install_extra("trl"))
         own = {"model": str(model), "prompts": prompts, "setting": dict(setting), "force_length": random_model}
         environment = self._environment(ALLOCATOR if tuned_allocator else {})
-        return Part((str(python), str(PEER_SCRIPT)), {**own, **self._step(work, random_model)}, environment, scratch=True)
+        return Part((sys.executable, str(PEER_SCRIPT)), {**own, **self._step(work, random_model)}, environment, scratch=True)
 
     def rollout(self, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> Part:
         """Our rollouts, or those of llama.cpp's batched bench where its `program` is given, whose rows share prompts or do not."""
@@ -141,10 +145,6 @@ class Jobs:
             "threads": self.threads,
         }
         return self._own("table.mismatch", job)
-
-    def install(self, commit: str) -> Part:
-        """From a clean checkout to one learned step."""
-        return own_part("table.install", {"commit": commit}, {"PIP_NO_CACHE_DIR": "1"}, scratch=True)
 
     def _own(self, module: str, job: Mapping[str, Any]) -> Part:
         return own_part(module, job, self._environment({}))

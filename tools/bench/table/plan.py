@@ -1,10 +1,10 @@
-"""The amount of measurement: rounds, steps, shapes and lengths, in three sizes."""
+"""The amount of measurement: rounds, steps, shapes and lengths, in two sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS = ("small", "large", "rollout", "floor", "memory", "mismatch", "install")
+ROWS = ("small", "large", "rollout", "floor", "memory", "mismatch")
 RANK, ALPHA = 16, 32.0
 GROUP_SIZE = 8
 LEARNING_RATE = 5e-4
@@ -88,19 +88,3 @@ QUICK = Plan(
     mismatch_tokens=32,
     speed_s=1.0,
 )
-TINY = Plan(
-    size="tiny",
-    small=Workload(2, None, 16, 512, warmup=0, steps=1, rounds=1),
-    large=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
-    large_shape="tiny",
-    peer_warmup=0,
-    peer_steps=1,
-    rollouts=(RolloutLoad("nano-edge", 2, 16, 8, repeats=1), RolloutLoad("tiny", 2, 64, 8, repeats=1)),
-    rollout_rounds=1,
-    memory_shapes=("tiny",),
-    memory=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=2,
-    mismatch_tokens=8,
-    speed_s=0.1,
-)
-"""Tries the bench out; its figures mean nothing."""

@@ -221,16 +221,6 @@ def mismatch_text(found: Mapping[str, float]) -> str:
     )
 
 
-def install_row(result: Mapping[str, Any], cores: int) -> Row:
-    """From a clean checkout to a learning agent."""
-    minutes = result["seconds"] / 60
-    profile = (f"installing {result['install_s']:.0f} s", f"to the end of the first step {result['first_step_s']:.0f} s")
-    row = Row("install", "clean checkout to a learning agent", dict(result), profile)
-    text = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
-    row.at_most("clean checkout to a learning agent", "-", text, minutes, 8.0, unit=" min")
-    return row
-
-
 # -- where it goes -------------------------------------------------------------------------------------------------------------------
 
 
