@@ -78,13 +78,3 @@ def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]
     found = run(jobs.speed({"tiny": model}, 0.01), jobs.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16, 2.0)})
     assert row.verdicts[0].value > 0.0
-
-
-def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(jobs: Jobs) -> None:
-    files = make_random(jobs.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
-    items = jobs.items(gguf_file(jobs.models, "tiny", "Q8_0"), WORK)
-    part = jobs.mismatch(files[1], files[0], items, prompts=2, tokens=6, context=64, random=True)
-    found = run(part, jobs.out)
-    assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
-    assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
-    assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)

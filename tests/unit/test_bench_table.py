@@ -14,7 +14,7 @@ import pytest
 
 from tests.until import until
 from tools.bench import __main__ as bench
-from tools.bench import endpoint, sandbox
+from tools.bench import endpoint
 from tools.bench.coordinator import __main__ as coordinator
 from tools.bench.harness import Part, Results, Row, command, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
@@ -226,8 +226,6 @@ def test_batched_bench_counts_each_prompt_once_and_its_decodes_once() -> None:
         (table.main, ["--out", "{file}/out"], "--out {file}"),
         (table.main, ["--out", "{folder}", "--cache", "{file}/cache"], "--cache {file}"),
         (coordinator.main, ["--rows", "cals"], "cals"),
-        (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
-        (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
         (endpoint.main, ["--rounds", "0"], "--rounds"),
     ],
 )

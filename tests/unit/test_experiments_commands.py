@@ -184,17 +184,13 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert names in line
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--out", "pyproject.toml/x"), ("--trained", "no-such-folder"), ("--questions", "1")], ids=str
-)
 def test_a_dial_that_cannot_be_measured_is_refused_before_anything_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(Path(__file__).resolve().parents[2])
     monkeypatch.setattr("tools.experiments.dial.measure", None)
-    assert main(["dial", option, value]) == 2
+    assert main(["dial", "--questions", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert option in line and value in line
+    assert "--questions" in line
 
 
 @pytest.mark.parametrize("wrong", ["--work", "--results", "--chosen"])

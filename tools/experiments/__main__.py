@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -79,14 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)
-    one.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json")
     rates = ", ".join(map(str, dial.RATES))
     one.add_argument("--rate", type=float, action="append", help=f"may be repeated (default: {rates})")
     one.add_argument("--questions", type=int, default=200)
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument(
-        "--trained", type=Path, metavar="STATE", help="a state folder of which a copy is measured, with its active adapter"
-    )
     one.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
     return parser
 
@@ -143,19 +138,12 @@ def _read(path: Path, hint: str) -> str:
 
 def play_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
-    chosen = tuple(arguments.rate or dial.RATES)
-    check_folder(arguments.out, "--out")
     if arguments.questions < 2:
         raise UsageError(f"--questions must be at least 2, not {arguments.questions}", hint="a rate is also moved half way")
-    if arguments.trained is not None and not arguments.trained.is_dir():
-        raise UsageError(f"--trained {arguments.trained} is no folder", hint="give the state folder of an agent that has learned")
+    rates = tuple(arguments.rate or dial.RATES)
     with tempfile.TemporaryDirectory() as folder:
-        state = Path(folder) / "state"
-        if arguments.trained is not None:
-            shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
-        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _print))
-    dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _print(f"wrote {arguments.out / 'dial.json'}")
+        work = dial.measure(Path(folder) / "state", rates, arguments.questions, arguments.seed, arguments.set, print)
+        runs = asyncio.run(work)
     return 0 if all(run.held for run in runs) else 1
 
 

@@ -129,38 +129,6 @@ class Bench:
                 measured.setdefault(shape, {})[f"Q4_K_M, {name}"] = found
         return rows.memory_row(measured)
 
-    def mismatch(self) -> Row:
-        """The bundled model in several quantisations, and the real shape."""
-        plan, bundled, shape = self.plan, self._bundled(), self.plan.large_shape
-        measured = {}
-        nano = {"Q8_0": bundled, **dict(zip(("Q4_0", "Q4_K_M"), self._made(BUNDLED, ["Q4_0", "Q4_K_M"]), strict=True))}
-        self._prompts(bundled, plan.small, SOURCE)
-        for kind, model in nano.items():
-            part = self.jobs.mismatch(
-                model,
-                None if model == bundled else bundled,
-                self.jobs.items(bundled, plan.small),
-                prompts=max(plan.mismatch_prompts, plan.small.prompts),
-                tokens=110,
-                context=plan.small.context_tokens,
-                random=False,
-            )
-            measured[f"{BUNDLED} {kind}"] = self.results.measure(f"mismatch/nano-{kind.lower()}", part)
-        original, *quantised = self._made(shape, ["F16", "Q8_0", "Q4_K_M"])
-        for kind, model in zip(("Q8_0", "Q4_K_M"), quantised, strict=True):
-            self._prompts(model, plan.large, None)
-            part = self.jobs.mismatch(
-                model,
-                original,
-                self.jobs.items(model, plan.large),
-                prompts=plan.mismatch_prompts,
-                tokens=plan.mismatch_tokens,
-                context=plan.large.context_tokens,
-                random=True,
-            )
-            measured[f"{shape} {kind}"] = self.results.measure(f"mismatch/{shape}-{kind.lower()}", part)
-        return rows.mismatch_row(measured)
-
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
     def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> Part:

@@ -129,23 +129,6 @@ class Jobs:
         named = {name: str(path) for name, path in models.items()}
         return self._own("table.device_speed", {"models": named, "threads": self.threads, "seconds": seconds})
 
-    def mismatch(
-        self, model: Path, original: Path | None, items: Path, *, prompts: int, tokens: int, context: int, random: bool
-    ) -> Part:
-        """Sampler against trainer."""
-        job = {
-            **_model(model),
-            "original": str(original) if original else "",
-            "items": str(items),
-            "prompts": prompts,
-            "group_size": GROUP_SIZE,
-            "max_tokens": tokens,
-            "context_tokens": context,
-            "random": random,
-            "threads": self.threads,
-        }
-        return self._own("table.mismatch", job)
-
     def _own(self, module: str, job: Mapping[str, Any]) -> Part:
         return own_part(module, job, self._environment({}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS = ("small", "large", "rollout", "floor", "memory", "mismatch")
+ROWS = ("small", "large", "rollout", "floor", "memory")
 RANK, ALPHA = 16, 32.0
 GROUP_SIZE = 8
 LEARNING_RATE = 5e-4
@@ -49,8 +49,6 @@ class Plan:
     rollout_rounds: int
     memory_shapes: tuple[str, ...]
     memory: Workload
-    mismatch_prompts: int
-    mismatch_tokens: int
     speed_s: float
 
 
@@ -69,8 +67,6 @@ FULL = Plan(
     rollout_rounds=3,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
     memory=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=4,
-    mismatch_tokens=64,
     speed_s=2.0,
 )
 QUICK = Plan(
@@ -84,7 +80,5 @@ QUICK = Plan(
     rollout_rounds=1,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
     memory=Workload(2, 320, 32, 448, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=2,
-    mismatch_tokens=32,
     speed_s=1.0,
 )

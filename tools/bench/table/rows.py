@@ -196,31 +196,6 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
     return row
 
 
-def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Sampler and trainer, with the file that serves and with the original weights."""
-    notes: list[str] = []
-    row = Row("mismatch", "sampler against trainer", dict(measured), notes=notes)
-    for name, result in measured.items():
-        for held, label in (
-            ("file", "the file that serves"),
-            ("file_bf16", "the same, bf16"),
-            ("original", "the original weights"),
-        ):
-            if held in result:
-                row.without_goal(f"mismatch, {name}", f"trainer holds {label}", mismatch_text(result[held]))
-        types = ", ".join(f"{share:.0%} {kind}" for kind, share in result["types"].items() if share >= 0.005)
-        notes.append(f"{name} is {types}")
-    return row
-
-
-def mismatch_text(found: Mapping[str, float]) -> str:
-    """The four figures of a training report."""
-    return (
-        f"mean abs. Δ log p {found['mean_abs_logprob_diff']:.4f}, KL {found['kl']:.5f} nats a token, "
-        f"effective samples {found['effective_sample_share']:.3f}, clipped {found['clipped_share']:.4f}"
-    )
-
-
 # -- where it goes -------------------------------------------------------------------------------------------------------------------
 
 
