@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.bench.harness import Part
+from tools.bench.harness import MeasuredPart
 from tools.bench.part import main
 from tools.bench.table import rows
 from tools.bench.table.jobs import LEAN, Jobs
@@ -27,7 +27,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     return found
 
 
-def run(part: Part, folder: Path) -> dict[str, Any]:
+def run(part: MeasuredPart, folder: Path) -> dict[str, Any]:
     """A part's process, in this one."""
     job, result = folder / "job.json", folder / "result.json"
     job.write_text(json.dumps({**part.job, "scratch": str(folder / "scratch")}), encoding="utf-8")

@@ -108,7 +108,7 @@ async def test_so_many_runs_at_once_are_kept_and_what_cannot_be_read_is_made_aga
 
 
 async def test_a_process_plays_a_run_and_its_failure_is_one_line(tmp_path: Path) -> None:
-    engine = engines.Processes(PLAYER)
+    engine = engines.ProcessEngine(PLAYER)
     good, refused, crashed = (varied("groups.*.dial=0.1", **what)[0] for what in ({}, {"fail": 5}, {"crash": 5}))
     await engine.play(good, tmp_path / good.file_name)
     found = kept(tmp_path, good)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edge.core.errors import EdgeError
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.validate import TimedAnswer, agreements, with_overheads
 
-SPEED = DeviceSpeed("test", "m", 1000.0, ((1, 100.0), (8, 400.0)), 500.0, 1.0, 2.0)
+SPEED = SimulatedSpeed("test", "m", 1000.0, ((1, 100.0), (8, 400.0)), 500.0, 1.0, 2.0)
 REAL = replace(SPEED, overhead_s=0.004, token_overhead_s=0.0005)
 
 

@@ -28,7 +28,7 @@ from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.config import resolve_run
 from tools.integrations.trl.plans import step_plans
-from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.processes import TrainingProcesses
 from tools.integrations.trl.trainer import config_fields, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
@@ -173,7 +173,7 @@ def test_oversized_prompts_are_skipped():
 
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
-    processes = Processes(wait_s=60)
+    processes = TrainingProcesses(wait_s=60)
     assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
     assert processes.gather([1, 2]) == [1, 2]
     assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
@@ -186,7 +186,7 @@ def test_launched_processes_that_are_not_connected_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(UsageError, match="2 processes were started but are not connected"):
-        Processes(wait_s=60)
+        TrainingProcesses(wait_s=60)
 
 
 def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from tools.experiments.cells import Cell, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
 from tools.experiments.figures import FIGURES, draw_figures
-from tools.experiments.findings import Findings
+from tools.experiments.findings import ExperimentFindings
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
 from tools.experiments.result import RESULTS, strays
 from tools.experiments.run import require_folder, run
@@ -99,7 +99,7 @@ def play_table(arguments: argparse.Namespace) -> int:
     specs, chosen = _specs(arguments.specs), read_chosen(arguments.chosen)
     _report_strays([*map(load_spec, spec_names()), *specs], arguments)
     for spec in specs:
-        findings = Findings.of(spec, chosen, arguments.results)
+        findings = ExperimentFindings.of(spec, chosen, arguments.results)
         print(f"# {spec.name}: {spec.about}\n")
         tables = tables_of(findings, arguments.data, chosen).values()
         print("\n\n".join(table.to_markdown() for named in tables for table in named))
@@ -118,7 +118,7 @@ def play_report(arguments: argparse.Namespace) -> int:
         check_folder(path.parent, "FILE")
     chosen, specs = read_chosen(arguments.chosen), [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)
-    every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
+    every = {spec.name: ExperimentFindings.of(spec, chosen, arguments.results) for spec in specs}
     figures = arguments.figures or files[0].parent / FIGURES.name
     drawn = {name: draw_figures(findings, figures) for name, findings in every.items()}
     for path, text in texts.items():

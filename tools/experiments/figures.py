@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Adapters, Contestant
-from tools.experiments.findings import Findings, Runs, by_common_seed, pooled
+from tools.experiments.findings import ExperimentFindings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.stats import Estimate
@@ -25,11 +25,11 @@ _METHOD_COLOURS = {
 _MOST_FORGOTTEN = 60.0
 """Percent; longer intervals, as of two seeds, leave the picture."""
 _RATES = tuple(number / 20 for number in range(15))
-Paint = Callable[[Any, Findings], None]
+Paint = Callable[[Any, ExperimentFindings], None]
 """Draws on a figure."""
 
 
-def draw_figures(findings: Findings, out: Path) -> list[Path]:
+def draw_figures(findings: ExperimentFindings, out: Path) -> list[Path]:
     """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.svg`."""
     paths: list[Path] = []
     if not any(result.cell.phases for result in findings.results.values()):
@@ -41,12 +41,12 @@ def draw_figures(findings: Findings, out: Path) -> list[Path]:
     return paths
 
 
-def _draw(path: Path, findings: Findings, paint: Paint) -> None:
+def _draw(path: Path, findings: ExperimentFindings, paint: Paint) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(drawn(lambda figure: paint(figure, findings), 9, 4.2))
 
 
-def _lambda(figure: Any, findings: Findings) -> None:
+def _lambda(figure: Any, findings: ExperimentFindings) -> None:
     """Left λ, right the rate, for every initial value; one row for each SLM."""
     models, ((key, values),) = findings.spec.models, findings.spec.vary.items()
     figure.set_size_inches(9, 2.6 * len(models) + 0.6)
@@ -64,7 +64,7 @@ def _lambda(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0][0])
 
 
-def _schedules(figure: Any, findings: Findings) -> None:
+def _schedules(figure: Any, findings: ExperimentFindings) -> None:
     """The rate and τ, one panel for each schedule."""
     names = list(findings.spec.phases)
     rows = -(-len(names) // 2)
@@ -83,7 +83,7 @@ def _schedules(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0])
 
 
-def _sensitivity(figure: Any, findings: Findings) -> None:
+def _sensitivity(figure: Any, findings: ExperimentFindings) -> None:
     """Left: the rate while learning; right: the final values for each setting."""
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
@@ -101,7 +101,7 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
     right.legend(fontsize=8)
 
 
-def _rates(figure: Any, findings: Findings) -> None:
+def _rates(figure: Any, findings: ExperimentFindings) -> None:
     """Left the rate while learning towards each τ, right accuracy against τ."""
     left, right = figure.subplots(1, 2)
     for (name, phases), colour in zip(findings.spec.phases.items(), COLOURS, strict=False):
@@ -123,7 +123,7 @@ def _rates(figure: Any, findings: Findings) -> None:
     right.legend(fontsize=8)
 
 
-def _curves(figure: Any, findings: Findings) -> None:
+def _curves(figure: Any, findings: ExperimentFindings) -> None:
     """Joint accuracy at every rate, each adapter frozen, with the methods' own decisions as points."""
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
@@ -140,7 +140,7 @@ def _curves(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0])
 
 
-def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: str) -> None:
+def _curve(axis: Any, findings: ExperimentFindings, model: str, row: Contestant, colour: str) -> None:
     points = [_mean_rule(findings, model, row, row.held_to(at)) for at in _RATES]
     known = [point for point in points if point is not None]
     if not known:
@@ -152,7 +152,7 @@ def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: s
         axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
 
 
-def _mean_rule(findings: Findings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
+def _mean_rule(findings: ExperimentFindings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
     asked = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, rate))
     right = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, accuracy))
     return None if asked is None or right is None else (100 * asked, 100 * right)
@@ -162,14 +162,14 @@ def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
     return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)]))
 
 
-def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
+def _mean_over(findings: ExperimentFindings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
     """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
     evaluations = by_common_seed(Adapters(findings, model, row).parts(FIRST))
     means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None
 
 
-def _forgetting(figure: Any, findings: Findings) -> None:
+def _forgetting(figure: Any, findings: ExperimentFindings) -> None:
     """The forgetting rate of each method and family, joint accuracy."""
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
@@ -189,7 +189,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0])
 
 
-def _over_steps(figure: Any, findings: Findings) -> None:
+def _over_steps(figure: Any, findings: ExperimentFindings) -> None:
     """Forced local accuracy on every source while learning: a row for each SLM, a panel for each list of phases."""
     models, names = findings.spec.models, list(findings.spec.phases)
     figure.set_size_inches(9, 2.8 * len(models) + 0.6)

@@ -30,7 +30,7 @@ from edge.state.answer_record import AnswerRequest
 from tools.arguments import positive
 from tools.experiments.dial import mixed_items
 from tools.markdown import table_lines
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.fleet.profiles import device_speed
 
 GOAL = 0.15
@@ -99,7 +99,7 @@ async def timed_answers(config: AgentConfig, items: Sequence[TaskItem]) -> list[
     ]
 
 
-def with_overheads(speed: DeviceSpeed, calibration: Sequence[TimedAnswer]) -> DeviceSpeed:
+def with_overheads(speed: SimulatedSpeed, calibration: Sequence[TimedAnswer]) -> SimulatedSpeed:
     """The speeds with what they do not explain: medians of an answer's beginning and of its tokens, none below 0. Raises EdgeError."""
     if not calibration:
         raise EdgeError("no answer had two tokens", hint="give more --questions")
@@ -110,7 +110,7 @@ def with_overheads(speed: DeviceSpeed, calibration: Sequence[TimedAnswer]) -> De
     return replace(bare, overhead_s=max(0.0, begun_s))
 
 
-def agreements(speed: DeviceSpeed, answers: Sequence[TimedAnswer]) -> list[Agreement]:
+def agreements(speed: SimulatedSpeed, answers: Sequence[TimedAnswer]) -> list[Agreement]:
     """p50 and p95 of the time to the first letter and to the whole answer."""
     if not answers:
         raise EdgeError("no answer had two tokens", hint="give more --questions")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.bench import harness
 from tools.bench.coordinator import rows, services
-from tools.bench.harness import Part, Results, Row, own_part
+from tools.bench.harness import BenchRow, MeasuredPart, Results, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
 MEMORY_SAMPLES = 10
@@ -28,7 +28,7 @@ DELAY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CoordinatorPlan:
     """One size of the whole bench. Seconds are of one phase, counts of one round."""
 
     size: str
@@ -46,8 +46,8 @@ class Plan:
     recovery_holds: int
 
 
-FULL = Plan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
-QUICK = Plan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
+FULL = CoordinatorPlan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
+QUICK = CoordinatorPlan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
 
 
 PHASES = {
@@ -59,7 +59,7 @@ PHASES = {
 """The phases of each service in a round: one request at a time, many concurrent calls, budgets, and steps that are closed."""
 
 
-def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
+def phase_of(plan: CoordinatorPlan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
     """The job of a phase, named as its kind unless it is given a name."""
     timed = {"seconds": plan.seconds, "warmup_s": plan.warmup_s}
     jobs: dict[str, dict[str, Any]] = {
@@ -72,21 +72,21 @@ def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CoordinatorBench:
     """Measures rows. `litellm` is the proxy's command, or None to skip it; `code` identifies our version."""
 
-    plan: Plan
+    plan: CoordinatorPlan
     results: Results
     litellm: Callable[[], Path] | None
     code: str
 
-    def calls(self) -> Row:
+    def calls(self) -> BenchRow:
         """All services, round by round."""
         names = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
         parts = {name: self._part(name) for name in names}
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 
-    def memory(self) -> Row:
+    def memory(self) -> BenchRow:
         """Our memory sampled after many calls; LiteLLM's from the first round of calls."""
         calls = self.plan.memory_calls // MEMORY_SAMPLES
         counted = [phase_of(self.plan, "calls", f"calls-{sample}", calls=calls, warmup_s=0.0) for sample in range(MEMORY_SAMPLES)]
@@ -94,13 +94,13 @@ class Bench:
         peer = [self.results.measure("calls/litellm/1", self._part("litellm"))] if self.litellm else []
         return rows.memory_row([ours], peer)
 
-    def idle(self) -> Row:
+    def idle(self) -> BenchRow:
         """Idle devices while one calls."""
         latency = phase_of(self.plan, "latency", slices=1, slice_calls=self.plan.idle_calls, warmup_calls=20)
         part = self._ours("idle", devices=self.plan.idle_devices, latency=latency)
         return rows.idle_row([self.results.measure("idle/1", part)])
 
-    def recovery(self) -> Row:
+    def recovery(self) -> BenchRow:
         """After SIGKILL."""
         part = self._ours("recovery", entries=self.plan.recovery_entries, holds=self.plan.recovery_holds)
         rounds = range(1, min(3, self.plan.rounds) + 1)
@@ -108,12 +108,12 @@ class Bench:
             [self.results.measure(f"recovery/{number}", part) for number in rounds], self.plan.recovery_holds
         )
 
-    def soak(self) -> Row:
+    def soak(self) -> BenchRow:
         """Minutes of mixed load with faults."""
         part = self._ours(SOAK, minutes=2.0, looks=SOAK_SAMPLES, seed=0)
         return rows.soak_row(self.results.measure("soak/1", part))
 
-    def _part(self, service: str) -> Part:
+    def _part(self, service: str) -> MeasuredPart:
         """A round of a service."""
         phases = [phase_of(self.plan, kind) for kind in PHASES[service]]
         if service == "ours":
@@ -123,7 +123,7 @@ class Bench:
             job["litellm"] = str(self.litellm())
         return own_part("coordinator.measure", job, scratch=True)
 
-    def _ours(self, module: str, **job: Any) -> Part:
+    def _ours(self, module: str, **job: Any) -> MeasuredPart:
         own = {"service": "ours", "delay_s": DELAY_S, "code": self.code}
         return own_part(f"coordinator.{module}", {**own, **job}, scratch=True)
 
@@ -139,7 +139,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace) -> CoordinatorPlan:
     """The size asked for, with the rounds asked for."""
     plan = QUICK if given.quick else FULL
     return replace(plan, rounds=given.rounds or plan.rounds)
@@ -152,7 +152,7 @@ def measure(given: argparse.Namespace) -> int:
     machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else services.litellm_installed
     if peer is not None:
         machine["packages"]["litellm"] = services.litellm_version(peer())
-    bench = Bench(plan, run.results, peer, harness.commit())
+    bench = CoordinatorBench(plan, run.results, peer, harness.commit())
     return run.report(bench, machine, " Metrics on; upstream answers after 5 ms.")
 
 

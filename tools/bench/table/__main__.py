@@ -17,10 +17,10 @@ from edge.app.settings import bundled_models
 from edge.core.machine import usable_cores
 from tools.arguments import positive
 from tools.bench import harness
-from tools.bench.harness import Part, Results, Row
+from tools.bench.harness import BenchRow, MeasuredPart, Results
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
-from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, Plan, Workload
+from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TablePlan, Workload
 from tools.places import check_folder
 
 BUNDLED = "nano-edge"
@@ -34,14 +34,14 @@ PEER_SETTINGS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TableBench:
     """Measures rows. Peers are made in the cache folder when a row first needs them."""
 
-    plan: Plan
+    plan: TablePlan
     jobs: jobs.Jobs
     results: Results
 
-    def small(self) -> Row:
+    def small(self) -> BenchRow:
         """The bundled model against TRL."""
         work = self.plan.small
         folder = self._made(BUNDLED, [], transformers=True)[-1]
@@ -55,7 +55,7 @@ class Bench:
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
         return rows.small_row(measured["ours"], measured["ours-bundled-cloud"], peer_rounds)
 
-    def large(self) -> Row:
+    def large(self) -> BenchRow:
         """The real shape against TRL."""
         work, shape = self.plan.large, self.plan.large_shape
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
@@ -71,7 +71,7 @@ class Bench:
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
         return rows.large_row(ours, measured["trl-bf16"], shape)
 
-    def rollout(self) -> Row:
+    def rollout(self) -> BenchRow:
         """Rollouts against the batched bench."""
         program = peers.batched_bench(self.jobs.cache)
         measured = {}
@@ -87,7 +87,7 @@ class Bench:
             measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["shared"], found["alone"])
         return rows.rollout_row(measured)
 
-    def floor(self) -> Row:
+    def floor(self) -> BenchRow:
         """Our steps against the floor, with the machine's speeds measured before and after them."""
         small, large, shape = self.plan.small, self.plan.large, self.plan.large_shape
         models = {BUNDLED: self._bundled(), shape: self._random(shape, "Q8_0")}
@@ -107,7 +107,7 @@ class Bench:
         }
         return rows.floor_row(speeds, steps)
 
-    def memory(self) -> Row:
+    def memory(self) -> BenchRow:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
         work, measured = self.plan.memory, dict[str, dict[str, dict[str, Any]]]()
         settings: dict[str, Mapping[str, Any]] = {"lean": jobs.LEAN, "default": {}}
@@ -131,10 +131,10 @@ class Bench:
 
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
-    def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> Part:
+    def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> MeasuredPart:
         return self.jobs.agent(self._bundled(), self.plan.small, random_model=False, cloud=cloud)
 
-    def _our_large(self, learning: Mapping[str, Any] | None = None) -> Part:
+    def _our_large(self, learning: Mapping[str, Any] | None = None) -> MeasuredPart:
         model = self._random(self.plan.large_shape, "Q8_0")
         return self.jobs.agent(model, self.plan.large, random_model=True, learning=learning)
 
@@ -185,7 +185,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace) -> TablePlan:
     """The size asked for, with the rounds asked for."""
     plan = QUICK if given.quick else FULL
     if given.rounds is None:
@@ -200,11 +200,11 @@ def measure(given: argparse.Namespace) -> int:
     check_folder(cache, "--cache")
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
-    bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
+    bench = TableBench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
     return run.report(bench, harness.describe_machine(), threads=given.threads)
 
 
-def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:
+def beginning(plan: TablePlan, names: Sequence[str], cache: Path) -> list[str]:
     """What is made first, and about how long that and the measuring take."""
     lasts = "half an hour or less" if plan.size == "quick" else "the better part of an hour"
     lines = [f"measuring {', '.join(names)} at size {plan.size}: {lasts} on two cores"]

@@ -36,7 +36,7 @@ class RolloutLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """The measurements of a run. `peer_warmup` and `peer_steps` are TRL's in the large row, where a step takes minutes."""
 
     size: str
@@ -52,7 +52,7 @@ class Plan:
     speed_s: float
 
 
-FULL = Plan(
+FULL = TablePlan(
     size="full",
     small=Workload(16, None, 110, 512, warmup=2, steps=5, rounds=3),
     large=Workload(2, 320, 128, 448, warmup=1, steps=1, rounds=2),
@@ -69,7 +69,7 @@ FULL = Plan(
     memory=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
     speed_s=2.0,
 )
-QUICK = Plan(
+QUICK = TablePlan(
     size="quick",
     small=Workload(16, None, 110, 512, warmup=1, steps=2, rounds=1),
     large=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),

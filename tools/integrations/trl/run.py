@@ -33,8 +33,8 @@ from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_f
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.plans import columns, messages, step_plans
-from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.steps import Steps
+from tools.integrations.trl.processes import TrainingProcesses
+from tools.integrations.trl.steps import TrlSteps
 from tools.integrations.trl.trainer import build_trainer, first_line, grpo_config, keep_quiet, wait_s
 
 _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
@@ -65,7 +65,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None) -> dict[str
 
     from tools.integrations.trl.rewards import SharedSteps
 
-    config, processes = resolved.config, Processes(wait_s(resolved.config))
+    config, processes = resolved.config, TrainingProcesses(wait_s(resolved.config))
     disable_progress_bar()
     keep_quiet()
     grpo_config(config, processes.count)  # refuses what TRL's arguments refuse, while nothing is touched
@@ -86,7 +86,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None) -> dict[str
         return main.watch(train)
 
 
-def prepare(config: TrlConfig, processes: Processes) -> Prepared:
+def prepare(config: TrlConfig, processes: TrainingProcesses) -> Prepared:
     """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
     from transformers import AutoTokenizer
 
@@ -138,7 +138,7 @@ class _MainProcess:
         """See HeldFolder."""
         self._held = self._stack.enter_context(HeldFolder(self._resolved))
 
-    def begin(self, prepared: Prepared, give: Callable[[Steps, LoopThread], None]) -> str | None:
+    def begin(self, prepared: Prepared, give: Callable[[TrlSteps, LoopThread], None]) -> str | None:
         """Open the steps in the locked folder and give them away; returns the checkpoint to resume from."""
         assert self._held is not None
         own = Path(prepared.model).name if bundled_name(self._config.model) else ""
@@ -182,7 +182,7 @@ class _MainProcess:
 class _Open:
     """The open steps with their resources."""
 
-    steps: Steps
+    steps: TrlSteps
     loop: LoopThread
     folder: RunFolder
     state: StateFolder
@@ -207,7 +207,7 @@ def _agents_adapter(config: TrlConfig) -> AdapterRef | None:
 
 async def _open_steps(
     config: TrlConfig, prepared: Prepared, state: StateFolder, sink: EventSink, clock: Clock, stack: AsyncExitStack
-) -> Steps:
+) -> TrlSteps:
     """Steps over a real coordinator, made on the loop that it lives on."""
     agent = config.agent
     registry = build_registry(agent)
@@ -221,4 +221,4 @@ async def _open_steps(
     settings = with_hint_cut(agent_settings(agent, state.run_id), registry).rollout
     scorer = scorer_of(agent, client, clock, replace(settings, prompt_form=prepared.prompt_form))
     reporter = StepReporter(client, state, sink, clock, agent.learning.dual_init)
-    return Steps(state, reporter, scorer, sink, clock, prepared.steps)
+    return TrlSteps(state, reporter, scorer, sink, clock, prepared.steps)

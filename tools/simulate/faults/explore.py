@@ -31,13 +31,13 @@ from tools.simulate.faults.scenario import (
     FEATURES,
     POINTS,
     TASK_TAKEN,
-    Scenario,
+    FaultScenario,
     draw_agents,
     draw_scripted,
     smaller,
     words,
 )
-from tools.simulate.faults.verdict import INVARIANTS, Outcome
+from tools.simulate.faults.verdict import INVARIANTS, PlayedWorld
 from tools.simulate.faults.world import play
 from tools.simulate.reports.quantities import several
 
@@ -52,7 +52,7 @@ class Kind:
     """A family of worlds: how a seed's world is drawn, and all that they can check (in words, by code), inject and meet."""
 
     name: str
-    draw: Callable[[int], Scenario]
+    draw: Callable[[int], FaultScenario]
     invariants: Mapping[str, str]
     faults: frozenset[str]
     features: frozenset[str]
@@ -76,7 +76,7 @@ KINDS = {kind.name: kind for kind in (COORDINATOR, AGENTS)}
 
 
 @dataclass(slots=True)
-class Tally:
+class ExploreTally:
     """The sums over seeds, the first outcome that violates something, and what each violating seed said first. `violated` counts
     violations of each invariant, `violated_in` the seeds."""
 
@@ -89,12 +89,12 @@ class Tally:
     checks: Counter[str] = field(default_factory=Counter)
     met: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
-    violating: Outcome | None = None
+    violating: PlayedWorld | None = None
     found: dict[int, str] = field(default_factory=dict)
     violated: Counter[str] = field(default_factory=Counter)
     violated_in: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PlayedWorld) -> None:
         """Another seed."""
         self.seeds += 1
         self.steps += outcome.steps
@@ -145,7 +145,7 @@ class Tally:
         return sorted(missing | {name for name in self.kind.features if not self.met[name]})
 
 
-def played(scenario: Scenario, plant: str = "") -> Outcome:
+def played(scenario: FaultScenario, plant: str = "") -> PlayedWorld:
     """One scenario, with the bug of this name planted for as long as it is played."""
     with planted(plant):
         return play(scenario)
@@ -153,16 +153,16 @@ def played(scenario: Scenario, plant: str = "") -> Outcome:
 
 def explore(
     seeds: Iterable[int],
-    progress: Callable[[Tally], None] = lambda _: None,
+    progress: Callable[[ExploreTally], None] = lambda _: None,
     *,
     kind: Kind = COORDINATOR,
     jobs: int = 1,
     keep_going: bool = False,
     plant: str = "",
-) -> Tally:
+) -> ExploreTally:
     """Play seeds until the first violation, or all of them; the tally of the same seeds is the same whatever the number
     of jobs. Ctrl-C gives the tally after the seed in hand, a second one raises KeyboardInterrupt."""
-    tally = Tally(kind)
+    tally = ExploreTally(kind)
     in_order = _here(kind, seeds, plant) if jobs == 1 else _in_processes(kind, seeds, jobs, plant)
     with noted_interrupts() as interrupted, closing(in_order) as outcomes:
         for outcome in outcomes:
@@ -174,14 +174,14 @@ def explore(
     return tally
 
 
-def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[Outcome, None, None]:
+def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[PlayedWorld, None, None]:
     for seed in seeds:
         yield played(kind.draw(seed), plant)
 
 
-def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[Outcome, None, None]:
+def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[PlayedWorld, None, None]:
     coming = iter(seeds)
-    waiting: deque[Future[list[Outcome]]] = deque()
+    waiting: deque[Future[list[PlayedWorld]]] = deque()
     with ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
             while True:
@@ -194,7 +194,7 @@ def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Ge
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
+def _batch(kind: str, seeds: list[int], plant: str) -> list[PlayedWorld]:
     """What happened is sent along only where something was violated."""
     outcomes = _here(KINDS[kind], seeds, plant)
     return [replace(outcome, story=()) if outcome.ok else outcome for outcome in outcomes]
@@ -265,7 +265,7 @@ def run_explore(chosen: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("") as line:
 
-        def show(tally: Tally) -> None:
+        def show(tally: ExploreTally) -> None:
             text = f"{tally.seeds:,} seeds, {tally.violations} violations"
             line.update(text)
             if not console.is_terminal and tally.seeds % _SEEDS_A_LINE == 0:
@@ -291,12 +291,12 @@ def _replay(chosen: argparse.Namespace) -> int:
     return 1
 
 
-def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
+def _report_smallest(kind: Kind, outcome: PlayedWorld, plant: str, chosen: argparse.Namespace) -> None:
     """Make the scenario smaller for as long as one of the invariants is violated, and report what is left."""
     violated = outcome.verdict.violations[0].partition(":")[0]
     found = {"outcome": outcome}
 
-    def violates(scenario: Scenario) -> bool:
+    def violates(scenario: FaultScenario) -> bool:
         outcome = played(scenario, plant)
         if violated in outcome.violated:
             found["outcome"] = outcome
@@ -316,7 +316,7 @@ def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.
     print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
 
 
-def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
+def _report(scenario: FaultScenario, outcome: PlayedWorld, lines: int) -> None:
     violations = outcome.verdict.violations
     broken = sorted(outcome.violated)
     print(f"seed {outcome.seed} violates {', '.join(broken)}:")
@@ -367,21 +367,21 @@ def shrink(
 _REPLAY_FORMAT = 2
 
 
-class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As it is in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
     written."""
 
     format: int
     violates: list[str]
     plant: str
-    scenario: Scenario
+    scenario: FaultScenario
 
 
-def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant: str) -> None:
+def write_replay(path: Path, scenario: FaultScenario, violates: frozenset[str], plant: str) -> None:
     """Write a scenario. Raises EdgeError for a place that cannot be written."""
-    put_json(Replay(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
+    put_json(SavedWorld(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
 
 
-def read_replay(path: Path) -> Replay:
+def read_replay(path: Path) -> SavedWorld:
     """The content of a file. Raises UsageError for one that cannot be read or is none."""
-    return read_json(path, Replay, _REPLAY_FORMAT, hint="explore writes such files")
+    return read_json(path, SavedWorld, _REPLAY_FORMAT, hint="explore writes such files")

@@ -10,7 +10,7 @@ ANSWER_OVERHEAD_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpeed:
+class SimulatedSpeed:
     """A device with one model in one quantisation on it.
 
     `decode_tokens_per_s`: (rows, tokens/s of all rows together), rows ascending from 1. `training_tokens_per_s`: forward and backward

@@ -17,7 +17,7 @@ from edge.config.device import DeviceConfig, SourceConfig, SpeedConfig, check_so
 from edge.config.loader import Resolved, refusal, resolve
 from edge.config.section import NotNegative, Positive, Section
 from edge.core.errors import ConfigError, UsageError
-from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, LinkModel, SimulatedSpeed
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
 LINKS = DEVICES / "links"
@@ -60,19 +60,19 @@ class LinkFile(Section):
     link: LinkConfig = Field(description="The link.")
 
 
-def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
+def load_device(name_or_path: str, model: str = "") -> SimulatedSpeed:
     """A device with one of its models, by the name of a file of devices/ or by path. Raises UsageError, ConfigError: one line."""
     path = _found("device", name_or_path, DEVICES)
     return device_speed(resolve_agent_config(path).config.device, model, str(path))
 
 
-def device_speed(device: DeviceConfig, model: str, where: str) -> DeviceSpeed:
+def device_speed(device: DeviceConfig, model: str, where: str) -> SimulatedSpeed:
     """A device with one of its models ("": the first one). Raises UsageError that begins with `where`."""
     row = _row(device, model, where)
     prefill, training = row.prefill_tokens_per_s, row.training_tokens_per_s
     if prefill is None or training is None or not row.decode:
         raise UsageError(f"{where}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
-    return DeviceSpeed(
+    return SimulatedSpeed(
         name=device.name or Path(where).stem,
         model=row.model,
         prefill_tokens_per_s=prefill,

@@ -19,11 +19,11 @@ from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.tables import BUDGET, CALL, SHARED_DUAL
 from coordinator.ledger.verify import verify
-from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
-from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
+from tools.simulate.fleet.cloud import Askers, SimulatedCloud, most_tokens
+from tools.simulate.fleet.device import FleetDevice, FleetGroup, FleetSurroundings
 from tools.simulate.fleet.link import PATIENCE_S, Outage, covered_s
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
-from tools.simulate.fleet.scenario import DAY_S, HOUR_S, EventPart, GroupPart, Scenario
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, EventPart, FleetScenario, GroupPart
 from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.loop import Host, quiet_logs
@@ -35,10 +35,10 @@ SETTLE_S = 1800.0
 CHECK_S = 5.0
 
 
-class FleetWorld(Surroundings):
+class FleetWorld(FleetSurroundings):
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
-    def __init__(self, scenario: Scenario, name: str, folder: Path) -> None:
+    def __init__(self, scenario: FleetScenario, name: str, folder: Path) -> None:
         """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints."""
         super().__init__(scenario, folder)
         self.name = name
@@ -310,9 +310,9 @@ class FleetWorld(Surroundings):
         tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
         return FleetGroup(part, *part.hardware(), tally, task.target_rate, task.dual_init)
 
-    def _asked_by(self, number: int) -> Asked:
+    def _asked_by(self, number: int) -> Askers:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
-        return Asked(part.tokens, part.nature)
+        return Askers(part.tokens, part.nature)
 
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting
