@@ -26,7 +26,7 @@ import aiohttp
 from edge.app.settings import bundled_models
 from edge.core.machine import physical_cores
 from tools.arguments import positive
-from tools.bench.harness import command, show
+from tools.bench.harness import command
 from tools.bench.processes import answers, free_port, running
 
 ROUTES = ("completions", "chat/completions")
@@ -135,19 +135,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=positive, default=110)
     parser.add_argument("--threads", type=positive, default=physical_cores())
     parser.add_argument("--context", type=positive, default=512)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start both servers, measure each route, print a line for each."""
+    """Start both servers, measure each route, print a line of JSON for each."""
     given = parse(arguments)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = (folder, given.model, given.threads, given.context)
         bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
         sizes = (given.rounds, given.requests, given.max_tokens)
-        show((summary(route, asyncio.run(measure(bases, route, *sizes))) for route in ROUTES), as_json=given.json)
+        for route in ROUTES:
+            print(json.dumps(summary(route, asyncio.run(measure(bases, route, *sizes)))), flush=True)
     return 0
 
 

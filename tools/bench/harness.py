@@ -80,18 +80,6 @@ def spread(samples: Iterable[float]) -> Spread:
     return Spread(tuple(float(sample) for sample in samples))
 
 
-def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print figures as they arrive: one JSON object per line, or columns under their names."""
-    for number, row in enumerate(rows):
-        if as_json:
-            print(json.dumps(row), flush=True)
-            continue
-        if number == 0:
-            print("  ".join(f"{name:>8}" for name in row))
-        cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
-        print("  ".join(f"{cell:>{max(8, len(name))}}" for name, cell in zip(row, cells, strict=True)), flush=True)
-
-
 # -- rows, goals and the report --------------------------------------------------------------------------------------------------------
 
 
@@ -192,13 +180,11 @@ RunPart = Callable[[MeasuredPart, Path, Path, OnLine], float]
 
 
 class Results:
-    """A folder of results. With `fresh`, stored ones do not count but those of this run do."""
+    """A folder of results."""
 
-    def __init__(self, folder: Path, *, fresh: bool = False, run: RunPart | None = None) -> None:
+    def __init__(self, folder: Path, *, run: RunPart | None = None) -> None:
         self._folder = folder
-        self._fresh = fresh
         self._run = run or run_part
-        self._of_this_run: dict[str, str] = {}
 
     def measure(self, key: str, part: MeasuredPart) -> dict[str, Any]:
         """The part's result: the stored one of an equal part, else measured now. `key`: its name here (`small/trl-fp32/1`), and its file's.
@@ -208,7 +194,7 @@ class Results:
         if part.scratch:
             part = replace(part, job={**part.job, "scratch": str(self._folder / "scratch" / key.replace("/", "-"))})
         file = self._folder / "parts" / f"{key}.json"
-        stored = self._stored(key, part, file)
+        stored = self._stored(part, file)
         if stored is not None:
             note(f"  {key}: read back")
         else:
@@ -223,9 +209,7 @@ class Results:
                 measured[name].append(self.measure(f"{row}/{name}/{number}", part))
         return measured
 
-    def _stored(self, key: str, part: MeasuredPart, file: Path) -> dict[str, Any] | None:
-        if self._fresh and self._of_this_run.get(key) != part.digest:
-            return None
+    def _stored(self, part: MeasuredPart, file: Path) -> dict[str, Any] | None:
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -245,7 +229,6 @@ class Results:
         stored = {"key": key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
         write_json(file, stored)
         raw.unlink()
-        self._of_this_run[key] = part.digest
         note(f"  {key}: {seconds:.0f} s, load before {load:.1f}")
         return stored
 
@@ -331,7 +314,6 @@ def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str 
     """Options of every table."""
     parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, help="rounds in which competitors alternate (default: of the size)")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is in the folder already")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/bench/TABLE-SIZE)")
 
 
@@ -351,7 +333,7 @@ class Run:
         self.names = rows_of(given.rows, rows)
         self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
         check_folder(self.out, "--out")
-        self.results = Results(self.out, fresh=given.fresh)
+        self.results = Results(self.out)
         self._file = self.out / table
         self._size = size
         self._load = os.getloadavg()[0]

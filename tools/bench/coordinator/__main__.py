@@ -53,8 +53,7 @@ QUICK = CoordinatorPlan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 400
 PHASES = {
     "ours": ("latency", "calls", "budget", "close"),
     "litellm": ("latency", "calls"),
-    "echo-grpc": ("latency", "calls"),
-    "echo-http": ("latency", "calls"),
+    "echo": ("latency", "calls"),
 }
 """The phases of each service in a round: one request at a time, many concurrent calls, budgets, and steps that are closed."""
 
@@ -82,7 +81,7 @@ class CoordinatorBench:
 
     def calls(self) -> BenchRow:
         """All services, round by round."""
-        names = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
+        names = ["ours", *(["litellm"] if self.litellm else []), "echo"]
         parts = {name: self._part(name) for name in names}
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 

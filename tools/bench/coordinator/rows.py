@@ -19,9 +19,7 @@ def calls_row(measured: Mapping[str, Rounds]) -> BenchRow:
     _latencies(row, ours, peer)
     _throughputs(row, measured)
     _books(row, [result["audit"] for result in ours])
-    grpc, http = measured["echo-grpc"], measured["echo-http"]
-    row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
-    row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
+    row.without_goal("bare grpc.aio echo", "baseline", _per_core(measured["echo"], "calls").text("calls/s per core", 0))
     spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
     busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
@@ -108,7 +106,7 @@ def _latencies(row: BenchRow, ours: Rounds, peer: Rounds) -> None:
 
 
 def _throughputs(row: BenchRow, measured: Mapping[str, Rounds]) -> None:
-    ours, peer, echo = measured["ours"], measured.get("litellm", ()), _per_core(measured["echo-grpc"], "calls")
+    ours, peer, echo = measured["ours"], measured.get("litellm", ()), _per_core(measured["echo"], "calls")
     for phase, name, share in (("calls", "Complete", 1 / 3), ("close", "CloseStep", 0.5), ("budget", "GetBudget", 0.75)):
         rate = _per_core(ours, phase)
         text = f"{rate.text('calls/s', 0)}: {rate.median / echo.median:.2f}"
