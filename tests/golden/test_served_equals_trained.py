@@ -21,6 +21,7 @@ from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.engine.tiny_gguf import write_tiny_model
 from tests.golden.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
+from tools.bench.table.models import make_random
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
 EXACT_NATS = 0.03
@@ -90,3 +91,13 @@ async def test_the_bundled_model_serves_what_was_trained(tmp_path, name) -> None
         assert np.abs(served - trained).mean() < INT8_NATS
         await backend.swap_adapter(None)
         assert np.abs(await _logprobs(backend.score, fresh) - base).mean() < INT8_NATS
+
+
+async def test_the_trainer_computes_with_the_weights_that_are_served_not_with_the_original_ones(tmp_path) -> None:
+    original, served = make_random(tmp_path, "tiny", ["F16", "Q4_K_M"], transformers=False)
+    fresh = random_groups(99, 300)
+    async with _engines(served) as (learner, backend):
+        by_sampler, by_trainer = await _logprobs(backend.score, fresh), await _logprobs(learner.logprobs, fresh)
+    async with _engines(original) as (other, _):
+        by_original = await _logprobs(other.logprobs, fresh)
+    assert np.abs(by_original - by_sampler).mean() > 3 * np.abs(by_trainer - by_sampler).mean()

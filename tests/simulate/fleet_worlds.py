@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tools.simulate.fleet.scenario import Scenario
+from tools.simulate.fleet.scenario import FleetScenario
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.virtual.loop import SeededLoop
@@ -30,11 +30,11 @@ def group(name: str = "laptops", **values: Any) -> dict[str, Any]:
     return {"name": name, "device": "laptop-nvidia-8gb", "on_mains": True, "link": "home-wifi", "questions_per_day": 48} | values
 
 
-def scenario(*groups: dict[str, Any], **values: Any) -> Scenario:
+def scenario(*groups: dict[str, Any], **values: Any) -> FleetScenario:
     """A scenario of six hours."""
     tasks = {"math": {"target_rate": 0.3, "dual_lr": 0.05}}
     known = {"about": "A test.", "lasts_h": 6, "groups": list(groups) or [group()], "coordinator": {"tasks": tasks}}
-    return Scenario.model_validate(known | values)
+    return FleetScenario.model_validate(known | values)
 
 
 def played(folder: Path, *groups: dict[str, Any], **values: Any) -> tuple[SimulationResult, FleetWorld]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tools.simulate.faults.explore import AGENTS
-from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, Fault, Scenario
-from tools.simulate.faults.terms import TaskTerms, Terms
+from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, Fault, FaultScenario
+from tools.simulate.faults.terms import DrawnTaskTerms, DrawnTerms
 from tools.simulate.faults.world import play
 
-CALM = Scenario(
+CALM = FaultScenario(
     seed=3,
     agents=(AgentPlan(questions=6, every_s=20.0, steps=3),),
     tasks=("math",),
@@ -20,7 +20,7 @@ CALM = Scenario(
     group_size=2,
     slots=2,
     max_queue=8,
-    terms=Terms(tasks={"math": TaskTerms(target_rate=0.3, dual_lr=0.3)}),
+    terms=DrawnTerms(tasks={"math": DrawnTaskTerms(target_rate=0.3, dual_lr=0.3)}),
     begins_s=0.0,
 )
 

@@ -15,6 +15,7 @@ from coordinator.calls.prices import Price
 from coordinator.config import ServerConfig, UpstreamConfig
 from edge.cloud.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.config.agent import resolve_agent_config
+from edge.config.schema import EmbeddedCoordinatorConfig
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorUnavailable
 from edge.core.events import MemorySink

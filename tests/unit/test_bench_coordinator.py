@@ -110,7 +110,7 @@ def _round(**spent: float) -> dict[str, Any]:
 
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
-    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round(service=0.5)], "echo-http": [_round()]})
+    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo": [_round(service=0.5)]})
     verdicts = {verdict.what: verdict for verdict in row.verdicts}
     assert verdicts["Complete per core"].value == 0.5
     assert verdicts["Complete per core, times more"].value == 20.0
@@ -119,12 +119,11 @@ def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     assert row.missed
 
 
-@pytest.mark.parametrize("service", ["echo-grpc", "echo-http"])
-def test_an_echo_answers_what_the_load_asks(service: str, tmp_path: Path) -> None:
+def test_the_echo_answers_what_the_load_asks(tmp_path: Path) -> None:
     from tools.bench.coordinator.measure import loaded
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
-    with services.started({"service": service}, tmp_path) as started:
+    with services.started({"service": "echo"}, tmp_path) as started:
         result = loaded(started, phase, tmp_path)
     assert result["calls"] >= 20
     assert result["errors"] == {}

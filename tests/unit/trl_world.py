@@ -27,7 +27,7 @@ from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import cloud_answer, item
 from tools.integrations.scoring import Scorer
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
-from tools.integrations.trl.steps import Steps
+from tools.integrations.trl.steps import TrlSteps
 
 
 def plans(steps: int, prompts: int = 2, target_rate: float = 0.25) -> list[StepPlan]:
@@ -109,7 +109,7 @@ class TrlWorld:
         self.states.append(StateFolder(self.folder))
         return self.states[-1]
 
-    def process(self) -> Steps:
+    def process(self) -> TrlSteps:
         """Steps as a process that just started has them."""
         state = self.state()
         settings = RolloutSettings(
@@ -117,7 +117,7 @@ class TrlWorld:
         )
         book = StepReporter(self.client, state, self.sink, self.clock, self.terms.dual_init)
         scorer = Scorer(GroupCalls(self.client, 5.0), ExactMathAnswer(), SelfOffload(), self.clock, settings)
-        return Steps(state, book, scorer, self.sink, self.clock, self.steps)
+        return TrlSteps(state, book, scorer, self.sink, self.clock, self.steps)
 
     def close(self) -> None:
         """Release the folder."""

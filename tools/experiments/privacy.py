@@ -49,7 +49,7 @@ class Planted:
 
 
 @dataclass(slots=True)
-class Tally:
+class DisguiseTally:
     """The outcomes for the secrets of one kind and disguise."""
 
     planted: int = 0
@@ -72,10 +72,10 @@ def corpus(seed: int, count: int) -> Iterator[Planted]:
             yield from _disguised(rng, kind, secret, region)
 
 
-def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], Tally]:
+def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], DisguiseTally]:
     """Redact every text by itself and count."""
     registries: dict[str | None, PrivacyRegistry] = {}
-    tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    tallies: dict[tuple[str, str], DisguiseTally] = defaultdict(DisguiseTally)
     for one in planted:
         registry = registries.setdefault(one.region, PrivacyRegistry(terms=TERMS, region=one.region))
         redacted = registry.redacted([one.text])

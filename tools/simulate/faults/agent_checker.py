@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge.budget.dial import HelpDial
-from tools.simulate.faults.agent_device import AgentMember, Asked, Kept
+from tools.simulate.faults.agent_device import AgentMember, AskedQuestion, Kept
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Fold
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.verdict import WorldVerdict
 
 
-def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
+def check_agent(agent: AgentMember, fold: Fold, verdict: WorldVerdict) -> None:
     """A1 to A10 of an agent, against the folded journal."""
     verdict.check("A8", not agent.failures, f"{agent.name} broke: {agent.failures[:3]}")
     verdict.meet("cut step finished after a crash", any("had been cut" in text for text in agent.notices))
@@ -24,7 +24,7 @@ def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
 
 
 class _AgentChecker:
-    def __init__(self, agent: AgentMember, kept: Kept, fold: Fold, verdict: Verdict) -> None:
+    def __init__(self, agent: AgentMember, kept: Kept, fold: Fold, verdict: WorldVerdict) -> None:
         self._agent = agent
         self._kept = kept
         self._scenario = agent.around.scenario
@@ -134,7 +134,7 @@ class _AgentChecker:
         for day, calls in Counter(row.day for row in kept.daily_budget.values()).items():
             self._is("A6", most is None or calls <= most, f"{calls} calls of learning on {day}, {most} are its limit")
 
-    def _dial(self, dial: HelpDial, asked: Sequence[Asked]) -> None:
+    def _dial(self, dial: HelpDial, asked: Sequence[AskedQuestion]) -> None:
         sure = [one.record for one in asked if one.record is not None and one.record.might_ask and not one.dial_set]
         unsure = sum(one.record is None or one.dial_set for one in asked)
         dialled = dial.snapshot()
