@@ -13,7 +13,7 @@ from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFoun
 from edge.dagrpo.dual import dual_step
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, StepUnits
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
-from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
 DUAL, LR, TAU = 0.5, 0.1, 0.25
 TASK = {"controller": "paper", "target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}

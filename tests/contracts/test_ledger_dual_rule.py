@@ -1,5 +1,4 @@
 """The contract of LedgerStore for the proportional rule of λ (k_p, window and ceiling), for every store."""
-# ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from coordinator.ledger.accounts import dual_key
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import InvalidRequest, KeyReused
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
-from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
 from tests.unit.ledger_requests import NOW, close_request, open_request
 
 PI = {"dual_proportional": 0.5, "dual_window": 3, "dual_ceiling": 0.75}

@@ -18,9 +18,9 @@ from edge.core.worker import EngineWorker, Priority
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import Decoder
-from tests.engine.changed_gguf import Parts, changed, putting
-from tests.engine.made_up_lora import write_adapter, write_peft_adapter
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.changed_gguf import Parts, changed, putting
+from tests.worlds.made_up_lora import write_adapter, write_peft_adapter
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 QUESTION = [Message("user", "What is 2 + 3?")]

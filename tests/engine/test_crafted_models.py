@@ -17,9 +17,9 @@ from edge.inference.gguf_model import check_gguf_file
 from edge.models import hub
 from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
-from tests.engine.changed_gguf import Parts, Tensor, changed, putting
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.changed_gguf import Parts, Tensor, changed, putting
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.tiny_gguf import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from edge.core.types import Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.batched import KV_BYTES, rows_that_fit
 from edge.inference.llamacpp import LlamaCppBackend
-from tests.engine.made_up_lora import write_adapter
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.made_up_lora import write_adapter
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=48)
 

@@ -14,10 +14,10 @@ from edge.core.errors import AdapterError, ModelFileError
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.llamacpp import LlamaCppBackend
-from tests.engine.hf_folder import tiny_tokenizer
-from tests.engine.made_up_lora import write_adapter, write_peft_adapter
-from tests.engine.mlx_engines import mlx_backend, require_mlx, write_mlx_folder
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, TinyModel, write_tiny_model
+from tests.worlds.hf_folder import tiny_tokenizer
+from tests.worlds.made_up_lora import write_adapter, write_peft_adapter
+from tests.worlds.mlx_engines import mlx_backend, require_mlx, write_mlx_folder
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=10)
 

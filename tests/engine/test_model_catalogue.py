@@ -11,9 +11,9 @@ from edge.cli import main
 from edge.core.errors import ModelFileError
 from edge.models import hub
 from edge.models.catalogue import all_models, find_model, look_at
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.onnx_engines import require_onnx
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.onnx_engines import require_onnx
+from tests.worlds.tiny_gguf import write_tiny_model
 
 COMMIT = "b" * 40
 

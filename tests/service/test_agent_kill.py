@@ -16,7 +16,7 @@ import psutil
 from coordinator.ledger.verify import verify_file
 from edge.core.failpoint import VARIABLE
 from edge.state.folder import StateFolder
-from tests.service.warm_processes import LearningAgent
+from tests.worlds.warm_processes import LearningAgent
 
 STEPS = 2
 LIMIT_S = 300.0

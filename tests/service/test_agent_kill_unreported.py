@@ -17,9 +17,9 @@ from aiohttp import web
 
 from edge.state.events import StepFinished
 from edge.state.folder import StateFolder
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
-from tests.service.upstream_server import running_upstream
-from tests.service.warm_processes import LearningAgent
+from tests.worlds.coordinator_process import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.worlds.upstream_server import running_upstream
+from tests.worlds.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
 MANY_STEPS = 5000

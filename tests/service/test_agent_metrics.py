@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.served import in_a_thread
-from tests.service.test_openai_client import TOKEN, Served, ask, client_of, scripted
 from tests.unit.agent_world import World
+from tests.worlds.openai_agent import TOKEN, Served, ask, client_of, scripted
+from tests.worlds.served_agent import in_a_thread
 
 SECRET = "the-colour-of-my-house"
 

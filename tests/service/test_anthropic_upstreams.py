@@ -15,7 +15,7 @@ from coordinator.providers.anthropic import AnthropicProvider
 from coordinator.providers.http import HttpLimits
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.types import Message, TokenUsage
-from tests.service.anthropic_traffic import (
+from tests.worlds.anthropic_traffic import (
     BLOCK,
     PING,
     START,
@@ -29,7 +29,7 @@ from tests.service.anthropic_traffic import (
     playing,
     text,
 )
-from tests.service.upstream_server import SECRET_PROMPT, Behaviour, Upstream, answers, hangs, in_turn, provider_request, sends
+from tests.worlds.upstream_server import SECRET_PROMPT, Behaviour, Upstream, answers, hangs, in_turn, provider_request, sends
 
 API_KEY = "sk-ant-very-secret"
 OK = answers(message())

@@ -34,9 +34,9 @@ from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.serve.errors import problem_of
 from edge.testing.clock import ManualClock
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
-from tests.service.loopback import proxied
 from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.worlds.loopback import proxied
 
 HOLD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE_UUSD = 10 + 2 * 5

@@ -17,14 +17,10 @@ from edge.rpc import codec
 from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import budget_pb2, device_pb2_grpc
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
 from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, raw_channel, running_coordinator
 
 CHARGE_UUSD = 10 + 2 * 5
-
-
-def raw_channel(folder, listener: str = "c.sock") -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(f"unix:{folder}/{listener}")
 
 
 async def fleet_calls(store: MemoryLedgerStore) -> tuple[int, int]:

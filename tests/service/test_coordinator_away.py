@@ -22,9 +22,9 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
-from tests.service.upstream_server import Upstream, hangs, running_upstream
 from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, recorded
+from tests.worlds.coordinator_process import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.worlds.upstream_server import Upstream, hangs, running_upstream
 
 POLICY = ClientPolicy(connect_timeout_s=2.0, control_deadline_s=10.0, max_retries=1)
 STEPS = 4

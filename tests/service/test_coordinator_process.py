@@ -10,28 +10,20 @@ from aiohttp import web
 
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.client import StepUnits
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.in_process import call
-from tests.service.processes import CoordinatorProcess, balances, command, coordinator_process, is_running, settings_for
-from tests.service.upstream_server import good_reply, hangs, running_upstream
 from tests.until import until
-
-CHARGE_UUSD = 10 + 2 * 5
-
-
-@pytest.fixture
-async def upstream():
-    async with running_upstream() as upstream:
-        yield upstream
-
-
-def client_of(child: CoordinatorProcess, **policy) -> GrpcCoordinatorClient:
-    return GrpcCoordinatorClient(child.address, policy=ClientPolicy(**policy))
-
-
-async def verify(child: CoordinatorProcess) -> None:
-    code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
-    assert code == 0, stdout + stderr
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import (
+    CHARGE_UUSD,
+    CoordinatorProcess,
+    balances,
+    client_of,
+    command,
+    coordinator_process,
+    is_running,
+    settings_for,
+    verify,
+)
+from tests.worlds.upstream_server import good_reply, hangs
 
 
 async def test_backup_made_while_serving_can_replace_the_ledger(tmp_path, upstream) -> None:

@@ -19,11 +19,10 @@ from coordinator.service.metrics import exposition
 from coordinator.service.telemetry import Sources
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from edge.rpc.client import StepUnits
-from tests.service.in_process import call
-from tests.service.metrics_page import scraped
-from tests.service.processes import command, coordinator_process, settings_for
-from tests.service.test_coordinator_process import client_of
-from tests.service.upstream_server import hangs, running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import client_of, command, coordinator_process, settings_for
+from tests.worlds.metrics_page import scraped
+from tests.worlds.upstream_server import hangs, running_upstream
 
 DEPLOY = Path(coordinator.deploy.__path__[0])
 NAME = re.compile(r"\b(?:edge_coordinator|process)_[a-z_]+")

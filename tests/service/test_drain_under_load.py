@@ -12,12 +12,11 @@ import pytest
 
 from edge.core.errors import CoordinatorError
 from edge.rpc.health import is_serving
-from tests.service.in_process import call
-from tests.service.metrics_page import scraped, value
-from tests.service.processes import balances, command, coordinator_process, settings_for
-from tests.service.test_coordinator_process import CHARGE_UUSD, client_of, verify
-from tests.service.upstream_server import good_reply, hangs, running_upstream
 from tests.until import until
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import CHARGE_UUSD, balances, client_of, command, coordinator_process, settings_for, verify
+from tests.worlds.metrics_page import scraped, value
+from tests.worlds.upstream_server import good_reply, hangs, running_upstream
 
 DEVICES = 12
 

@@ -13,8 +13,8 @@ import pytest
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.http import HttpLimits
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
-from tests.service.in_process import TOOLS, call, connected, running_coordinator
-from tests.service.upstream_server import (
+from tests.worlds.coordinator import TOOLS, call, connected, running_coordinator
+from tests.worlds.upstream_server import (
     Behaviour,
     answers,
     completion,

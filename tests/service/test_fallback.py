@@ -28,9 +28,9 @@ from coordinator.providers.provider import ProviderError
 from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
-from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
 from tests.unit.prices import price_from
 from tests.until import until
+from tests.worlds.coordinator import PRICE, Held, ProgrammedProvider, answer, call, connected
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20

@@ -21,7 +21,7 @@ from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proport
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
-from tests.service.in_process import ProgrammedProvider, call, connected, upstream
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, upstream
 
 NOW = 1_760_000_000.0  # 2025-10-09 08:53:20 UTC
 FAST = {"max_retries": 0}

@@ -30,8 +30,8 @@ from coordinator.ledger.tables import TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, StateError
-from tests.postgres_server import PostgresServer
 from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
+from tests.worlds.postgres_server import PostgresServer
 
 CRASHING = """
 import asyncio, os, sys

@@ -25,7 +25,7 @@ from edge.core.types import Message, Sampling, TaskItem
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import FAMILIES
-from tests.service.environments import environment
+from tests.worlds.environments import environment
 
 pytestmark = pytest.mark.long  # installs the harness in an environment of its own
 REQUIREMENTS = Path(__file__).with_name("lm_eval_requirements.txt")

@@ -27,10 +27,10 @@ from edge.core.errors import (
     OutcomeUnknown,
 )
 from edge.rpc.client import StepUnits
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
-from tests.service.metrics_page import get, scraped, scraped_after, value
-from tests.service.security import SecureFleet
 from tests.unit.ledger_requests import HOLD, NOW, reserve_request
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, running_coordinator
+from tests.worlds.metrics_page import get, scraped, scraped_after, value
+from tests.worlds.secure_fleet import SecureFleet
 
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 

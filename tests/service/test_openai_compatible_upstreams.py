@@ -21,7 +21,7 @@ from coordinator.providers.openai_compatible import (
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
-from tests.service.upstream_server import (
+from tests.worlds.upstream_server import (
     SECRET_PROMPT,
     Behaviour,
     Upstream,

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from edge.cli.remote import announcement
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_gguf import write_tiny_model
 
 TEMPLATES = Path(__file__).parents[1] / "engine" / "templates"
 SYSTEM, QUESTION = {"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Who runs the mill?"}

@@ -19,10 +19,10 @@ from coordinator.ledger.verify import verify
 from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import TokenUsage
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import TOOLS, call, connected, running_coordinator
-from tests.service.upstream_server import (
+from tests.worlds import anthropic_traffic as traffic
+from tests.worlds.coordinator import TOOLS, call, connected, running_coordinator
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.upstream_server import (
     SECRET_PROMPT,
     Behaviour,
     Upstream,
@@ -35,7 +35,7 @@ from tests.service.upstream_server import (
     provider_request,
     running_upstream,
 )
-from tests.service.warm_commands import edge_agent
+from tests.worlds.warm_commands import edge_agent
 
 ONLY_ONE = "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported."
 OTHER_NAME = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."

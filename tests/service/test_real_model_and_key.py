@@ -17,9 +17,9 @@ import yaml
 from aiohttp import web
 
 from edge.cli.remote import announcement
-from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
-from tests.service.upstream_server import Upstream, completion, running_upstream
-from tests.service.warm_commands import edge_agent
+from tests.worlds.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
+from tests.worlds.upstream_server import Upstream, completion, running_upstream
+from tests.worlds.warm_commands import edge_agent
 
 KEY, MODEL = "sk-a-key-of-somebody-s", "Qwen2.5-0.5B-Instruct-Q8_0"
 QUESTION: Any = [{"role": "user", "content": "Where is the Matterhorn?"}]

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.service.authentication import SERVICES_OF_ROLE
 from edge.rpc.errors import DOMAIN, from_rpc_error
-from tests.service.in_process import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
 
 DEVICE, ADMIN = "edge.rpc.v1.DeviceService", "edge.rpc.v1.AdminService"
 CREDENTIALS = "edge.rpc.v1.CredentialService"

@@ -20,10 +20,10 @@ from edge.config.secret_refs import parse_secret_ref
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.processes import command, coordinator_process, settings_for
-from tests.service.security import SecureFleet, device
-from tests.service.upstream_server import good_reply, running_upstream
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator_process import command, coordinator_process, settings_for
+from tests.worlds.secure_fleet import SecureFleet, device
+from tests.worlds.upstream_server import good_reply, running_upstream
 
 PROMPT = "my neighbour Zebedee Quux has measles"
 KEY = "sk-proj-4f9aK2mQ7xW1vB8nR3tY6uZ0"

@@ -18,16 +18,11 @@ from edge.config.loader import Flag
 from edge.core.errors import ConfigError, CoordinatorUnavailable, PermissionDenied, StateError, Unauthenticated, UsageError
 from edge.rpc.credentials import ClientCredentials, ClientTls
 from edge.rpc.health import is_serving
-from tests.service.in_process import call
-from tests.service.metrics_page import scraped, value
-from tests.service.processes import coordinator_process, settings_for
-from tests.service.security import SecureFleet, device
-from tests.service.upstream_server import running_upstream
-
-
-@pytest.fixture
-def fleet(tmp_path) -> SecureFleet:
-    return SecureFleet(tmp_path)
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import coordinator_process, settings_for
+from tests.worlds.metrics_page import scraped, value
+from tests.worlds.secure_fleet import SecureFleet, device
+from tests.worlds.upstream_server import running_upstream
 
 
 async def test_device_identity_comes_from_the_certificate_and_not_from_metadata(fleet) -> None:

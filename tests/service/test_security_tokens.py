@@ -22,16 +22,11 @@ from edge.rpc.client import StepUnits
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import budget_pb2, device_pb2_grpc
 from edge.testing.clock import ManualClock
-from tests.service.in_process import call
-from tests.service.security import SecureFleet, device
 from tests.until import until
+from tests.worlds.coordinator import call
+from tests.worlds.secure_fleet import SecureFleet, device
 
 TOKENS_ONLY = {"client_cert": False}
-
-
-@pytest.fixture
-def fleet(tmp_path) -> SecureFleet:
-    return SecureFleet(tmp_path)
 
 
 async def test_a_token_names_the_device_and_its_tasks(fleet) -> None:

@@ -18,9 +18,9 @@ from coordinator.config import LegConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
-from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import PRICE, ProgrammedProvider, call, connected, running_coordinator
-from tests.service.upstream_server import (
+from tests.worlds import anthropic_traffic as traffic
+from tests.worlds.coordinator import PRICE, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.upstream_server import (
     Behaviour,
     answers,
     completion,

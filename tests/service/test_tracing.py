@@ -18,10 +18,10 @@ from coordinator.app import Coordinator
 from coordinator.config import CoordinatorConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
-from tests.service.in_process import call, connected
-from tests.service.loopback import answering
-from tests.service.processes import settings_for
-from tests.service.upstream_server import Upstream, good_reply, running_upstream
+from tests.worlds.coordinator import call, connected
+from tests.worlds.coordinator_process import settings_for
+from tests.worlds.loopback import answering
+from tests.worlds.upstream_server import Upstream, good_reply, running_upstream
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "what only the device and the cloud may know"

@@ -13,7 +13,7 @@ from coordinator.providers.recorded import RecordedProvider
 from edge.core.errors import ConfigError
 from edge.core.types import Message, TokenUsage
 from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer
-from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider
+from tests.worlds.coordinator import CALLED, TOOLS, ProgrammedProvider
 
 
 def asks(content: str = "a private question", key: str = "k", **changes: object) -> ProviderRequest:

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.prices import Price
@@ -19,6 +21,7 @@ from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.v1 import admin_pb2_grpc
 
 Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
@@ -143,3 +146,15 @@ def call(key: str = "k1", prompt: str = "what is 2+2?", **changes: Any) -> Cloud
         "max_output_tokens": 20,
     }
     return CloudCall(**{**settings, **changes})
+
+
+def raw_channel(folder: Path, listener: str = "c.sock") -> grpc.aio.Channel:
+    """To the coordinator in `folder`."""
+    return grpc.aio.insecure_channel(f"unix:{folder}/{listener}")
+
+
+@asynccontextmanager
+async def administrator(folder: Path) -> AsyncIterator[Any]:
+    """A stub at the admin listener of the coordinator in `folder`."""
+    async with raw_channel(folder, "admin.sock") as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)

@@ -15,10 +15,13 @@ from typing import Any
 
 import yaml
 
-from tests.service.upstream_server import Upstream
-from tests.service.warm_commands import run_command
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tests.worlds.upstream_server import Upstream
+from tests.worlds.warm_commands import run_command
 
 START_TIMEOUT_S = 60.0
+CHARGE_UUSD = 10 + 2 * 5
+"""Of a call of `settings_for` that `good_reply` answers."""
 
 
 def settings_for(server: Upstream, **changes: Any) -> dict[str, Any]:
@@ -121,3 +124,12 @@ def is_running(pid: int) -> bool:
         return False
     stat = Path(f"/proc/{pid}/stat")
     return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+def client_of(child: CoordinatorProcess, **policy: Any) -> GrpcCoordinatorClient:
+    return GrpcCoordinatorClient(child.address, policy=ClientPolicy(**policy))
+
+
+async def verify(child: CoordinatorProcess) -> None:
+    code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
+    assert code == 0, stdout + stderr
