@@ -16,7 +16,8 @@ from coordinator.calls.prices import Price
 from coordinator.calls.upstreams import Upstream
 from coordinator.config import CoordinatorConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall
@@ -36,6 +37,15 @@ async def answer(request: ProviderRequest) -> ProviderResult:
     if request.openai_json:
         return ProviderResult("", TokenUsage(10, 5), "up-1", "tool_calls", CALLED)
     return ProviderResult(request.messages[-1].content.upper(), TokenUsage(10, 5), "up-1", "stop")
+
+
+def failing(kind: str = "refused", executed: bool | None = False, retry_after_s: float | None = None) -> Behaviour:
+    """A behaviour that raises a ProviderError."""
+
+    async def behave(request: ProviderRequest) -> ProviderResult:
+        raise ProviderError("scripted", kind=kind, executed=executed, retry_after_s=retry_after_s)
+
+    return behave
 
 
 class ProgrammedProvider:
@@ -132,6 +142,12 @@ async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIt
         yield client
     finally:
         await client.aclose()
+
+
+async def fleet_use(store: LedgerStore) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Calls and micro-USD that are committed and that are reserved, over the whole fleet."""
+    row = next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
+    return (row.committed.calls, row.committed.uusd), (row.reserved.calls, row.reserved.uusd)
 
 
 def call(key: str = "k1", prompt: str = "what is 2+2?", **changes: Any) -> CloudCall:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
+from edge.rpc.grpc_client import GrpcCoordinatorClient
 from tests.worlds import anthropic_traffic as anthropic
+from tests.worlds.coordinator import connected, running_coordinator
 from tests.worlds.upstream_server import (
     Behaviour,
     Upstream,
@@ -87,6 +91,18 @@ async def failure(
     """How a request fails, and how many reached the server."""
     async with provider_for(api, behaviour, **settings) as (provider, upstream):
         return await failed(provider, request, streams=streams), len(upstream.bodies)
+
+
+@asynccontextmanager
+async def brokered(
+    folder: Path, behaviour: Behaviour, api: Api = OPENAI, **limits: Any
+) -> AsyncIterator[tuple[GrpcCoordinatorClient, MemoryLedgerStore, Upstream]]:
+    """A client that tries once, the ledger of its coordinator, and that one's upstream."""
+    store = MemoryLedgerStore()
+    async with running_upstream(behaviour, api.path) as upstream:
+        provider: Any = api.provider(upstream.base_url, **limits)
+        async with running_coordinator(folder, provider, store=store), connected(folder, max_retries=0) as client:
+            yield client, store, upstream
 
 
 async def failed(provider: CloudProvider, request: ProviderRequest | None = None, *, streams: bool = False) -> ProviderError:
