@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -73,14 +72,6 @@ async def test_devices_of_a_fleet_dual_move_it_together_and_receive_it(tmp_path)
         assert served.budget.dual == second.dual_after
 
 
-async def test_global_dual_is_shared_by_all_tasks_of_a_device(tmp_path) -> None:
-    async with world(tmp_path, tasks={"*": {"dual_scope": "global", "dual_lr": 0.1}}) as it:
-        await it["d1"].open_step("math", 0, 4, 8, 0.3)
-        closed = await it["d1"].close_step("math", 0, StepUnits(32, 32, 32))
-        assert (await it["d1"].open_step("code", 0, 4, 8, 0.3)).dual == closed.dual_after
-        assert (await it["d2"].open_step("code", 0, 4, 8, 0.3)).dual == 0.5
-
-
 async def test_task_uses_its_rule_and_an_open_step_keeps_its_own(tmp_path) -> None:
     rule = ProportionalIntegral(0.1, 0.5, 2, 0.9)
     terms = {"dual_lr": 0.1, "dual_proportional": 0.5, "dual_window": 2, "dual_ceiling": 0.9}
@@ -146,20 +137,6 @@ def test_date_without_a_zone_is_utc_and_a_zone_is_used() -> None:
         assert (point.holds(0, begin - 1.0), point.holds(0, begin)) == (False, True)
 
 
-async def test_a_greedy_device_leaves_the_others_their_floor_of_the_fleets_budget(tmp_path) -> None:
-    budgets = {"fleet": {"calls_limit": 8, "window": "day"}}
-    async with world(tmp_path, budgets=budgets, fleet={"fairness_floor": 0.5}) as it:
-        await it["d2"].complete(call("first", "hello"), 5.0)
-        outcomes = await asyncio.gather(
-            *(it["d1"].complete(call(f"k{number}", f"prompt {number}"), 5.0) for number in range(12)), return_exceptions=True
-        )
-        refused = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
-        assert len(refused) == 12 - 6
-        assert refused[0].metadata["budget"] == "fleet@2025-10-09"
-        assert "kept for other devices" in refused[0].metadata["told"]
-        await it["d2"].complete(call("second", "hello again"), 5.0)
-
-
 async def test_task_budget_covers_the_whole_fleet(tmp_path) -> None:
     async with world(tmp_path, budgets={"fleet_task": {"calls_limit": 1}}) as it:
         await it["d1"].complete(call("k1", "one"), 5.0)
@@ -205,19 +182,6 @@ async def test_rate_limited_call_gets_a_retry_delay_and_no_hold(tmp_path) -> Non
         await it["d2"].complete(call("k2", "prompt 2"), 5.0)
         it.clock.advance(10.0)
         await it["d1"].complete(call("k2", "prompt 2"), 5.0)
-
-
-async def test_maintenance_removes_idle_devices_from_the_rounds_of_a_shared_dual(tmp_path) -> None:
-    settings = {"tasks": {"math": {"dual_scope": "fleet"}}, "fleet": {"dual_idle_s": 100.0}}
-    async with world(tmp_path, **settings) as it:
-        for device in ("d1", "d2"):
-            await it[device].open_step("math", 0, 4, 8, 0.3)
-        it.clock.advance(60.0)
-        await it["d2"].close_step("math", 0, StepUnits(32, 0))
-        it.clock.advance(60.0)
-        await it.coordinator._parts.upkeep.tick()
-        (shared,) = await it.store.list_shared_duals()
-        assert shared.units == 32
 
 
 async def test_limits_tasks_rates_and_prices_are_reloaded_and_open_steps_keep_theirs(tmp_path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,6 +116,13 @@ async def balances(state: Path) -> dict[str, dict[str, Any]]:
     code, stdout, stderr = await command("budget", "show", "--json", "--state", str(state))
     assert code == 0, stderr
     return {row["key"]: row for row in json.loads(stdout)["budgets"]}
+
+
+def ledger_rows(state: Path, query: str) -> list[dict[str, Any]]:
+    """What a query finds in the ledger's file, also while a coordinator uses it."""
+    with contextlib.closing(sqlite3.connect(f"file:{state / 'ledger.sqlite3'}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(query)]
 
 
 def is_running(pid: int) -> bool:
