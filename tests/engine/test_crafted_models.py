@@ -14,7 +14,6 @@ from edge.cli import main
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import read_header
 from edge.inference.gguf_model import check_gguf_file
-from edge.models import hub
 from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
 from tests.worlds.changed_gguf import Parts, Tensor, changed, putting
@@ -25,15 +24,6 @@ from tests.worlds.tiny_gguf import write_tiny_model
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "qwen2").path
-
-
-@pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
-    return folder
 
 
 SENSELESS = {
