@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from edge.cli.remote import announcement
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.testing.coordinator import ScriptedTerms
 from tests.unit.agent_world import World
+from tests.worlds.agent_process import agent_process
 from tests.worlds.openai_agent import CALL, QUESTION, Served, ask, client_of, scripted
 from tests.worlds.served_agent import in_a_thread
 
@@ -193,37 +189,9 @@ def test_client_timeout_stops_the_answer(world: World) -> None:
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bundled model, served by `edge-agent run` without a cloud."""
-    state = tmp_path_factory.mktemp("nano")
-    words = (
-        "run",
-        "--no-learn",
-        "--port",
-        "0",
-        "--state",
-        str(state),
-        "--set",
-        "engine.threads=1",
-        "--set",
-        "model.context_tokens=700",
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge.cli", *words],
-        env={**os.environ, "EDGE_AGENT_NO_CLOUD": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        watchdog = threading.Timer(60, process.kill)
-        watchdog.start()
-        assert process.stdout is not None
-        assert any(b"OpenAI-compatible at" in line for line in process.stdout)
-        watchdog.cancel()
-        found = announcement(state)
-        assert found is not None
-        yield str(found["url"])
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    words = ("--no-learn", "--set", "model.context_tokens=700")
+    with agent_process(tmp_path_factory.mktemp("nano") / "state", *words, EDGE_AGENT_NO_CLOUD="1") as url:
+        yield url
 
 
 def test_the_bundled_model_answers_the_client(nano: str) -> None:

@@ -3,7 +3,6 @@ searched."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -23,7 +22,7 @@ from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tests.worlds.coordinator import ProgrammedProvider, call, connected, running_coordinator
 from tests.worlds.coordinator_process import command, coordinator_process, settings_for
 from tests.worlds.secure_fleet import SecureFleet, device
-from tests.worlds.upstream_server import good_reply, running_upstream
+from tests.worlds.upstream_server import disconnects, good_reply, hangs, running_upstream
 
 PROMPT = "my neighbour Zebedee Quux has measles"
 KEY = "sk-proj-4f9aK2mQ7xW1vB8nR3tY6uZ0"
@@ -45,20 +44,9 @@ def loud(code: int, content_type: str = "application/json"):
     return reply
 
 
-async def hang(request: web.Request) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def cut(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
 FAULTS = {
     "400": loud(400), "401": loud(401), "404": loud(404), "422": loud(422), "429": loud(429), "500": loud(500), "503": loud(503),
-    "no JSON": loud(200, "text/html"), "other JSON": loud(200), "hang": hang, "cut": cut,
+    "no JSON": loud(200, "text/html"), "other JSON": loud(200), "hang": hangs, "cut": disconnects,
 }  # fmt: skip
 
 
