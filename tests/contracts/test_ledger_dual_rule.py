@@ -90,15 +90,6 @@ async def test_separate_duals_have_separate_windows(store: LedgerStore) -> None:
     assert (first, second) == (trace((128, 0, 96)), trace((0, 64, 128)))
 
 
-async def test_concurrently_open_steps_of_two_tasks_close_one_after_the_other(store: LedgerStore) -> None:
-    for task in ("g1", "g2"):
-        assert (await store.open_step(open_request(task=task, shared_dual=GLOBAL, **PI))).dual == 0.5
-    first = await store.close_step(close_request(help_units=96, task="g2"))
-    second = await store.close_step(close_request(help_units=0, task="g1"))
-    assert (second.dual, second.dual_before) == (0.5, first.dual_after)
-    assert [first.dual_after, second.dual_after] == trace((96, 0))
-
-
 async def test_controller_state_is_dropped_when_scope_or_gain_changes(store: LedgerStore) -> None:
     """Own, then global, then own again, then without a proportional part: in the end nothing but the integral is left."""
     free = {**PI, "dual_ceiling": math.inf}

@@ -12,11 +12,11 @@ import pytest
 
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
-from coordinator.config import CoordinatorConfig, RatePoint, TaskConfig
+from coordinator.config import CoordinatorConfig, RatePoint
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
 from edge.core.errors import BudgetExhausted, NotFound, RateLimited
-from edge.dagrpo.dual import DualState, ProportionalIntegral, dual_step, proportional_integral_step, shared_lr
+from edge.dagrpo.dual import dual_step, shared_lr
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
@@ -70,29 +70,6 @@ async def test_devices_of_a_fleet_dual_move_it_together_and_receive_it(tmp_path)
         served = await it["late"].complete(call(), 5.0)
         assert served.budget is not None
         assert served.budget.dual == second.dual_after
-
-
-async def test_task_uses_its_rule_and_an_open_step_keeps_its_own(tmp_path) -> None:
-    rule = ProportionalIntegral(0.1, 0.5, 2, 0.9)
-    terms = {"dual_lr": 0.1, "dual_proportional": 0.5, "dual_window": 2, "dual_ceiling": 0.9}
-    async with world(tmp_path, "d1", tasks={"math": terms, "code": {"dual_lr": 0.1}}) as it:
-        client, math, plain = it["d1"], DualState(0.5), 0.5
-        for step, asked in enumerate((32, 0, 16)):
-            await client.open_step("math", step, 4, 8, 0.3)
-            if step == 2:
-                it.coordinator.reload(
-                    it.config.model_copy(update={"tasks": {name: TaskConfig(controller="paper") for name in ("math", "code")}})
-                )
-            math = proportional_integral_step(math, asked / 32, 0.3, rule)
-            closed = await client.close_step("math", step, StepUnits(32, asked))
-            assert (closed.dual_after, await client.close_step("math", step, StepUnits(32, asked))) == (math.dual, closed)
-            if step < 2:
-                await client.open_step("code", step, 4, 8, 0.3)
-                plain = dual_step(plain, asked / 32, 0.3, 0.1)
-                assert (await client.close_step("code", step, StepUnits(32, asked))).dual_after == plain
-        await client.open_step("math", 3, 4, 8, 0.3)
-        after = proportional_integral_step(math, 0.0, 0.3, ProportionalIntegral(0.01))
-        assert (await client.close_step("math", 3, StepUnits(32, 0))).dual_after == after.dual
 
 
 async def test_schedule_sets_the_target_rate_of_each_step_instead_of_the_device(tmp_path) -> None:
