@@ -16,7 +16,7 @@ from coordinator.ledger.stores.postgres_rows import open_read_only as open_postg
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport, verify
-from tests.unit.ledger_requests import NOW
+from tests.worlds.ledger_requests import NOW
 from tests.worlds.postgres_server import PostgresServer
 from tools.simulate.virtual.disk import Disk, DiskStore
 

@@ -18,9 +18,9 @@ from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, ProviderResult, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.types import Message, TokenUsage
-from tests.unit.test_recorded_provider import record
 from tests.worlds import anthropic_traffic as traffic
 from tests.worlds.coordinator import TOOLS, ProgrammedProvider
+from tests.worlds.recordings import record
 from tests.worlds.tiny_gguf import write_tiny_model
 from tests.worlds.upstream_server import (
     answers,

@@ -12,7 +12,7 @@ from coordinator.ledger.accounts import dual_key
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import InvalidRequest, KeyReused
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
-from tests.unit.ledger_requests import NOW, close_request, open_request
+from tests.worlds.ledger_requests import NOW, close_request, open_request
 
 PI = {"dual_proportional": 0.5, "dual_window": 3, "dual_ceiling": 0.75}
 RULE = ProportionalIntegral(0.02, 0.5, 3, 0.75)

@@ -26,7 +26,7 @@ from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
 QA = {"task": "qa", "shared_dual": dual_key("fleet", "", "qa")}
 

@@ -23,7 +23,7 @@ from coordinator.ledger.accounts import (
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
-from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
 
 
 async def fleet(store: LedgerStore) -> tuple[Amount, Amount]:

@@ -17,7 +17,7 @@ from edge.inference.adapters import check_adapter, write_gguf_adapter
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import WentBack
 from edge.state.feedback import Feedback
-from tests.unit.agent_world import give_feedback, reported
+from tests.worlds.agent import give_feedback, reported
 from tests.worlds.tiny_run import tiny_config
 
 

@@ -16,8 +16,8 @@ from edge.rpc.client import BudgetSnapshot
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from edge.serve.running_agent import RunningAgent
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import World
 from tests.until import until
+from tests.worlds.agent import World
 from tests.worlds.coordinator import ProgrammedProvider, call, connected, raw_channel, running_coordinator
 
 

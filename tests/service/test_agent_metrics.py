@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 from tests.worlds.metrics_page import Sample, samples_of
 from tests.worlds.openai_agent import TOKEN, Served, ask, client_of, scripted
 from tests.worlds.served_agent import in_a_thread

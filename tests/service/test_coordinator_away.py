@@ -20,7 +20,7 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in
+from tests.worlds.agent import HELP, World, local_answer, mixed_script, number_in
 from tests.worlds.coordinator_process import CoordinatorProcess, coordinator_process, ledger_rows, settings_for, verify
 from tests.worlds.upstream_server import Upstream, hangs, running_upstream
 

@@ -27,9 +27,9 @@ from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
-from tests.unit.prices import price_from
 from tests.until import until
 from tests.worlds.coordinator import PRICE, Held, ProgrammedProvider, answer, call, connected, failing, fleet_use
+from tests.worlds.prices import price_from
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20

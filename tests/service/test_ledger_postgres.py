@@ -28,7 +28,7 @@ from coordinator.ledger.tables import TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, StateError
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 from tests.worlds.postgres_server import PostgresServer
 
 QUICK = PostgresSettings(replica_lease_s=3.0)

@@ -26,8 +26,8 @@ from edge.core.errors import (
     OutcomeUnknown,
 )
 from edge.rpc.client import StepUnits
-from tests.unit.ledger_requests import HOLD, NOW, reserve_request
 from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, failing, running_coordinator
+from tests.worlds.ledger_requests import HOLD, NOW, reserve_request
 from tests.worlds.metrics_page import get, scraped, scraped_after, value
 from tests.worlds.secure_fleet import SecureFleet
 

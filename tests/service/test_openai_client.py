@@ -12,7 +12,7 @@ import pytest
 
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 from tests.worlds.agent_process import agent_process
 from tests.worlds.openai_agent import CALL, QUESTION, Served, ask, client_of, scripted
 from tests.worlds.served_agent import in_a_thread

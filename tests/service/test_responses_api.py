@@ -17,7 +17,7 @@ from edge.serve.server import serving
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 from tests.worlds.openai_agent import CALL, Served, scripted
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"

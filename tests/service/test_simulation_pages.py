@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.simulate.sample_results import sample_result
 from tests.worlds import page_checks as checks
 from tests.worlds.browser import CHROMIUM, Browser
+from tests.worlds.sample_results import sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_page, write_report
 from tools.simulate.sweeps.engines import Finished

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.simulate.sample_results import sample_group, sample_result
+from tests.worlds.sample_results import sample_group, sample_result
 from tools.simulate.__main__ import main
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_report

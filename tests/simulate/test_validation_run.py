@@ -18,7 +18,7 @@ from edge.core.types import Message, Sampling
 from edge.dagrpo.prompts import compact_question
 from edge.rpc.client import CloudCall
 from edge.testing.backend import ScriptedBackend
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.worlds.agent import HELP, World, local_answer
 from tools.places import put_json
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.profiles import load_device

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent, Ended
+from tests.worlds.agent import World
 from tests.worlds.tiny_gguf import write_tiny_model
 
 RANK, ALPHA, WIDTH = 4, 8.0, 64

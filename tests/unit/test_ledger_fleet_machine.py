@@ -11,8 +11,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits, Reserved, share_key, share_prefix
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.unit.ledger_requests import close_request, open_request, reserve_request, settlement
 from tests.unit.test_ledger_state_machine import PostgresDatabase, SqliteFile, TwoStores, histories
+from tests.worlds.ledger_requests import close_request, open_request, reserve_request, settlement
 from tests.worlds.postgres_server import PostgresServer
 
 DEVICES = st.sampled_from(["d1", "d2", "d3"])

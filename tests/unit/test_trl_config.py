@@ -22,9 +22,9 @@ from edge.learning.curriculum import Curriculum
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.registry import open_source
-from tests.unit.agent_world import Sums, changed, open_sums
-from tests.unit.test_console import step as finished_step
-from tests.unit.trl_world import trl_config
+from tests.worlds.agent import Sums, changed, open_sums
+from tests.worlds.steps import step as finished_step
+from tests.worlds.trl import trl_config
 from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.compare import compare, difference, of_blocks

@@ -17,7 +17,7 @@ from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.worlds.agent import HELP, World, local_answer
 
 QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
