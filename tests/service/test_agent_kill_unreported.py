@@ -17,7 +17,7 @@ from aiohttp import web
 from edge.state.events import StepFinished
 from edge.state.folder import StateFolder
 from tests.worlds.coordinator_process import CoordinatorProcess, coordinator_process, ledger_rows, settings_for, verify
-from tests.worlds.upstream_server import running_upstream
+from tests.worlds.upstream_server import Upstream
 from tests.worlds.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
@@ -132,20 +132,21 @@ def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(tmp_path: Path, kills: int) -> None:
+async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(
+    tmp_path: Path, kills: int, upstream: Upstream
+) -> None:
     killer = Killer(kills)
-    async with running_upstream() as upstream:
-        upstream.reply = wrong
-        async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
-            async with relay(tmp_path, coordinator.address, killer.on_reply) as address:
-                while killer.kills < kills:
-                    assert await live(tmp_path, address, MANY_STEPS, killer) == -9
-                done = len(committed(tmp_path)[0])
-                assert await live(tmp_path, address, done + LAST_STEPS) == 0
-            await coordinator.stop()
-            steps, waiting = committed(tmp_path)
-            closed = reported(coordinator)
-            await verify(coordinator)
+    upstream.reply = wrong
+    async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
+        async with relay(tmp_path, coordinator.address, killer.on_reply) as address:
+            while killer.kills < kills:
+                assert await live(tmp_path, address, MANY_STEPS, killer) == -9
+            done = len(committed(tmp_path)[0])
+            assert await live(tmp_path, address, done + LAST_STEPS) == 0
+        await coordinator.stop()
+        steps, waiting = committed(tmp_path)
+        closed = reported(coordinator)
+        await verify(coordinator)
     print(f"{kills} kills, {killer.kept_back} replies kept back, {len(steps)} steps committed, {len(closed)} reported")
     assert waiting == 0
     assert killer.kept_back > 0

@@ -22,7 +22,6 @@ from tests.worlds.coordinator import call
 from tests.worlds.coordinator_process import coordinator_process, settings_for
 from tests.worlds.metrics_page import scraped, value
 from tests.worlds.secure_fleet import SecureFleet, device
-from tests.worlds.upstream_server import running_upstream
 
 
 async def test_device_identity_comes_from_the_certificate_and_not_from_metadata(fleet) -> None:
@@ -206,17 +205,16 @@ def strangers_of(fleet: SecureFleet) -> list[ClientTls | None]:
     return [None, fleet.tls(), ClientTls(fleet.ca, other.certificate, other.key)]
 
 
-async def test_failed_handshakes_leave_no_grpc_text_in_the_log(fleet, tmp_path) -> None:
-    async with running_upstream() as upstream:
-        settings = settings_for(upstream, tls=fleet.tls_settings())
-        async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
-            address = json.loads(child.serving_line)["addresses"][1]
-            for shown in strangers_of(fleet):
-                async with device(address, shown) as turned_away:
-                    await refused(turned_away)
-            async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
-                await lamp.register("1", ["math"])
-            assert await child.stop() == ""
+async def test_failed_handshakes_leave_no_grpc_text_in_the_log(fleet, tmp_path, upstream) -> None:
+    settings = settings_for(upstream, tls=fleet.tls_settings())
+    async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
+        address = json.loads(child.serving_line)["addresses"][1]
+        for shown in strangers_of(fleet):
+            async with device(address, shown) as turned_away:
+                await refused(turned_away)
+        async with device(address, fleet.tls(fleet.client_certificate("lamp"))) as lamp:
+            await lamp.register("1", ["math"])
+        assert await child.stop() == ""
 
 
 async def test_failed_handshakes_are_counted_separately_from_served_connections(fleet, monkeypatch) -> None:

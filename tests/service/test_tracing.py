@@ -119,17 +119,16 @@ async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> Non
         assert all(not span.events and not span.status.message for span in sink.spans)
 
 
-async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path) -> None:
+async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path, upstream) -> None:
     headers: dict[str, str] = {}
 
     async def reply(request: web.Request) -> web.StreamResponse:
         headers.update(request.headers)
         return await good_reply(request)
 
-    async with running_upstream() as upstream:
-        upstream.reply = reply
-        async with coordinator(tmp_path, upstream, None):
-            await ask_in_a_trace(tmp_path)
+    upstream.reply = reply
+    async with coordinator(tmp_path, upstream, None):
+        await ask_in_a_trace(tmp_path)
     assert headers and not {"traceparent", "tracestate"} & {name.lower() for name in headers}
 
 
