@@ -284,6 +284,26 @@ async def test_calls_beyond_the_drain_grace_are_charged_in_doubt(tmp_path) -> No
     )
 
 
+async def test_health_watchers_hear_of_a_drain_before_its_last_call_ends_and_the_socket_goes(tmp_path) -> None:
+    held = Held()
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(held)) as coordinator,
+        connected(tmp_path, **FAST) as client,
+        grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running = asyncio.create_task(client.complete(call("k1"), 10.0))
+        await held.reached.wait()
+        draining = asyncio.create_task(coordinator.drain(10.0))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        held.release.set()
+        assert (await running).charged_uusd == CHARGE_UUSD
+        await draining
+        watch.cancel()
+    assert not (tmp_path / "c.sock").exists()
+
+
 async def test_health_is_reported_for_existing_services_only(tmp_path) -> None:
     async with (
         running_coordinator(tmp_path, ProgrammedProvider()),

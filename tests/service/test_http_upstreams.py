@@ -51,10 +51,10 @@ def streams(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.mark.parametrize(
-    "behaviour", [hangs, sends(pause_s=0.02, forever=b"\n"), sends(pause_s=0.02, forever=b": keep-alive\n\n")]
-)
-async def test_total_deadline_applies_to_silence_and_trickling_bytes(api: Api, behaviour: Behaviour, streams: bool) -> None:
+@pytest.mark.parametrize("comes", [b"", b"\n", b": keep-alive\n\n", "x"], ids=["nothing", "lines", "comments", "texts"])
+async def test_total_deadline_applies_to_silence_and_trickling_bytes(api: Api, comes: bytes | str, streams: bool) -> None:
+    forever = api.text(comes) if isinstance(comes, str) else comes
+    behaviour = sends(*api.begun, pause_s=0.02, forever=forever) if forever else hangs
     async with provider_for(api, in_turn(answers(api.answer()), behaviour)) as (provider, upstream):
         await provider.complete(provider_request())  # so that none of the time is for the connection
         error = await failed(provider, provider_request(deadline_s=0.4), streams=streams)
