@@ -39,9 +39,8 @@ from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.state.answer_record import AnswerRequest
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.served import served
-from tests.unit.agent_world import World
-from tests.unit.test_whatif import asks_about_even_numbers
+from tests.worlds.agent import World, asks_about_even_numbers
+from tests.worlds.served_agent import served
 
 ANSWERS = 24
 

@@ -1,5 +1,4 @@
 """The contract of LedgerStore for shared λ, budgets with floors and shared answers, for every store."""
-# ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
 QA = {"task": "qa", "shared_dual": dual_key("fleet", "", "qa")}
 

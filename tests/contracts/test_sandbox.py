@@ -15,7 +15,7 @@ import pytest
 from edge.core.errors import UsageError
 from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Confined, Sandbox, SandboxLimits, Streams
-from tests.sandboxes import ISOLATING, judged, usable_sandbox
+from tests.worlds.sandboxes import ISOLATING, judged, usable_sandbox
 
 LIMITS = SandboxLimits(wall_s=10.0)
 

@@ -17,8 +17,8 @@ from edge.inference.adapters import check_adapter, write_gguf_adapter
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import WentBack
 from edge.state.feedback import Feedback
-from tests.engine.test_learning_step import tiny_config
-from tests.unit.agent_world import give_feedback, reported
+from tests.worlds.agent import give_feedback, reported
+from tests.worlds.tiny_run import tiny_config
 
 
 def gated_config(state: Path, *sets: str) -> AgentConfig:

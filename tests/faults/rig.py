@@ -19,10 +19,10 @@ from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.loopback import answering
-from tests.service.processes import CoordinatorProcess, command
-from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
+from tests.worlds.coordinator_process import CoordinatorProcess, command
+from tests.worlds.loopback import answering
+from tests.worlds.upstream_server import completion, delta, event
 from tools.simulate.faults.checker import check
 from tools.simulate.faults.device import Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules

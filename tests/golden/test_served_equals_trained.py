@@ -19,8 +19,8 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.golden.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
 from tools.bench.table.models import make_random
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"

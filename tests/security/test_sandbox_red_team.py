@@ -24,7 +24,7 @@ import pytest
 from edge.verifiers.program import ProgramVerdict
 from edge.verifiers.sandbox import bubblewrap
 from edge.verifiers.sandbox.role import Confined, Sandbox, SandboxLimits, Streams
-from tests.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
+from tests.worlds.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
 
 if TYPE_CHECKING:
     import psutil
@@ -1132,7 +1132,7 @@ def f(x): return x
 
 VICTIM = """
 import sys
-from tests.sandboxes import usable_sandbox, judged, LIMITS
+from tests.worlds.sandboxes import usable_sandbox, judged, LIMITS
 print("ready", flush=True)
 judged(usable_sandbox(sys.argv[1]), sys.argv[2], "assert f(1) == 1", limits=LIMITS)
 """
@@ -1168,7 +1168,7 @@ CROWD = """
 import sys, threading
 from edge.verifiers.sandbox import boot
 from edge.verifiers.sandbox.choice import SANDBOXES
-from tests.sandboxes import judged, LIMITS
+from tests.worlds.sandboxes import judged, LIMITS
 sandbox = SANDBOXES.load(sys.argv[1])()
 boot.LOADER = f"# {sys.argv[2]}\\n{boot.LOADER}"
 programs = ["while True: pass", "def f(x): return x", "import time; time.sleep(1000)", "import os; os.closerange(0, 64)\\nwhile True: pass"]

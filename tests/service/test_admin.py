@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
@@ -21,14 +21,7 @@ from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.health import is_serving
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, call_pb2
-from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
-
-
-@asynccontextmanager
-async def administrator(folder):
-    """A stub at the admin listener of the coordinator in `folder`."""
-    async with grpc.aio.insecure_channel(f"unix:{folder}/admin.sock") as channel:
-        yield admin_pb2_grpc.AdminServiceStub(channel)
+from tests.worlds.coordinator import Held, ProgrammedProvider, administrator, call, connected, running_coordinator
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -16,10 +16,9 @@ from edge.rpc.client import BudgetSnapshot
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from edge.serve.running_agent import RunningAgent
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.test_concurrent_calls import raw_channel
-from tests.unit.agent_world import World
 from tests.until import until
+from tests.worlds.agent import World
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, raw_channel, running_coordinator
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.served import served
-from tests.service.warm_commands import edge_agent
-from tests.unit.agent_world import World
-from tests.unit.test_whatif import asks_about_even_numbers
+from tests.worlds.agent import World, asks_about_even_numbers
+from tests.worlds.served_agent import served
+from tests.worlds.warm_commands import edge_agent
 
 
 @pytest.fixture

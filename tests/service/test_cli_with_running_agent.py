@@ -24,7 +24,7 @@ from edge.serve.server import serving
 from edge.serve.token_file import make_token
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.service.warm_commands import Ended, edge_agent
+from tests.worlds.warm_commands import Ended, edge_agent
 
 PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(

@@ -20,7 +20,7 @@ from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, win
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
 from edge.dagrpo.dual import ProportionalIntegral
-from tests.unit.ledger_requests import close_request, open_request, reserve_request
+from tests.worlds.ledger_requests import close_request, open_request, reserve_request
 
 
 def outcome(capsys, *arguments: str) -> tuple[int, str, str]:

@@ -24,28 +24,18 @@ from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.providers.provider import ProviderError
 from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
-from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
-from tests.unit.prices import price_from
 from tests.until import until
+from tests.worlds.coordinator import PRICE, Held, ProgrammedProvider, answer, call, connected, failing, fleet_use
+from tests.worlds.prices import price_from
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE = 10 + 2 * 5
 ONCE = {"max_retries": 0}
 BREAKER = BreakerConfig(failures_to_open=3, first_pause_s=30.0)
-
-
-def failing(kind: str = "refused", executed: bool | None = False, retry_after_s: float | None = None):
-    """A behaviour that raises a ProviderError."""
-
-    async def behave(request):
-        raise ProviderError("scripted", kind=kind, executed=executed, retry_after_s=retry_after_s)
-
-    return behave
 
 
 class Pair:
@@ -82,8 +72,8 @@ class Pair:
 
     async def fleet(self) -> tuple[int, int]:
         """Micro-USD committed and reserved over everything."""
-        row = next(row for row in await self.store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
-        return row.committed.uusd, row.reserved.uusd
+        (_, committed), (_, reserved) = await fleet_use(self.store)
+        return committed, reserved
 
     async def journal(self) -> list[tuple[str, dict]]:
         """(kind, body) of every entry about attempts."""

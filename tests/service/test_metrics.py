@@ -13,7 +13,6 @@ from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
-from coordinator.providers.provider import ProviderError
 from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, CoordinatorMeters
 from coordinator.service.sideport import Route, SidePort
@@ -27,10 +26,10 @@ from edge.core.errors import (
     OutcomeUnknown,
 )
 from edge.rpc.client import StepUnits
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
-from tests.service.metrics_page import get, scraped, scraped_after, value
-from tests.service.security import SecureFleet
-from tests.unit.ledger_requests import HOLD, NOW, reserve_request
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, failing, running_coordinator
+from tests.worlds.ledger_requests import HOLD, NOW, reserve_request
+from tests.worlds.metrics_page import get, scraped, scraped_after, value
+from tests.worlds.secure_fleet import SecureFleet
 
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
@@ -44,17 +43,10 @@ async def test_calls_tokens_charges_and_refusals_are_counted(tmp_path) -> None:
     ):
         for key in ("a", "b"):
             await client.complete(call(key, key), 10.0)
-
-        async def refused(request):
-            raise ProviderError("no", kind="http_429", executed=False)
-
-        async def lost(request):
-            raise ProviderError("no", kind="deadline", executed=None)
-
-        provider.behaviour = refused
+        provider.behaviour = failing("http_429")
         with pytest.raises(CoordinatorUnavailable):
             await client.complete(call("c", "c"), 10.0)
-        provider.behaviour = lost
+        provider.behaviour = failing("deadline", None)
         with pytest.raises(OutcomeUnknown) as unconfirmed:
             await client.complete(call("d", "d"), 10.0)
         provider.behaviour = answer
@@ -258,11 +250,8 @@ async def test_incomplete_and_silent_connections_are_closed_while_others_are_ser
 
 
 async def test_failing_upstream_is_shown_as_skipped(tmp_path) -> None:
-    async def broken(request):
-        raise ProviderError("no", kind="http_503", executed=False)
-
     async with (
-        running_coordinator(tmp_path, ProgrammedProvider(broken), **SIDES) as it,
+        running_coordinator(tmp_path, ProgrammedProvider(failing("http_503")), **SIDES) as it,
         connected(tmp_path, max_retries=0) as client,
     ):
         before = await scraped(it.serving.metrics_url)

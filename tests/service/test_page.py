@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from edge.core.errors import CoordinatorUnavailable
 from edge.serve.endpoint import _PAGE
-from tests.service import page_checks as checks
-from tests.service.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page, chromium
-from tests.service.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
+from tests.worlds import page_checks as checks
+from tests.worlds.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page
+from tests.worlds.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the page"),
@@ -42,12 +42,6 @@ PLAIN = {
     "cut \\boxed{\\frac{1}{2}": "cut \\frac{1}{2}",
     "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -25,9 +25,9 @@ from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
-from tests.service.in_process import call
-from tests.service.processes import coordinator_process, settings_for
-from tests.service.upstream_server import Upstream, good_reply, running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import coordinator_process, settings_for
+from tests.worlds.upstream_server import Upstream, good_reply, running_upstream
 from tools.experiments.privacy import TERMS, corpus, is_revealed
 
 REGISTRY = PrivacyRegistry(terms=TERMS, never_send=["the vault code"])

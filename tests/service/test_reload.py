@@ -11,9 +11,9 @@ from coordinator.config import ServerConfig
 from coordinator.service.reload import changes_of, same_upstreams
 from edge.core.errors import BudgetExhausted, NotFound
 from edge.rpc.grpc_client import GrpcCoordinatorClient
-from tests.service.in_process import call
-from tests.service.processes import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, settings_for
-from tests.service.upstream_server import running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, settings_for
+from tests.worlds.upstream_server import running_upstream
 
 FREE = {"price_in_uusd_per_mtok": 0, "price_out_uusd_per_mtok": 0}
 

@@ -16,9 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.calls.prices import NO_PRICE
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.service.authentication import SERVICES_OF_ROLE
 from edge.rpc.errors import DOMAIN, from_rpc_error
-from tests.service.in_process import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
 
 DEVICE, ADMIN = "edge.rpc.v1.DeviceService", "edge.rpc.v1.AdminService"
 CREDENTIALS = "edge.rpc.v1.CredentialService"
@@ -309,15 +308,6 @@ async def test_calls_of_another_device_are_not_found(tmp_path) -> None:
         for name in ("GetCall", "CancelCall"):
             assert (await surface.ask(name, {"callKey": "k9"}, device="d2"))[1] == "NOT_FOUND"
             assert (await surface.ask(name, {"callKey": "k9"}, device="d1"))[1] == OK
-
-
-async def test_non_administrator_is_refused_by_every_admin_method_and_changes_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(SERVICES_OF_ROLE, "admin", frozenset())
-    async with surfaces(tmp_path) as found:
-        surface = found[ADMIN]
-        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
-        assert replies == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
-        assert (await found[DEVICE].ask("GetBudget", GOOD["GetBudget"]))[0][0].budget.HasField("calls_limit") is False
 
 
 async def test_methods_that_need_the_ledger_fail_closed_while_it_cannot_be_written(tmp_path) -> None:

@@ -21,7 +21,7 @@ from coordinator.service.tokens import ROLES, TokenAuthority, TokenStore
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
 from edge.testing.clock import ManualClock
-from tests.service.security import SecureFleet
+from tests.worlds.secure_fleet import SecureFleet
 
 ALLOWED = {("device", "DeviceService"), ("admin", "AdminService"), *((role, "CredentialService") for role in ROLES)}
 REMOTE, LOOPBACK, UNIX = "ipv4:10.1.2.3:4", "ipv4:127.0.0.1:4", "unix:"

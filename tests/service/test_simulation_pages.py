@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import pytest_asyncio
 
-from tests.service import page_checks as checks
-from tests.service.browser import CHROMIUM, Browser, chromium
-from tests.simulate.sample_results import sample_result
+from tests.worlds import page_checks as checks
+from tests.worlds.browser import CHROMIUM, Browser
+from tests.worlds.sample_results import sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_report
 
@@ -26,12 +24,6 @@ CLAIMS = [
     Assertion(metric="lost answers", op="==", value=0),
     Assertion(metric="spend over budget", op="<=", value=0),
 ]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

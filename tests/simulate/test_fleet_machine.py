@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulate.fleet_worlds import in_virtual_time
+from tests.worlds.fleet import in_virtual_time
 from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.virtual.loop import SeededLoop

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.simulate.fleet_worlds import in_virtual_time
+from tests.worlds.fleet import in_virtual_time
 from tools.simulate.fleet.cloud import Askers, SimulatedCloud
 from tools.simulate.fleet.device import Timetable
 from tools.simulate.fleet.hardware import LinkModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulate.fleet_worlds import group, played
+from tests.worlds.fleet import group, played
 from tools.simulate.fleet.scenario import HOUR_S
 from tools.simulate.reports.quantities import QUANTITIES, Scope
 from tools.simulate.reports.result import SimulationResult

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.core.errors import EdgeError
-from tests.simulate.fleet_worlds import group, scenario
+from tests.worlds.fleet import group, scenario
 from tools.places import put
 from tools.simulate.__main__ import main
 from tools.simulate.fleet import run as fleet_run

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.simulate.sample_results import histogram, sample_cloud, sample_group, sample_result, sample_series
+from tests.worlds.sample_results import histogram, sample_cloud, sample_group, sample_result, sample_series
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.quantities import METRICS
 from tools.simulate.reports.result import AssertionResult, GroupResult, SimulationResult

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.simulate.sample_results import sample_group, sample_result
+from tests.worlds.sample_results import sample_group, sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.page import write_report
 from tools.simulate.reports.result import CloudResult, LatencyHistogram, Series, SimulationResult

@@ -18,7 +18,7 @@ import yaml
 
 from edge.core.errors import UsageError
 from tests.simulate import fake_fleet
-from tests.simulate.fleet_worlds import group
+from tests.worlds.fleet import group
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.sweeps import engines
 from tools.simulate.sweeps.command import sweep

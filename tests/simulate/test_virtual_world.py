@@ -15,8 +15,8 @@ from coordinator.ledger.accounts import Reserved
 from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.tables import CALL
 from edge.core.errors import CoordinatorUnavailable
-from tests.simulate.fleet_worlds import in_virtual_time
-from tests.unit.ledger_requests import NOW, reserve_request, settlement
+from tests.worlds.fleet import in_virtual_time
+from tests.worlds.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
 from tools.simulate.virtual.network import HELD_S, LinkFaults, Network, Traffic

@@ -23,9 +23,9 @@ from edge.state.feedback import Feedback
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
 from tests.unit.conftest import EdgeAgent
-from tests.unit.test_console import step as finished_step
+from tests.worlds.agent import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
+from tests.worlds.steps import step as finished_step
 
 RULES = GateConfig(every=2, anchors=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3, recheck_every=None)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}

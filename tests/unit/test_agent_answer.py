@@ -20,7 +20,7 @@ from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, QUESTION, World, local_answer, recorded
+from tests.worlds.agent import HELP, QUESTION, World, local_answer, recorded
 
 GUESS = local_answer(99)
 

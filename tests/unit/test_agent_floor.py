@@ -11,7 +11,7 @@ from edge.core.events import FanOutSink
 from edge.learning.run_folder import RunFolder
 from edge.state.events import StepFinished
 from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, step_floor
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 MEASURE = StepMeasure(
     DeviceSpeed(1e6, 1e6, 1e6),

@@ -18,8 +18,8 @@ from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.training.learner import LearnerReport
-from tests.unit.agent_world import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
 
 RULES = GateConfig(every=2, anchors=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2, recheck_every=None)
 QUESTION = [Message("user", "What is 3 + 1?")]

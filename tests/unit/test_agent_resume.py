@@ -37,7 +37,7 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Position, StoredTerms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.worlds.agent import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 

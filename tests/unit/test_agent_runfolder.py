@@ -13,8 +13,8 @@ from edge.core.events import FanOutSink
 from edge.learning.figures import write_figures
 from edge.learning.run_folder import RunFolder, summary_of
 from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
-from tests.unit.agent_world import World, changed
-from tests.unit.test_console import step
+from tests.worlds.agent import World, changed
+from tests.worlds.steps import step
 
 
 async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-def]

@@ -30,8 +30,8 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import BROKEN_HELP, HELP, World, batch_of, item, local_answer, mixed_script, number_in, numbers
-from tests.unit.trained import training_groups
+from tests.worlds.agent import BROKEN_HELP, HELP, World, batch_of, item, local_answer, mixed_script, number_in, numbers
+from tests.worlds.trained import training_groups
 
 CUT = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
 """Longer than a response may be."""

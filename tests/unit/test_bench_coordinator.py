@@ -12,7 +12,7 @@ import pytest
 from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reserved
 from coordinator.ledger.journal import GENESIS, next_entry
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import rows, services
 from tools.bench.coordinator.audit import WRONG, audit
 

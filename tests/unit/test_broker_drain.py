@@ -21,7 +21,7 @@ from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
 from edge.core.types import TokenUsage
 from edge.rpc.client import CloudCompletion
-from tests.service.in_process import ProgrammedProvider, answer, call, upstream
+from tests.worlds.coordinator import ProgrammedProvider, answer, call, upstream
 
 HELD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 

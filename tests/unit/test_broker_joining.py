@@ -16,8 +16,8 @@ from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from edge.core.clock import SystemClock
 from edge.core.errors import CallCancelled
-from tests.service.in_process import Held, ProgrammedProvider, call, upstream
 from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, call, upstream
 
 
 @pytest.mark.parametrize("leaving", ["its client goes away", "CancelCall"])

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent, Ended
+from tests.worlds.agent import World
+from tests.worlds.tiny_gguf import write_tiny_model
 
 RANK, ALPHA, WIDTH = 4, 8.0, 64
 LAYERS = [f"model.layers.{block}.self_attn.{name}" for block in (0, 1) for name in ("q_proj", "v_proj")]

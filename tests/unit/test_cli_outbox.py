@@ -21,8 +21,8 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Report
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.service.in_process import call
 from tests.unit.conftest import EdgeAgent
+from tests.worlds.coordinator import call
 
 
 @pytest.fixture

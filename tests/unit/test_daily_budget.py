@@ -24,8 +24,8 @@ from edge.state.folder import StateFolder
 from edge.state.usage import used_today
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import HELP, World, local_answer
 
 DAY_S = 86_400.0
 

@@ -32,9 +32,9 @@ from edge.tasks.registry import is_own
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import World, item, local_answer, number_in
 from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
+from tests.worlds.agent import World, item, local_answer, number_in
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
 OWN = UseConfig(share=0.5, passes=2)

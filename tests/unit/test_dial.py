@@ -18,7 +18,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.worlds.agent import HELP, World, local_answer
 
 RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]
 TOLERANCE = 0.03 + 1e-9

@@ -14,9 +14,9 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ScoredGroup, cost_rate, step_units
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import World, item, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
-from tests.unit.trained import scored, training_groups
+from tests.worlds.agent import World, item, numbers
+from tests.worlds.trained import scored, training_groups
 
 
 def group(asked: Sequence[int], weight: float, log_odds: float | None = None) -> ScoredGroup:

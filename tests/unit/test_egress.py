@@ -31,9 +31,9 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.service.in_process import call
-from tests.unit.agent_world import HELP, World, batch_of, item, local_answer, number_in
-from tests.unit.trained import training_groups
+from tests.worlds.agent import HELP, World, batch_of, item, local_answer, number_in
+from tests.worlds.coordinator import call
+from tests.worlds.trained import training_groups
 
 REGISTRY = PrivacyRegistry(terms=["Project Falcon"], never_send=["top secret"])
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from edge.core.errors import ConfigError
-from tests.unit.experiment_world import make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tests.worlds.experiment import make_results
 from tools.experiments import run
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edge.core.errors import EdgeError
-from tests.unit.experiment_world import made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tests.worlds.experiment import made_result, make_results
 from tools.experiments.cells import expand, shared
 from tools.experiments.chosen import read_chosen
 from tools.experiments.result import RESULTS, read_result, require_form, result_file, write_result

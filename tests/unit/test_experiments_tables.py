@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edge.core.errors import EdgeError
-from tests.unit.experiment_world import bits, evaluation, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tests.worlds.experiment import bits, evaluation, made_result, make_results
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
 from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO

@@ -14,7 +14,7 @@ from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudComplet
 from edge.state.answer_record import AnswerRequest
 from edge.state.usage import used_today
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.unit.agent_world import HELP, World, cloud_answer, local_answer
+from tests.worlds.agent import HELP, World, cloud_answer, local_answer
 
 CHARGED_UUSD = 70
 

@@ -24,8 +24,8 @@ from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
 from edge.testing.probe import ScriptedProbe
-from tests.unit.agent_world import World, always_asks, recorded
 from tests.until import until
+from tests.worlds.agent import World, always_asks, recorded
 
 
 def fill(agent: Agent, full: bool = True) -> None:

@@ -14,7 +14,7 @@ from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
-from tests.unit.ledger_requests import NOW, ROOMY, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, ROOMY, reserve_request, settlement
 
 
 class HeldDisk:

@@ -16,7 +16,7 @@ from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import item, local_answer, number_in
+from tests.worlds.agent import item, local_answer, number_in
 
 STEPS = "<think>\nStep 1: ask jo@x.org of Falcon\n</think>\nI need external assistance."
 SETTINGS = RolloutSettings("run", 7, 2, 0.0, 64, "compact", "compact", 64, hint_cut=PrivacyRegistry(terms=["Falcon"]).cut)

@@ -16,7 +16,7 @@ from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
 from edge.state.folder import StateFolder
 from edge.tasks.registry import open_source
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 SHARES = {"geo": 12, "zoo": 6, "law": 2}
 

@@ -35,7 +35,7 @@ from coordinator.ledger.tables import (
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
 DEVICES, KEYS, HISTORIES, OPERATIONS = ("d1", "d2"), ("a", "b", "c", "d", "e"), 60, 80
 SHARED = BudgetTerms(FLEET, AmountLimits(calls=9), floor_ppm=300_000)

@@ -11,9 +11,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from coordinator.ledger.accounts import Amount, AmountLimits, BudgetRow, BudgetTerms, Reserved, share_key, share_prefix
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.postgres_server import PostgresServer
-from tests.unit.ledger_requests import close_request, open_request, reserve_request, settlement
 from tests.unit.test_ledger_state_machine import PostgresDatabase, SqliteFile, TwoStores, histories
+from tests.worlds.ledger_requests import close_request, open_request, reserve_request, settlement
+from tests.worlds.postgres_server import PostgresServer
 
 DEVICES = st.sampled_from(["d1", "d2", "d3"])
 HOLDS = st.builds(Amount, st.just(1), st.integers(0, 20), st.just(0))

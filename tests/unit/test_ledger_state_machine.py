@@ -23,8 +23,8 @@ from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import LedgerRows, verify
 from edge.core.errors import CoordinatorError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
-from tests.postgres_server import PostgresServer
-from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.postgres_server import PostgresServer
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 DEVICES = st.sampled_from(["d1", "d2"])

@@ -16,8 +16,8 @@ from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvp
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.sizing import learner_settings, update_rule
 from edge.training.learner import UpdateRule
-from tests.unit.agent_world import World
-from tests.unit.trained import TERMS, training_groups
+from tests.worlds.agent import World
+from tests.worlds.trained import TERMS, training_groups
 
 ITEM = TaskItem("1", "sums", "sums", 1, "train", "What is 0 + 1?", "1", AnswerKind.MATH, 4)
 

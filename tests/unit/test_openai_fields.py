@@ -17,7 +17,7 @@ from edge.core.errors import InvalidRequest
 from edge.core.types import Message
 from edge.rpc.client import fingerprint
 from edge.rpc.openai_fields import MAX_OPENAI_BYTES, openai_fields
-from tests.service.in_process import TOOLS, call
+from tests.worlds.coordinator import TOOLS, call
 
 FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -9,7 +9,7 @@ from edge.core.errors import PermissionDenied
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 
 def asked(number: int) -> AnswerRequest:

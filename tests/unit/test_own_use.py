@@ -18,9 +18,9 @@ from edge.learning.own_items import LEARNED_LATER
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
-from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import World, give_feedback, local_answer, mixed_script, number_in, numbers
+from tests.worlds.judged_answers import answered, rated
 
 OWN = UseConfig(share=0.5, passes=2)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coordinator.calls.prices import NEVER_PRICED, PRICE_FILE, DatedPrices, Price, published_prices, read_price_file
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
-from tests.unit.prices import price_from
+from tests.worlds.prices import price_from
 
 TOKENS = st.integers(0, 10**9)
 PRICES = st.builds(Price, st.integers(0, 10**9), st.integers(0, 10**9))

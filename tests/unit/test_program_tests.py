@@ -16,7 +16,7 @@ from edge.verifiers import program
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.program import ProgramJudge, ProgramTests, ProgramVerdict, ProgramVerifier, same_output
 from edge.verifiers.sandbox.role import Sandbox, SandboxError, SandboxLimits
-from tests.sandboxes import judged
+from tests.worlds.sandboxes import judged
 
 SQUARE = "def square(x):\n    return x * x\n"
 

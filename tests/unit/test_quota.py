@@ -21,7 +21,7 @@ from edge.rpc.client import BudgetSnapshot
 from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World, always_asks
+from tests.worlds.agent import World, always_asks
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 OFF = "the cloud is switched off by EDGE_AGENT_NO_CLOUD"

@@ -19,9 +19,9 @@ from edge.learning.conditions import MachineConditions
 from edge.state.events import Notice, WentBack
 from edge.testing.probe import ScriptedProbe
 from edge.training.promotion_rules import LEAST_VERDICTS, liked_less, lost_more
-from tests.unit.agent_world import World, local_answer, mixed_script, number_in
-from tests.unit.judged_answers import answered, rated
 from tests.until import until
+from tests.worlds.agent import World, local_answer, mixed_script, number_in
+from tests.worlds.judged_answers import answered, rated
 
 RULES = GateConfig(every=2, anchors=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3, recheck_every=None)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge.serve.agent_schemas import LearningPausedView
 from edge.serve.running_agent import RunningAgent
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 
 async def test_end_of_a_pause_is_shown_immediately_while_learning_still_waits(tmp_path: Path) -> None:

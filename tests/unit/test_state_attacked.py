@@ -22,8 +22,8 @@ from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.state.reader import reading, reading_or_nothing
 from edge.testing.learner import ScriptedLearner
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent
+from tests.worlds.agent import World
 
 
 async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from edge.learning.curriculum import Curriculum
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.registry import open_source
-from tests.unit.agent_world import Sums, open_sums
-from tests.unit.trl_world import trl_config
+from tests.worlds.agent import Sums, open_sums
+from tests.worlds.trl import trl_config
 from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import main
 from tools.integrations.trl.config import resolve_run

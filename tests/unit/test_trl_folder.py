@@ -13,7 +13,7 @@ from edge.config.loader import Resolved
 from edge.core.errors import StateError, UsageError
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
-from tests.unit.trl_world import write_checkpoint
+from tests.worlds.trl import write_checkpoint
 from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.trl.folder import HeldFolder, Start
 from tools.integrations.trl.steps import OPENED

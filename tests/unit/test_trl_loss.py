@@ -19,7 +19,7 @@ from edge.config.schema import LearningConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages
 from edge.training.loss import policy_loss
-from tests.unit.trl_world import trl_config
+from tests.worlds.trl import trl_config
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.processes import TrainingProcesses

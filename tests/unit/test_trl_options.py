@@ -9,7 +9,7 @@ import pytest
 
 from edge.config.schema import LearningConfig
 from edge.core.errors import UsageError
-from tests.unit.trl_world import trl_config
+from tests.worlds.trl import trl_config
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.options import FREE
 from tools.integrations.trl.trainer import config_fields, own_fields

@@ -11,9 +11,9 @@ from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
 from edge.learning.methods import DaGrpo
 from edge.rpc.client import StepUnits
 from edge.state.events import Notice, StepFinished
-from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
-from tests.unit.trained import training_groups
-from tests.unit.trl_world import TrlWorld, completions
+from tests.worlds.agent import BROKEN_HELP, HELP, local_answer
+from tests.worlds.trained import training_groups
+from tests.worlds.trl import TrlWorld, completions
 from tools.integrations.trl.steps import ResponseVerdict, report_of, verdicts_of
 
 RIGHT, WRONG = local_answer(1), local_answer(99)

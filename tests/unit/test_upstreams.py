@@ -15,8 +15,8 @@ from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewher
 from coordinator.config import LegConfig
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
-from tests.service.in_process import PRICE, ProgrammedProvider, call
-from tests.unit.prices import price_from
+from tests.worlds.coordinator import PRICE, ProgrammedProvider, call
+from tests.worlds.prices import price_from
 
 NOW = 1_790_000_000.0  # 2026-09-21
 

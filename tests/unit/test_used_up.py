@@ -15,7 +15,7 @@ from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text
 from edge.core.errors import BudgetExhausted
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World, always_asks
+from tests.worlds.agent import World, always_asks
 
 JARGON = "budget device[device:local] has no room for this call: it needs 1 call, none is left"
 NUMBERS = {

@@ -24,7 +24,7 @@ from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.tables import SHARED_DUAL, STEP, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, verify, verify_file
-from tests.unit.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
 
 ENTRIES = 46
 JOURNAL_OF_VERSION_1 = Path(__file__).parent / "ledger_journal_version_1.jsonl"

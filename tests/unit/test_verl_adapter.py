@@ -19,8 +19,8 @@ from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.unit.agent_world import HELP, item, local_answer
 from tests.unit.verl_free_keys import FREE
+from tests.worlds.agent import HELP, item, local_answer
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.method import NEEDS, SAMES
 from tools.integrations.verl.prepare import as_row, item_of, prepare

@@ -18,7 +18,7 @@ from edge.rpc.client import StepUnits
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import HELP, item
+from tests.worlds.agent import HELP, item
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import Scorer
 from tools.integrations.verl.outcomes import score_one

@@ -15,7 +15,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import HELP, World, local_answer, number_in
+from tests.worlds.agent import HELP, World, asks_about_even_numbers
 
 ODDS = st.one_of(st.none(), st.floats(-20, 20))
 
@@ -98,11 +98,6 @@ def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(
     assert low.calls <= high.calls <= round(max(one, other) * len(odds))
     assert low.spend_uusd is not None and high.spend_uusd is not None and low.spend_uusd <= high.spend_uusd
     assert low.latency_p50_s <= high.latency_p50_s and high.latency_p50_s <= high.latency_p90_s
-
-
-def asks_about_even_numbers(messages: Any, sampling: Any, seed: int) -> str:
-    number = number_in(messages[-1].content)
-    return HELP if number % 2 == 0 and not sampling.suppress_help else local_answer(number + 1)
 
 
 async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from tests.service.browser import Page
+from tests.worlds.browser import Page
 
 _CONTROLS = frozenset(("button", "link", "textbox", "combobox", "slider", "switch", "checkbox"))
 _PLACES = frozenset(("image", "img", "region", "dialog", "table", "navigation", "progressbar", "article", "log", "columnheader"))

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
-from tests.engine.tiny_gguf import TinyModel
+from tests.worlds.tiny_gguf import TinyModel
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

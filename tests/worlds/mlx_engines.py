@@ -14,7 +14,7 @@ from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.clock import ManualClock
 from edge.training.learner import LearnerSettings, LoraSpec
-from tests.engine.tiny_gguf import TinyModel
+from tests.worlds.tiny_gguf import TinyModel
 
 SPEC = LoraSpec(rank=4, alpha=8.0)
 

@@ -15,7 +15,7 @@ from coordinator.providers.http import HttpLimits
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderRequest
 from edge.core.types import Message
-from tests.service.loopback import answering
+from tests.worlds.loopback import answering
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SECRET_PROMPT = "the secret prompt"

@@ -20,7 +20,7 @@ import aiohttp
 import yaml
 
 from coordinator.providers.bundled import bundled_model_path
-from tests.service.environments import environment
+from tests.worlds.environments import environment
 from tools.bench.processes import free_port
 
 REQUIREMENTS = Path(__file__).with_name("litellm_requirements.txt")

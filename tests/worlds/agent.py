@@ -302,3 +302,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def asks_about_even_numbers(messages: Any, sampling: Any, seed: int) -> str:
+    """A script that asks for help with even numbers and answers the others right."""
+    number = number_in(messages[-1].content)
+    return HELP if number % 2 == 0 and not sampling.suppress_help else local_answer(number + 1)

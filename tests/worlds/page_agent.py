@@ -36,8 +36,8 @@ from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import NO_HEADLINE, NOTHING_TO_REPORT, ScriptedAnswers, ScriptedControl
-from tests.unit.agent_world import changed
-from tests.unit.test_console import step as finished_step
+from tests.worlds.agent import changed
+from tests.worlds.steps import step as finished_step
 
 BEGAN = 1_764_000_000.0
 REASONED = ["<think>\nStep 1: 14 + 23 = 37\n", "</think>\n<answer>", "She has ", "\\boxed{37}", " apples.", "</answer>"]

@@ -8,17 +8,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.prices import Price
 from coordinator.calls.upstreams import Upstream
 from coordinator.config import ServerConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.provider import ProviderDelta, ProviderRequest, ProviderResult
+from coordinator.ledger.stores.store import LedgerStore
+from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from edge.core.clock import Clock
 from edge.core.types import Message, TokenUsage
 from edge.rpc.client import CloudCall
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from edge.rpc.v1 import admin_pb2_grpc
 
 Behaviour = Callable[[ProviderRequest], Awaitable[ProviderResult]]
 PRICE = Price(1_000_000, 2_000_000)  # 1 micro-USD per input token, 2 per output token
@@ -33,6 +37,15 @@ async def answer(request: ProviderRequest) -> ProviderResult:
     if request.openai_json:
         return ProviderResult("", TokenUsage(10, 5), "up-1", "tool_calls", CALLED)
     return ProviderResult(request.messages[-1].content.upper(), TokenUsage(10, 5), "up-1", "stop")
+
+
+def failing(kind: str = "refused", executed: bool | None = False, retry_after_s: float | None = None) -> Behaviour:
+    """A behaviour that raises a ProviderError."""
+
+    async def behave(request: ProviderRequest) -> ProviderResult:
+        raise ProviderError("scripted", kind=kind, executed=executed, retry_after_s=retry_after_s)
+
+    return behave
 
 
 class ProgrammedProvider:
@@ -131,6 +144,12 @@ async def connected(folder: Path, device_id: str = "", **policy: Any) -> AsyncIt
         await client.aclose()
 
 
+async def fleet_use(store: LedgerStore) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Calls and micro-USD that are committed and that are reserved, over the whole fleet."""
+    row = next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
+    return (row.committed.calls, row.committed.uusd), (row.reserved.calls, row.reserved.uusd)
+
+
 def call(key: str = "k1", prompt: str = "what is 2+2?", **changes: Any) -> CloudCall:
     """A serving call; pass step and prompt_id for a learning one."""
     settings: dict[str, Any] = {
@@ -143,3 +162,15 @@ def call(key: str = "k1", prompt: str = "what is 2+2?", **changes: Any) -> Cloud
         "max_output_tokens": 20,
     }
     return CloudCall(**{**settings, **changes})
+
+
+def raw_channel(folder: Path, listener: str = "c.sock") -> grpc.aio.Channel:
+    """To the coordinator in `folder`."""
+    return grpc.aio.insecure_channel(f"unix:{folder}/{listener}")
+
+
+@asynccontextmanager
+async def administrator(folder: Path) -> AsyncIterator[Any]:
+    """A stub at the admin listener of the coordinator in `folder`."""
+    async with raw_channel(folder, "admin.sock") as channel:
+        yield admin_pb2_grpc.AdminServiceStub(channel)

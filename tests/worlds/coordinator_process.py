@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,10 +17,13 @@ from typing import Any
 
 import yaml
 
-from tests.service.upstream_server import Upstream
-from tests.service.warm_commands import run_command
+from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tests.worlds.upstream_server import Upstream
+from tests.worlds.warm_commands import run_command
 
 START_TIMEOUT_S = 60.0
+CHARGE_UUSD = 10 + 2 * 5
+"""Of a call of `settings_for` that `good_reply` answers."""
 
 
 def settings_for(server: Upstream, **changes: Any) -> dict[str, Any]:
@@ -113,6 +118,13 @@ async def balances(state: Path) -> dict[str, dict[str, Any]]:
     return {row["key"]: row for row in json.loads(stdout)["budgets"]}
 
 
+def ledger_rows(state: Path, query: str) -> list[dict[str, Any]]:
+    """What a query finds in the ledger's file, also while a coordinator uses it."""
+    with contextlib.closing(sqlite3.connect(f"file:{state / 'ledger.sqlite3'}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(query)]
+
+
 def is_running(pid: int) -> bool:
     """Whether a process is there and not a zombie."""
     try:
@@ -121,3 +133,12 @@ def is_running(pid: int) -> bool:
         return False
     stat = Path(f"/proc/{pid}/stat")
     return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+def client_of(child: CoordinatorProcess, **policy: Any) -> GrpcCoordinatorClient:
+    return GrpcCoordinatorClient(child.address, policy=ClientPolicy(**policy))
+
+
+async def verify(child: CoordinatorProcess) -> None:
+    code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
+    assert code == 0, stdout + stderr

@@ -24,7 +24,7 @@ from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import cloud_answer, item
+from tests.worlds.agent import cloud_answer, item
 from tools.integrations.scoring import Scorer
 from tools.integrations.trl.config import TrainerConfig, TrlConfig
 from tools.integrations.trl.steps import TrlSteps

@@ -14,7 +14,7 @@ from edge.serve.endpoint import build_app
 from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.serve.server import serving
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 
 @asynccontextmanager

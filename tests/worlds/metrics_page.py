@@ -22,6 +22,11 @@ async def scraped(url: str) -> Sample:
     """Every sample of /metrics by name and labels, read by Prometheus's own parser."""
     status, text, headers = await get(url)
     assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8"), text
+    return samples_of(text)
+
+
+def samples_of(text: str) -> Sample:
+    """Every sample of a page of metrics."""
     families = text_string_to_metric_families(text)
     return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from edge.models.decoder import Decoder, DecoderSpec
 from edge.models.hf_folder import PATTERNS
 from edge.models.spec import Architecture, parameter_shapes
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, _merges, byte_level_vocabulary
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, _merges, byte_level_vocabulary
 
 PATTERN_OF = {name: pattern for pattern, name in PATTERNS.items()}
 LLAMA3_ROPE = {

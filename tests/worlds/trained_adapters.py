@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from edge.core.rng import stream
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.inference.adapters import write_gguf_adapter
-from tests.engine.tiny_gguf import TinyModel, permute_rows
+from tests.worlds.tiny_gguf import TinyModel, permute_rows
 
 
 def convert_adapter(base: Path, peft_folder: Path, target: Path) -> None:

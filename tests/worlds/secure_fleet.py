@@ -18,7 +18,7 @@ from coordinator.service.tokens import CHECK_FILES_S, HolderRow, SigningKey, Tok
 from edge.core.clock import Clock, SystemClock
 from edge.rpc.credentials import ClientCredentials, ClientTls, TokenFile
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.in_process import ProgrammedProvider, running_coordinator
+from tests.worlds.coordinator import ProgrammedProvider, running_coordinator
 
 
 class NoticedTokens(TokenAuthority):

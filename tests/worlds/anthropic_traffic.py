@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.config import UpstreamConfig
 from coordinator.providers.anthropic import AnthropicProvider
 from coordinator.providers.http import HttpLimits
-from tests.service.upstream_server import Behaviour, Upstream, running_upstream
+from tests.worlds.upstream_server import Behaviour, Upstream, running_upstream
 
 
 def playing(behaviour: Behaviour) -> AbstractAsyncContextManager[Upstream]:
