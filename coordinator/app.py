@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker
 from coordinator.calls.broker import Broker
-from coordinator.calls.prices import DatedPrices, Price, Tariff, published_prices
+from coordinator.calls.prices import NO_PRICE, DatedPrices, Price, Tariff, published_prices
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.config import ServerConfig, UpstreamConfig
 from coordinator.control.devices import Fleet
 from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
@@ -39,7 +39,7 @@ from coordinator.service.server import AdminSide, CoordinatorServer
 from coordinator.service.supervision import ServiceManager, parent_gone
 from coordinator.service.telemetry import Sources, Telemetry
 from coordinator.service.tls import ServerCertificates
-from coordinator.service.tokens import Tokens
+from coordinator.service.tokens import TokenAuthority
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError, EdgeError
 from edge.core.plugins import Registry
@@ -64,13 +64,16 @@ PROVIDERS = Registry(
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A started coordinator: where it listens, its state folder, its upstreams, and where administrators connect."""
+    """A started coordinator: where it listens."""
 
     addresses: tuple[str, ...]
     state_dir: Path
     upstreams: tuple[str, ...]
+    """The aliases that a call may name."""
     admin_addresses: tuple[str, ...] = ()
+    """Where administrators connect."""
     metrics_url: str = ""
+    """Empty where there are none."""
     console_url: str = ""
 
 
@@ -84,23 +87,23 @@ class Parts(Changeable):
     device_api: DeviceApi
     admin_api: AdminApi
 
-    async def learn(self) -> None:
+    async def load(self) -> None:
         """Read what the ledger knows before anything is served: who is disabled, and limits that were set at run time."""
         await self.fleet.refresh()
-        self.book.learn(await self.store.list_set_limits())
+        self.book.take_limits(await self.store.list_set_limits())
 
     async def follow(self) -> None:
-        """Notify of what any replica changes, until the store is closed. Begins before `learn`, so that nothing between them is missed."""
+        """Notify of what any replica changes, until the store is closed. Begins before `load`, so that nothing between them is missed."""
         await notify_changes(self.notifier, self.store.changes(), self.fleet.heard)
 
 
 def assemble(
-    config: CoordinatorConfig,
+    config: ServerConfig,
     store: LedgerStore,
     upstreams: UpstreamTable,
     clock: Clock,
     *,
-    tokens: Tokens,
+    tokens: TokenAuthority,
     verify: Callable[[], Awaitable[VerifyReport]],
     begin_drain: Callable[[float | None], None],
     notifier: BudgetNotifier | None = None,
@@ -126,7 +129,7 @@ def assemble(
     return Parts(book, controller, limiter, upstreams, upkeep, notifier, store, fleet, broker, device_api, admin_api)
 
 
-def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
+def build_upstreams(config: ServerConfig) -> dict[str, Upstream]:
     """The upstreams by name. Raises ConfigError."""
 
     def build(alias: str, upstream: UpstreamConfig) -> Upstream:
@@ -144,8 +147,8 @@ def build_upstreams(config: CoordinatorConfig) -> dict[str, Upstream]:
     return {alias: build(alias, upstream) for alias, upstream in config.effective_upstreams.items()}
 
 
-def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
-    """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (None)."""
+def tariff_of(upstream: UpstreamConfig) -> Tariff:
+    """What an upstream's calls cost: as configured, else as published for its model at its host, else unknown (NO_PRICE)."""
     if upstream.prices:
         return DatedPrices.of(upstream.prices)
     if upstream.constant_price is not None:
@@ -153,7 +156,7 @@ def tariff_of(upstream: UpstreamConfig) -> Tariff | None:
     from coordinator.providers.anthropic import DEFAULT_BASE_URL
 
     asked = upstream.base_url or (DEFAULT_BASE_URL if upstream.provider == "anthropic" else "")
-    return published_prices().tariffs.get((urlsplit(asked).hostname or "", upstream.model))
+    return published_prices().get((urlsplit(asked).hostname or "", upstream.model), NO_PRICE)
 
 
 def _build_provider(upstream: UpstreamConfig, alias: str) -> CloudProvider:
@@ -173,7 +176,7 @@ class Coordinator:
 
     def __init__(
         self,
-        config: CoordinatorConfig,
+        config: ServerConfig,
         *,
         clock: Clock | None = None,
         store: LedgerStore | None = None,
@@ -205,7 +208,7 @@ class Coordinator:
         await self.drain(self.config.service.drain_grace_s)
         await self._resources.aclose()
 
-    def reload(self, config: CoordinatorConfig) -> Changes:
+    def reload(self, config: ServerConfig) -> Changes:
         """Take limits, tasks, rates and prices of a changed configuration; returns what was taken and what needs a restart. Nothing changes
         when it raises StateError or ConfigError. TLS files and tokens are followed without this; here they are only tried.
         """
@@ -217,7 +220,7 @@ class Coordinator:
         self.config = config.model_copy(update={"upstreams": {**config.effective_upstreams, **waiting}})
         return changes
 
-    def read_again(self, read: Callable[[], CoordinatorConfig]) -> None:
+    def read_again(self, read: Callable[[], ServerConfig]) -> None:
         """Reload what `read` gives, and report in one line what changed; what cannot be read changes nothing and is reported, too."""
         try:
             changes = self.reload(read())
@@ -270,7 +273,7 @@ class Coordinator:
             begin_drain=self.begin_drain,
         )
         self._in_background(parts.follow(), "budget-notifier")
-        await parts.learn()
+        await parts.load()
         await table.start()
         self._in_background(parts.upkeep.run(), "upkeep")
         admin = None
@@ -303,14 +306,14 @@ class Coordinator:
         return f"{metrics}/metrics" if metrics else "", urls.get(self.config.console_listen or "", "")
 
 
-def check_security(config: CoordinatorConfig) -> None:
+def check_security(config: ServerConfig) -> None:
     """Try the TLS files, as every listener will use them. Raises ConfigError."""
     if config.tls is not None:
         ServerCertificates(config.tls, SystemClock(), role="device").credentials()
         ServerCertificates(config.tls, SystemClock(), role="admin").credentials()
 
 
-def notes_on(config: CoordinatorConfig) -> list[str]:
+def notes_on(config: ServerConfig) -> list[str]:
     """What is allowed and may still surprise: who may not show a certificate, and variables that are not set here."""
     notes = [config.tls.note] if config.tls is not None and config.tls.note else []
     named = {f"upstreams.{alias}": upstream.key_name for alias, upstream in config.effective_upstreams.items()}
@@ -320,7 +323,7 @@ def notes_on(config: CoordinatorConfig) -> list[str]:
 
 
 async def serve(
-    read: Callable[[], CoordinatorConfig], on_serving: Callable[[Serving], None], *, parent_pid: int | None = None
+    read: Callable[[], ServerConfig], on_serving: Callable[[Serving], None], *, parent_pid: int | None = None
 ) -> None:
     """Serve what `read` gives, which SIGHUP has read again. Raises ConfigError, StateError.
 

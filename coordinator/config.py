@@ -36,12 +36,8 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 DualScope = Literal["task", "global", "fleet", "fleet_all"]
 
 
-def _off_word(value: object) -> object:
-    """YAML reads a bare off as a truth value."""
-    return "off" if value is False else value
-
-
-AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(_off_word)]
+# YAML reads a bare off as a truth value.
+AnswerCache = Annotated[Literal["off", "device", "fleet"], BeforeValidator(lambda value: "off" if value is False else value)]
 
 
 class PriceConfig(Section):
@@ -281,7 +277,6 @@ class TaskConfig(Section):
     answer_cache_ttl_s: Positive | None = Field(
         None, description="Oldest answer that is given again, in seconds (null: as old as answers are kept)."
     )
-    answer_cache_any_temperature: bool = Field(False, description="Give answers again at temperatures above 0, too.")
 
     @property
     def dual_rule(self) -> ProportionalIntegral:
@@ -425,9 +420,6 @@ class ServiceConfig(Section):
         description="Serve devices on other machines without tls: what they send is unencrypted, and their names are not checked.",
     )
     max_open_streams: int = Field(16384, ge=1, description="Watches that are open at once, over all devices.")
-    max_streams_per_connection: int = Field(
-        4096, ge=1, le=2**31 - 1, description="HTTP/2 streams, so RPCs of any kind, that one connection may have open at once."
-    )
     watch_heartbeat_s: Positive = Field(
         30.0, description="Seconds without a change after which a watched budget sends a heartbeat."
     )
@@ -588,14 +580,11 @@ class AdminConfig(Section):
 class TelemetryConfig(Section):
     """Traces of RPCs and calls for an OpenTelemetry collector (needs the extra `otel`).
 
-    They hold devices' tasks, models, outcomes and
-    amounts, and never a prompt, an answer or a key. What the collector asks for goes into OTEL_EXPORTER_OTLP_HEADERS in the environment.
+    They hold devices' tasks, models, outcomes and amounts, and never a prompt, an answer or a key. What the collector asks for goes into
+    OTEL_EXPORTER_OTLP_HEADERS in the environment; OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG there say which traces are kept.
     """
 
     otlp_endpoint: str = Field(description="The collector's OTLP/HTTP address, as http://127.0.0.1:4318.")
-    sample_rate: Rate = Field(
-        1.0, description="Share of the traces beginning here that are kept; those that a device began are kept where it says so."
-    )
 
     @model_validator(mode="after")
     def _an_address_without_secrets(self) -> TelemetryConfig:
@@ -614,7 +603,7 @@ class TelemetryConfig(Section):
         return self.otlp_endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
 
 
-class CoordinatorConfig(Section):
+class ServerConfig(Section):
     """Everything a coordinator needs to know.
 
     The socket `admin.sock` is there as well where `admin_listen` names ports alone, so that commands on this machine work without a
@@ -635,9 +624,6 @@ class CoordinatorConfig(Section):
     )
     console_listen: str | None = Field(
         None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
-    )
-    metrics_devices: int = Field(
-        20, ge=0, le=1000, description="This number of devices, the first seen, get series of their own in the metrics."
     )
     state_dir: str | None = Field(
         None, description="State folder: ledger, signing keys, admin.sock (null: the platform's folder for application data)."
@@ -670,13 +656,13 @@ class CoordinatorConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _aliases_name_upstreams(self) -> CoordinatorConfig:
+    def _aliases_name_upstreams(self) -> ServerConfig:
         for alias, legs in self.aliases.items():
             _check_legs(alias, legs, self.effective_upstreams)
         return self
 
     @model_validator(mode="after")
-    def _no_plain_secret(self) -> CoordinatorConfig:
+    def _no_plain_secret(self) -> ServerConfig:
         from coordinator.config_secrets import find_plain_secret
 
         if where := find_plain_secret(self.model_dump(mode="json")):
@@ -732,7 +718,7 @@ def _check_legs(alias: str, legs: Sequence[LegConfig], upstreams: Mapping[str, U
 
 def resolve_coordinator_config(
     file: Path | None = None, sets: Sequence[str] = (), flags: Sequence[Flag] = ()
-) -> Resolved[CoordinatorConfig]:
+) -> Resolved[ServerConfig]:
     """Defaults < file < --set < flags. Raises ConfigError with one line that names file and line."""
     files = [file] if file is not None else []
-    return resolve(CoordinatorConfig, files=files, sets=sets, flags=flags, example=EXAMPLE, keys_command=KEYS_COMMAND)
+    return resolve(ServerConfig, files=files, sets=sets, flags=flags, example=EXAMPLE, keys_command=KEYS_COMMAND)

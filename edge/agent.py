@@ -12,7 +12,7 @@ from typing import Self
 from edge.answering.answerer import Answerer
 from edge.answering.ask_cloud import CloudQuestions
 from edge.answering.draft import AnswerRecorder
-from edge.budget.access import CloudAccess, TaskBudgets
+from edge.budget.access import CloudAccess
 from edge.budget.daily import DailyBudget
 from edge.budget.dial import Dials
 from edge.budget.known import KnownBudgets
@@ -37,7 +37,7 @@ from edge.learning.loop import BetweenSteps, Learning
 from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
-from edge.state.events import Notice, RunFinished, StepFinished
+from edge.state.events import Notice, RunFinished
 from edge.state.folder import CHECKPOINTS
 
 
@@ -45,8 +45,8 @@ from edge.state.folder import CHECKPOINTS
 class AgentStatus:
     """A snapshot for a screen, and what `/api/status` returns and describes.
 
-    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `outbox`: step reports that wait
-    for the coordinator.
+    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `waiting_reports`: step reports
+    that wait for the coordinator.
     """
 
     run_id: str
@@ -64,7 +64,7 @@ class AgentStatus:
     phases: int
     steps_done: int
     steps_planned: int | None
-    outbox: int
+    waiting_reports: int
     answers: int
     total_cloud_calls: int
     total_cloud_tokens: int
@@ -91,14 +91,13 @@ _SETTLE_PAUSE_S, _LONGEST_SETTLE_PAUSE_S = 1.0, 60.0
 class Agent:
     """`async with build_agent(...) as agent:`; then serve `agent.answerer` and run `agent.learn()` at the same time.
 
-    Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves, `budgets` are what the cloud may be asked. At
-    any time: `link` to the coordinator, people's `access` to the cloud and their `precedence`.
+    Inside the block: `answerer` serves people, `learning` learns, `adapter` is what serves. At any time: `link` to the coordinator,
+    people's `access` to the cloud and their `precedence`.
     """
 
     answerer: Answerer
     learning: Learning
     adapter: ServingAdapter
-    budgets: TaskBudgets
     _checkpoints: Checkpoints
 
     def __init__(self, components: AgentComponents, settings: AgentSettings) -> None:
@@ -125,7 +124,11 @@ class Agent:
         dials = Dials(state, settings.dial_rate, clock, self.pace.rate if self.pace else None)
         quotas = Quotas(known, self.link.why_away, dials, switch)
         self._end_of_call = partial(end_of_call, self.link.client)
-        self.access = CloudAccess(switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock))
+        self.access = CloudAccess(
+            switch, dials, quotas, AnswerCalls(state, self._end_of_call, sink, clock),
+            serving_task=settings.answers.task or OWN_LABEL, learned=curriculum,
+            adapter_version=lambda: self.adapter.backend.adapter_version, sink=sink, clock=clock,
+        )  # fmt: skip
 
     async def __aenter__(self) -> Self:
         """Load the model and the last adapter, start or reach the coordinator (offline is fine), resume the state.
@@ -173,7 +176,7 @@ class Agent:
         state, settings, curriculum = self.components.state, self._settings, self.components.curriculum
         limits = limits_of(state, settings.limits) if self.link.embedded else None
         budget, rate = (self.pace.budget(), self.pace.rate()) if self.pace else (None, None)
-        dial = self.access.dials.of(self.budgets.serving_task)
+        dial = self.access.dials.of(self.access.serving_task)
         chosen = dial.target_rate if rate is None or self.access.dials.is_set or dial.own else None
         terms = state.terms(curriculum.present_task)
         learning = terms.target_rate if terms else curriculum.phase_rate(state.position().phase)
@@ -202,7 +205,7 @@ class Agent:
             phases=curriculum.phase_count,
             steps_done=position.steps_done,
             steps_planned=curriculum.steps_planned,
-            outbox=len(state.unreported()),
+            waiting_reports=len(state.waiting_reports()),
             answers=self.answerer.answers,
             total_cloud_calls=last.cloud.total_cloud_calls if last else 0,
             total_cloud_tokens=last.cloud.total_cloud_tokens if last else 0,
@@ -211,13 +214,9 @@ class Agent:
             trained_version=state.lineage().latest,
             waiting=self.learning.waiting,
             paused=self.learning.paused,
-            quota=self.budgets.quota(),
-            unsettled_calls=len(self.budgets.unconfirmed.waiting()),
+            quota=self.access.quota(),
+            unsettled_calls=len(self.access.unconfirmed.waiting()),
         )
-
-    def steps(self, last: int | None = None) -> list[StepFinished]:
-        """Finished steps, oldest first (for learning curves)."""
-        return self.components.state.steps(last)
 
     async def _open(self) -> None:
         components, closing = self.components, self._closing
@@ -250,12 +249,9 @@ class Agent:
         await self._begin_serving(backend, settings)
 
     async def _begin_serving(self, backend: InferenceBackend, settings: AgentSettings) -> None:
-        components, task = self.components, settings.answers.task or OWN_LABEL
+        components, task = self.components, self.access.serving_task
         if self.link.begun:
             await self.link.follow_budgets(task)
-        self.budgets = TaskBudgets(
-            self.access, task, components.curriculum, lambda: backend.adapter_version, components.sink, components.clock
-        )
         answers = replace(settings.answers, task=task)
         state, access, clock = components.state, self.access, components.clock
         recorder = AnswerRecorder(backend, state, access, components.sink, clock)

@@ -10,8 +10,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.postgres_server import postgres_server
 from tests.simulate.summary import PROPERTY, print_summary, take
+from tests.worlds.postgres_server import postgres_server
 
 
 def pytest_configure() -> None:

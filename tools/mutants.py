@@ -1,6 +1,7 @@
 """Planted bugs: each is one changed line of the product, and the named tests must fail on it. `python -m tools.mutants [WORD ...]`
 
-The change is made in a copy of the working tree; a bug that no test finds is printed as SURVIVED, and the exit code is then 1.
+The change is made in a copy of the working tree. A bug that no test finds is printed as SURVIVED, one that keeps the tests from
+running as ERROR; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge.core.clock import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]
+LINES_SHOWN = 15
+"""Of pytest's output, where it gives no verdict."""
 TESTS = {
     "edge/dagrpo/advantages": ["paper/test_advantage_laws", "unit/test_cloud_samples"],
     "edge/dagrpo/baselines": ["paper/test_rewards_and_baselines"],
@@ -100,36 +105,32 @@ MUTANTS = [
 ]
 
 
-def planted(tree: Path, path: str, before: str, after: str) -> bool:
-    """Whether a test of the bug's part of the product fails on it, in a tree that is restored afterwards."""
+class MutantError(Exception):
+    """A planted bug of which the tests give no verdict; the text says why."""
+
+
+def killed(tree: Path, mutant: tuple[str, str, str], tests: Sequence[str]) -> bool:
+    """Whether a test fails on the bug, in a tree that is restored afterwards. Raises MutantError where pytest ends otherwise than
+    with all tests passed or one failed: tests that cannot be collected or set up say nothing about what they check."""
+    path, before, after = mutant
     file = tree / path
     text = file.read_text(encoding="utf-8")
     if text.count(before) != 1:
-        raise SystemExit(f"{path}: {before!r} stands there {text.count(before)} times, and has to once")
-    files = next(files for part, files in TESTS.items() if path.startswith(part))
-    tests = [f"tests/{name}.py" for name in files]
+        raise MutantError(f"its line stands in {path} {text.count(before)} times, and has to once")
     file.write_text(text.replace(before, after), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not long",
-        "-k",
-        "not postgres",
-        *tests,
-    ]
+    options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", "not long", "-k", "not postgres"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
     try:
-        done = subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, check=False)
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     finally:
         file.write_text(text, encoding="utf-8")
-    if done.returncode not in (0, 1, 2):
-        raise SystemExit(done.stdout.decode() + done.stderr.decode())
-    return done.returncode != 0
+    if done.returncode == 0:
+        return False
+    if done.returncode == 1 and "\nFAILED " in done.stdout:
+        return True
+    output = (done.stdout + done.stderr).strip().splitlines()
+    raise MutantError("\n".join([f"pytest ended with status {done.returncode} and no failed test", *output[-LINES_SHOWN:]]))
 
 
 def main(words: list[str]) -> int:
@@ -137,18 +138,21 @@ def main(words: list[str]) -> int:
     wanted = [mutant for mutant in MUTANTS if not words or any(word in mutant[0] + mutant[1] for word in words)]
     if not wanted:
         raise SystemExit(f"no bug has one of the words {', '.join(words)} in its file or line")
-    survivors, clock = 0, SystemClock()
+    verdicts, clock = Counter[str](), SystemClock()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "dist", "__pycache__"))
         for path, before, after in wanted:
-            began = clock.monotonic()
-            killed = planted(tree, path, before, after)
-            survivors += not killed
-            verdict = "killed" if killed else "SURVIVED"
-            print(f"{verdict:8} {clock.monotonic() - began:5.1f} s  {path}: {before!r} -> {after!r}", flush=True)
-    print(f"{len(wanted) - survivors} of {len(wanted)} killed")
-    return int(survivors > 0)
+            began, reason = clock.monotonic(), ""
+            files = next(files for part, files in TESTS.items() if path.startswith(part))
+            try:
+                verdict = "killed" if killed(tree, (path, before, after), [f"tests/{name}.py" for name in files]) else "SURVIVED"
+            except MutantError as error:
+                verdict, reason = "ERROR", f"\n{error}"
+            verdicts[verdict] += 1
+            print(f"{verdict:8} {clock.monotonic() - began:5.1f} s  {path}: {before!r} -> {after!r}{reason}", flush=True)
+    print(f"{verdicts['killed']} of {len(wanted)} killed, {verdicts['SURVIVED']} survived, {verdicts['ERROR']} without a verdict")
+    return int(verdicts["killed"] < len(wanted))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Outcome(Enum):
+class UpstreamOutcome(Enum):
     """What a call that was let through shows about its upstream. NEUTRAL: nothing, as the fault was the client's or the caller left."""
 
     GOOD = "good"
@@ -38,9 +38,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Leave to ask the upstream once; to be given back with `Breaker.leave`. `period` is the closed or probing time it belongs to."""
+    """Leave to ask the upstream once; to be given back with `Breaker.leave`."""
 
     period: int
+    """The closed or probing time that it belongs to."""
     probe: bool
 
 
@@ -80,17 +81,19 @@ class Breaker:
         self._probing = probe = self._open_until_s is not None
         return Pass(self._period, probe)
 
-    def leave(self, passed: Pass, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
+    def leave(self, passed: Pass, outcome: UpstreamOutcome, now_s: float, retry_after_s: float | None = None) -> None:
         """Report how the call of a pass went; exactly once per pass. `retry_after_s` is when the upstream wants to be asked again."""
         if passed.probe:
             self._probing = False
-        if outcome is Outcome.BAD and retry_after_s:
+        # A time to come back is kept to whenever the call began. Otherwise a call of an earlier period shows nothing about this one: those
+        # that were under way when the breaker opened would close it again, or make its pause longer.
+        if outcome is UpstreamOutcome.BAD and retry_after_s:
             self._open(now_s, min(retry_after_s, self._terms.longest_retry_after_s))
-        elif passed.period == self._period and outcome is not Outcome.NEUTRAL:
+        elif passed.period == self._period and outcome is not UpstreamOutcome.NEUTRAL:
             self._count(passed, outcome, now_s)
 
-    def _count(self, passed: Pass, outcome: Outcome, now_s: float) -> None:
-        if outcome is Outcome.GOOD:
+    def _count(self, passed: Pass, outcome: UpstreamOutcome, now_s: float) -> None:
+        if outcome is UpstreamOutcome.GOOD:
             self._close(passed)
             return
         self._failures += 1

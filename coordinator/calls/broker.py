@@ -20,8 +20,8 @@ from functools import partial
 
 from coordinator import failpoints
 from coordinator.calls.admission import draining
-from coordinator.calls.breaker import Outcome
-from coordinator.calls.flights import Flight, GroupId, Job, Progress
+from coordinator.calls.breaker import UpstreamOutcome
+from coordinator.calls.flights import Flight, FlightProgress, GroupId, Job
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import Quote, Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import RatesConfig, ServiceConfig, TaskConfig
@@ -32,12 +32,12 @@ from coordinator.ledger.accounts import (
     SERVING_STEP,
     BudgetTerms,
     BudgetView,
+    CallEnded,
     CallRow,
     CallState,
-    Ended,
     InProgress,
     Outdated,
-    Replay,
+    Replayed,
     Reserved,
     ReserveRequest,
     Resolution,
@@ -115,21 +115,24 @@ class Broker:
         return self._admitting
 
     async def complete(
-        self, device: str, call: CloudCall, deadline_s: float | None, progress: Progress | None = None
+        self, device: str, call: CloudCall, deadline_s: float | None, progress: FlightProgress | None = None
     ) -> CloudCompletion:
         """Ask the cloud once for this call, or give its stored answer. Raises CoordinatorError.
 
         `progress` gets pieces only when this caller is the one who starts the call.
         """
         job = self._checked_job(device, call, deadline_s)
+        # Another key of the group waits until the flight is over; then the ledger has the answer for it, or lets it try. In a loop: who
+        # waited for the same flight may have begun the next one.
         while (running := self._flights.get(job.group)) is not None:
             if running.job.call.call_key == call.call_key and not running.dropped:
                 _require_same_content(running.job.fingerprint, job.fingerprint, call.call_key)
                 return await running.result()
             await running.ended()
+        # Nothing is awaited from the last look at the flights to the launch, so that a group never has two.
         if not self._admitting:
             raise draining()
-        self._limiter.take(device)
+        self._limiter.take(device)  # who joins a flight starts nothing, and is not counted
         flight = self._flights[job.group] = Flight(job, progress, self._loop)
         flight.launch(self._fly, self._land)
         return await flight.result()
@@ -182,7 +185,7 @@ class Broker:
         while True:
             limits = self._book.terms(device, task, self._clock.now())
             view = await self._store.get_budget(device, task, limits)
-            if not self._book.learn(view.limits):
+            if not self._book.take_limits(view.limits):
                 return await self._snapshot(device, task, limits, view)
 
     async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
@@ -261,6 +264,7 @@ class Broker:
     async def _ask_one(self, flight: Flight, upstream: Upstream) -> CloudCompletion:
         """One upstream: slot, breaker, T1, ask, T2. Raises _NotTaken when it certainly did not execute the call and another may."""
         job, breaker, time = flight.job, upstream.breaker, self._loop.time
+        # The slot before the breaker: one call at a time may probe, and it must not stand in a queue meanwhile.
         try:
             await upstream.gate.enter(min(self._service.max_queue_wait_s, self._left_s(job)), job.device)
         except CoordinatorUnavailable as error:
@@ -292,31 +296,32 @@ class Broker:
 
     async def _ask_in_slot(self, flight: Flight, upstream: Upstream, report: _Report) -> CloudCompletion:
         job = flight.job
+        # Quoted after the wait: the price is that of the day the call is held, and may have been changed since the route was chosen.
         quote = self._upstreams.current(upstream).quote(job.call, self._clock.now())
         deadline_s = self._upstream_deadline_s(job, upstream)
-        flight.can_be_dropped = False
+        flight.can_be_dropped = False  # from here on there may be a hold, which has to be resolved whoever leaves
         with flight.uncut():
             outcome = await self._reserved(job, upstream, quote, deadline_s)
         match outcome:
             case Reserved():
                 request = upstream.request(job.call, deadline_s, outcome.billing_key)
                 return await self._ask_and_settle(flight, _Attempt(upstream, quote, outcome.attempt, request, report))
-            case Replay() | Ended():
+            case Replayed() | CallEnded():
                 return await self._replayed(outcome.call)
             case InProgress():
                 raise CallInProgress("the call is running", retry_after_s=POLL_S, metadata={"call_key": outcome.key})
 
     async def _reserved(
         self, job: Job, upstream: Upstream, quote: Quote, deadline_s: float
-    ) -> Reserved | Replay | InProgress | Ended:
+    ) -> Reserved | Replayed | InProgress | CallEnded:
         """T1, under the limits that hold now. A refusal is remembered for the step, whose report will count its demand."""
         try:
             failpoints.reach("before_reserve")
             while True:
                 outcome = await self._store.reserve(self._reserve_request(job, upstream, quote, deadline_s))
-                if not isinstance(outcome, Outdated):
+                if not isinstance(outcome, Outdated):  # each answer of that kind has a newer version, so this ends
                     return outcome
-                self._book.learn(outcome.limits)
+                self._book.take_limits(outcome.limits)
         except BudgetExhausted as error:
             self._controller.note_refusal(job.device, job.call.task, job.call.step)
             error.retry_after_s = fits_again_in_s(error, self._clock.now())
@@ -356,9 +361,8 @@ class Broker:
         try:
             if flight.progress is not None:
                 flight.progress.started()
-            with self._deadlines.within(
-                self._loop.time() + attempt.request.deadline_s + 1.0
-            ):  # a provider that breaks its promise
+            # The provider keeps the deadline itself; a second later it has broken its promise.
+            with self._deadlines.within(self._loop.time() + attempt.request.deadline_s + 1.0):
                 result = await _ask(flight, attempt)
         except ProviderError as error:
             report.failed(attempt, error)
@@ -367,16 +371,16 @@ class Broker:
             failure = _failure(resolution.call, error)
             raise _NotTaken(failure, attempted=True) if may_go_elsewhere(error) else failure from error
         except TimeoutError as error:
-            report.outcome = Outcome.BAD
+            report.outcome = UpstreamOutcome.BAD
             resolution = await self._settled(flight, partial(self._doubt, job, attempt, "deadline"))
             raise _failure(resolution.call) from error
-        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it learns what it cost
+        except asyncio.CancelledError:  # only a stop cuts a call that was sent; who waits for it gets what it cost
             resolution = await self._settled(flight, partial(self._doubt, job, attempt, STOPPED))
             raise _failure(resolution.call) from None
-        except BaseException:
+        except BaseException:  # whatever it is, the hold is resolved before it goes on
             await self._settled(flight, partial(self._doubt, job, attempt, "internal error"))
             raise
-        report.outcome = Outcome.GOOD
+        report.outcome = UpstreamOutcome.GOOD
         failpoints.reach("answered")
         settlement = self._settlement(job, attempt, result)
         resolution = await self._settled(flight, partial(self._store.settle, settlement))
@@ -434,7 +438,7 @@ class Broker:
             raise _failure(row)
         budget: BudgetSnapshot | None = None
         with suppress(CoordinatorError):  # the answer is paid for; a budget that cannot be read must not cost it
-            if view is None or self._book.learn(view.limits):
+            if view is None or self._book.take_limits(view.limits):
                 budget = await self.budget(row.device, row.task)
             else:
                 budget = await self._snapshot(row.device, row.task, limits, view)
@@ -452,9 +456,9 @@ class Broker:
 
 @dataclass(slots=True)
 class _Report:
-    """What the breaker will learn of a call that it let pass."""
+    """What is reported to the breaker of a call that it let pass."""
 
-    outcome: Outcome = Outcome.NEUTRAL
+    outcome: UpstreamOutcome = UpstreamOutcome.NEUTRAL
     retry_after_s: float | None = None
 
     def failed(self, attempt: _Attempt, error: ProviderError) -> None:
@@ -510,7 +514,7 @@ def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> 
     """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call. Who asks
     for a temperature above 0 wants another answer each time; who asks for none wants any."""
     varied = call.temperature is not None and call.temperature > 0.0
-    if terms.answer_cache == "off" or (varied and not terms.answer_cache_any_temperature):
+    if terms.answer_cache == "off" or varied:
         return ""
     if terms.answer_cache == "fleet":
         return FLEET_CACHE + cache_key("", model, call)

@@ -22,15 +22,16 @@ GroupId = tuple[str, str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked call of a device, its upstreams in the order they are asked, the digest of its content, and when its first caller's
-    patience ends (loop time).
-    """
+    """A checked call of a device."""
 
     device: str
     call: CloudCall
     route: tuple[Upstream, ...]
+    """Its upstreams in the order they are asked."""
     fingerprint: str
+    """Digest of its content."""
     end: float
+    """When its first caller's patience ends (loop time)."""
 
     @property
     def group(self) -> GroupId:
@@ -40,7 +41,7 @@ class Job:
         return (self.device, self.call.task, self.call.step, self.call.prompt_id)
 
 
-class Progress:
+class FlightProgress:
     """What a person who waits can follow: that the hold is durable, and pieces of text as they come."""
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Progress:
 class Flight:
     """A job in its task."""
 
-    def __init__(self, job: Job, progress: Progress | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, job: Job, progress: FlightProgress | None, loop: asyncio.AbstractEventLoop) -> None:
         self.job = job
         self.progress = progress
         self.can_be_dropped = True
@@ -114,7 +115,7 @@ class Flight:
             self._waiters.discard(waiter)
             if not self._waiters and self.can_be_dropped:
                 self.cancel()
-        if self._released:
+        if self._released:  # also where it ended meanwhile: everybody who waited gets the same
             raise CallCancelled("the call was cancelled by its device", hint="GetCall reports what became of it")
         if self._error is not None:
             raise self._error

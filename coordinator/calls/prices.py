@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -23,18 +23,6 @@ from edge.core.types import TokenUsage
 TOKENS_PER_PRICE_UNIT = 1_000_000
 PRICE_FILE = "prices.yaml"
 NEVER_PRICED = "none is configured, and none is published for its model at its host"
-
-
-class Tariff(Protocol):
-    """Which price holds at which time."""
-
-    def at(self, now: float) -> Price | None:
-        """The price at `now` (seconds since the epoch); None where there is none, not yet or no more."""
-        ...
-
-    def why_none(self, now: float) -> str:
-        """Why there is no price at `now`; "" when there is one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +48,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class DatedPrices:
-    """Prices in the order of their days, which do not contradict each other (`config.check_days`)."""
+    """Prices with the days they hold on."""
 
     entries: tuple[PriceConfig, ...]
+    """In the order of their days, which do not contradict each other (`config.check_days`)."""
 
     @staticmethod
     def of(entries: Iterable[PriceConfig]) -> DatedPrices:
@@ -88,18 +77,17 @@ class DatedPrices:
         return entry, entry is not None and entry.until_day is not None and day > entry.until_day
 
 
-@dataclass(frozen=True, slots=True)
-class PriceBook:
-    """Published prices by the host that serves a model and the model's name there; a model of a near name may cost something else. `as_of`
-    is the day they were looked up on."""
+NO_PRICE = DatedPrices(())
+Tariff = Price | DatedPrices
+"""What holds at which time: one price for good, or several with their days."""
 
-    as_of: date
-    source: str
-    tariffs: Mapping[tuple[str, str], DatedPrices]
+
+PublishedPrices = Mapping[tuple[str, str], DatedPrices]
+"""By the host that serves a model and the model's name there; a model of a near name may cost something else."""
 
 
 @cache
-def published_prices() -> PriceBook:
+def published_prices() -> PublishedPrices:
     """The price file that comes with this package. Raises ConfigError when it is damaged."""
     return read_price_file(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
 
@@ -110,7 +98,7 @@ class _PriceFile(Section):
     hosts: dict[str, dict[str, Annotated[tuple[PriceConfig, ...], Field(min_length=1), AfterValidator(check_days)]]]
 
 
-def read_price_file(text: str) -> PriceBook:
+def read_price_file(text: str) -> PublishedPrices:
     """A price file's content. Raises ConfigError that names the entry that is none."""
     import yaml
 
@@ -122,5 +110,4 @@ def read_price_file(text: str) -> PriceBook:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{PRICE_FILE} is damaged: {' '.join(map(str, first['loc']))}: {first['msg']}", hint=hint) from error
-    tariffs = {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}
-    return PriceBook(file.as_of, file.source, tariffs)
+    return {(host, model): DatedPrices.of(rows) for host, models in file.hosts.items() for model, rows in models.items()}

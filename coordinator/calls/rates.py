@@ -20,13 +20,15 @@ FLEET = ""
 
 
 @dataclass(slots=True)
-class Bucket:
-    """`level` is what is left, in calls times MINUTE_NS, so that each nanosecond adds `calls_per_min` to it; counted at `at_ns`."""
+class RateBucket:
+    """The calls that one device, or the fleet, may still start."""
 
     calls_per_min: int
     burst: int
     level: int
+    """What is left, in calls times MINUTE_NS, so that each nanosecond adds `calls_per_min` to it."""
     at_ns: int
+    """When it was counted."""
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +53,7 @@ class RateLimiter:
     def __init__(self, rates: RatesConfig, clock: Clock) -> None:
         self._rates = rates
         self._clock = clock
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, RateBucket] = {}
         self._scan_at = FEWEST_BUCKETS_TO_SCAN
 
     def replace_rates(self, rates: RatesConfig) -> None:
@@ -74,7 +76,7 @@ class RateLimiter:
         for bucket in limited:
             bucket.level -= MINUTE_NS
 
-    def _bucket(self, key: str, rate: RateConfig, now_ns: int) -> Bucket | None:
+    def _bucket(self, key: str, rate: RateConfig, now_ns: int) -> RateBucket | None:
         """The bucket as of now, under the rate that holds now; None where there is no limit."""
         if rate.calls_per_min is None:
             return None
@@ -82,7 +84,7 @@ class RateLimiter:
         if bucket is None:
             self._forget_full(now_ns)
             full = rate.most_at_once * MINUTE_NS
-            bucket = self._buckets[key] = Bucket(rate.calls_per_min, rate.most_at_once, full, now_ns)
+            bucket = self._buckets[key] = RateBucket(rate.calls_per_min, rate.most_at_once, full, now_ns)
         bucket.calls_per_min, bucket.burst = rate.calls_per_min, rate.most_at_once
         bucket.count(now_ns)
         return bucket

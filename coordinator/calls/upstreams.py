@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.calls.admission import Gate
-from coordinator.calls.breaker import Breaker, Outcome
-from coordinator.calls.prices import NEVER_PRICED, Price, Tariff
+from coordinator.calls.breaker import Breaker, UpstreamOutcome
+from coordinator.calls.prices import Price, Tariff
 from coordinator.config import LegConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, why_not_openai
@@ -29,10 +29,12 @@ _TOOLS_HINT = "ask a model whose upstream is openai_compatible, or leave that ou
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What one call costs at one upstream, by the price of the day it was asked: the hold, and later its charge."""
+    """What one call costs at one upstream."""
 
     price: Price
+    """Of the day the call was asked."""
     hold: Amount
+    """The most it can cost."""
 
     def charge(self, usage: TokenUsage | None) -> Amount:
         """What the call costs by its usage; the hold where none is known, or one without input tokens, which no call has."""
@@ -41,14 +43,16 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One upstream. `price` None means that calls are refused; `deadline_s` for everything together."""
+    """One upstream."""
 
     alias: str
     provider: CloudProvider
     model: str
-    price: Tariff | None
+    price: Tariff
+    """With NO_PRICE, or on a day without one, calls are refused."""
     gate: Gate
     deadline_s: float
+    """For everything together."""
     max_output_tokens: int
     breaker: Breaker = field(default_factory=Breaker)
 
@@ -70,11 +74,11 @@ class Upstream:
 
     def price_at(self, now: float) -> Price | None:
         """The price that holds at `now` (seconds since the epoch), or None."""
-        return None if self.price is None else self.price.at(now)
+        return self.price.at(now)
 
     def why_unpriced(self, now: float) -> str:
         """Why it has no price at `now`; "" when it has one."""
-        return NEVER_PRICED if self.price is None else self.price.why_none(now)
+        return self.price.why_none(now)
 
     def quote(self, call: CloudCall, now: float) -> Quote:
         """The most this call can cost at the price of `now` (seconds since the epoch). Raises Unpriced."""
@@ -84,12 +88,12 @@ class Upstream:
         bound = self.provider.input_token_bound(self.request(call, self.deadline_s, ""))
         return Quote(price, price.charge(TokenUsage(bound, call.max_output_tokens)))
 
-    def verdict(self, error: ProviderError, deadline_s: float) -> Outcome:
+    def verdict(self, error: ProviderError, deadline_s: float) -> UpstreamOutcome:
         """What a failure means for this upstream. A request it refuses for its content, or one that was given less time than the
         upstream may take, is the client's own fault.
         """
         hurried = error.kind in ("deadline", "connect_timeout") and deadline_s < _FULL_DEADLINE * self.deadline_s
-        return Outcome.NEUTRAL if hurried or error.kind in _OWN_FAULTS else Outcome.BAD
+        return UpstreamOutcome.NEUTRAL if hurried or error.kind in _OWN_FAULTS else UpstreamOutcome.BAD
 
 
 def may_go_elsewhere(error: ProviderError) -> bool:
@@ -149,7 +153,7 @@ class UpstreamTable:
         """An upstream as it is now; its price may have changed since it was chosen."""
         return self._upstreams.get(upstream.alias, upstream)
 
-    def replace_prices(self, prices: Mapping[str, Tariff | None]) -> None:
+    def replace_prices(self, prices: Mapping[str, Tariff]) -> None:
         """Other prices for the upstreams named, for calls reserved from now on; a call that runs is settled at the price it was quoted."""
         for name in self._upstreams.keys() & prices.keys():
             self._upstreams[name] = replace(self._upstreams[name], price=prices[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.service.tls import require_encrypted, side_address
 from edge.core.errors import ConfigError, EdgeError
 from edge.rpc.address import Address, parse_address
@@ -13,7 +13,7 @@ from edge.rpc.address import Address, parse_address
 SIDE_PORTS = ("metrics_listen", "console_listen")
 
 
-def check_listening(config: CoordinatorConfig) -> None:
+def check_listening(config: ServerConfig) -> None:
     """Raises ConfigError that begins with the setting's dotted key for what `serve` would refuse, whatever else runs on the machine."""
     taken: list[tuple[str, Address]] = []
     for key, text, encrypted in _listeners(config):
@@ -28,7 +28,7 @@ def check_listening(config: CoordinatorConfig) -> None:
         taken.append((key, address))
 
 
-def _listeners(config: CoordinatorConfig) -> Iterator[tuple[str, str, bool]]:
+def _listeners(config: ServerConfig) -> Iterator[tuple[str, str, bool]]:
     """Each setting, an address of it, and whether other machines may connect there."""
     tls = config.tls is not None
     yield from (("listen", text, tls or config.service.allow_insecure) for text in config.listen)

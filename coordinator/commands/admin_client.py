@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import VerifyReport
 from edge.core.clock import SystemClock
@@ -111,7 +111,7 @@ class AdminClient:
         return () if self._token is None else (("authorization", f"Bearer {self._token.require_valid()}"),)
 
 
-def credentials_of(config: CoordinatorConfig) -> ClientCredentials:
+def credentials_of(config: ServerConfig) -> ClientCredentials:
     """What administrators show. Raises ConfigError for files that cannot be used, UsageError for an address beyond this machine without
     TLS.
     """
@@ -129,7 +129,7 @@ def credentials_of(config: CoordinatorConfig) -> ClientCredentials:
 
 
 @contextmanager
-def running_coordinator(config: CoordinatorConfig) -> Iterator[AdminClient | None]:
+def running_coordinator(config: ServerConfig) -> Iterator[AdminClient | None]:
     """A connection to the first administrators' address that somebody answers at; None when nobody does. Raises CoordinatorUnavailable when
     nobody answers at `admin.address`, or when TLS is why nobody does, and what `credentials_of` raises.
     """
@@ -148,7 +148,7 @@ def running_coordinator(config: CoordinatorConfig) -> Iterator[AdminClient | Non
 
 
 @contextmanager
-def required_coordinator(config: CoordinatorConfig) -> Iterator[AdminClient]:
+def required_coordinator(config: ServerConfig) -> Iterator[AdminClient]:
     """The same for what only a running coordinator knows. Raises CoordinatorUnavailable, ConfigError."""
     addresses = _addresses(config)
     if not addresses:
@@ -165,7 +165,7 @@ def required_coordinator(config: CoordinatorConfig) -> Iterator[AdminClient]:
         yield client
 
 
-def _addresses(config: CoordinatorConfig) -> list[Address]:
+def _addresses(config: ServerConfig) -> list[Address]:
     """Where administrators connect: `admin.address`, or the listeners of this machine, sockets first."""
     if config.admin.address is not None:
         return [parse_address(config.admin.address)]

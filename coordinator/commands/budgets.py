@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.commands.admin_client import AdminClient, running_coordinator
-from coordinator.config import BudgetsConfig, CoordinatorConfig, LimitConfig
+from coordinator.config import BudgetsConfig, LimitConfig, ServerConfig
 from coordinator.ledger.accounts import AS_CONFIGURED, UNITS, amount_text, scope_of
 from coordinator.ledger.budgets import (
     SCOPES,
@@ -32,15 +32,18 @@ from edge.rpc.v1 import admin_pb2
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The limits that hold, all budgets, all tasks, each λ that several tasks or devices share, and by scope the settings among the limits
-    that were set at run time. `configured`: the limits are a configuration's, not only what the ledger remembers of one."""
+    """What may be spent, and what was."""
 
     limits: BudgetsConfig
+    """Those that hold."""
     budgets: Sequence[admin_pb2.BudgetRecord]
     tasks: Sequence[admin_pb2.TaskRecord]
     shared_duals: Sequence[admin_pb2.SharedDualRecord]
+    """Each λ that several tasks or devices share."""
     settings_set: Mapping[str, Sequence[str]]
+    """By scope the settings among the limits that were set at run time."""
     configured: bool
+    """The limits are a configuration's, not only what the ledger remembers of one."""
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -70,7 +73,7 @@ class Spending:
             yield f"{task.device} {task.task}: λ {task.dual:.4f}, τ {task.target_rate:g}, next step {task.next_step}, {calls}"
 
 
-def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
+def spending_of(config: ServerConfig, configured: bool) -> Spending:
     """As a running coordinator reports it, or where none runs, from the ledger of its state folder; not `configured`: by the limits that
     the ledger remembers. Raises CoordinatorError, StateError.
     """
@@ -93,7 +96,7 @@ def spending_of(config: CoordinatorConfig, configured: bool) -> Spending:
     )
 
 
-def set_limits(config: CoordinatorConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
+def set_limits(config: ServerConfig, scope: str, changes: dict[str, Any]) -> BudgetsConfig:
     """Change limits of a scope, by a running coordinator or in the ledger where none runs; returns those that hold now."""
     with running_coordinator(config) as client:
         if client is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from typer import Argument, Context, Exit, Option, Typer
 
-from coordinator.commands.options import Json, Settings, print_json, print_result, takes
+from coordinator.commands.options import Json, SharedOptions, print_json, print_result, takes
 from coordinator.commands.security import pki_app, token_app
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, EdgeError, StateError, UsageError
@@ -24,7 +24,7 @@ from edge.rpc.address import shown
 
 if TYPE_CHECKING:
     from coordinator.app import Serving
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from coordinator.ledger.verify import VerifyReport
     from edge.config.loader import Resolved
 
@@ -67,7 +67,7 @@ def _root(version: Annotated[bool, Option("--version", help="Show the version.",
 @app.command()
 @takes("config_file listen state sets console metrics")
 def serve(
-    settings: Settings,
+    settings: SharedOptions,
     exit_with_parent: Annotated[
         bool, Option("--exit-with-parent", help="Stop when the process that started this one is gone.")
     ] = False,
@@ -97,9 +97,9 @@ def serve(
     redact_logs()
     failpoints.arm(os.environ)
 
-    latest: list[Resolved[CoordinatorConfig]] = []
+    latest: list[Resolved[ServerConfig]] = []
 
-    def read() -> CoordinatorConfig:
+    def read() -> ServerConfig:
         if latest and settings.config_file is not None:
             _require_settings(settings.config_file)
         latest[:] = [settings.resolve()]
@@ -132,7 +132,7 @@ def _require_settings(file: Path) -> None:
         raise ConfigError(f"{file} is empty, and would lift every limit", hint="write it whole and send SIGHUP again")
 
 
-def _require_verified(config: CoordinatorConfig) -> None:
+def _require_verified(config: ServerConfig) -> None:
     """Raises LedgerDiffers. A ledger that is still to be made, or in memory, has nothing to verify."""
     from coordinator.ledger.opening import ledger_path, open_rows
     from coordinator.ledger.verify import verify
@@ -174,7 +174,7 @@ def _announce(serving: Serving, json_lines: bool) -> None:
 
 @budget_app.command("show")
 @takes()
-def budget_show(settings: Settings, json_lines: Json = False) -> None:
+def budget_show(settings: SharedOptions, json_lines: Json = False) -> None:
     """Show every budget and every task's λ; also while a coordinator is running."""
     from coordinator.commands.budgets import spending_of
     from coordinator.config import BudgetsConfig
@@ -193,7 +193,7 @@ def budget_set(
     spend_uusd: Annotated[str | None, Option("--spend-uusd", help=LIMIT_HELP.format("micro-USD"), metavar="N|none")] = None,
     window: Annotated[str | None, Option("--window", help="total, month, week, day, hour or config.", metavar="WINDOW")] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
     """Change limits in the ledger: at once, and for every coordinator that shares it. What is spent stays spent.
@@ -209,22 +209,22 @@ def budget_set(
 
 @devices_app.callback(invoke_without_command=True)
 @takes()
-def devices(context: Context, settings: Settings, json_lines: Json = False) -> None:
+def devices(context: Context, settings: SharedOptions, json_lines: Json = False) -> None:
     """List the devices that a running coordinator has seen; or disable and enable one."""
     if context.invoked_subcommand is None:
         _list_devices(settings, json_lines)
-    elif json_lines or settings != Settings():
+    elif json_lines or settings != SharedOptions():
         raise UsageError(f"options belong after `devices {context.invoked_subcommand}`")
 
 
 @devices_app.command("list")
 @takes()
-def devices_list(settings: Settings, json_lines: Json = False) -> None:
+def devices_list(settings: SharedOptions, json_lines: Json = False) -> None:
     """The same as `devices`."""
     _list_devices(settings, json_lines)
 
 
-def _list_devices(settings: Settings, json_lines: bool) -> None:
+def _list_devices(settings: SharedOptions, json_lines: bool) -> None:
     from coordinator.service.admin_text import device_line
     from edge.rpc.v1 import admin_pb2
 
@@ -233,7 +233,7 @@ def _list_devices(settings: Settings, json_lines: bool) -> None:
 
 @devices_app.command("disable")
 @takes()
-def devices_disable(device: Device, settings: Settings, json_lines: Json = False) -> None:
+def devices_disable(device: Device, settings: SharedOptions, json_lines: Json = False) -> None:
     """Refuse a device from now on, at every replica, until it is enabled; also one that never called. What it has under way is settled
     and charged. Its tokens and certificates stay valid: `token revoke` ends those."""
     _set_disabled(settings, device, True, json_lines)
@@ -241,12 +241,12 @@ def devices_disable(device: Device, settings: Settings, json_lines: Json = False
 
 @devices_app.command("enable")
 @takes()
-def devices_enable(device: Device, settings: Settings, json_lines: Json = False) -> None:
+def devices_enable(device: Device, settings: SharedOptions, json_lines: Json = False) -> None:
     """Let a device in again."""
     _set_disabled(settings, device, False, json_lines)
 
 
-def _set_disabled(settings: Settings, device: str, disabled: bool, json_lines: bool) -> None:
+def _set_disabled(settings: SharedOptions, device: str, disabled: bool, json_lines: bool) -> None:
     from coordinator.commands.status import set_disabled
     from coordinator.service.admin_text import as_json, device_line
 
@@ -267,7 +267,7 @@ def calls(
         str | None, Option("--in-state", help="running, completed, refunded, failed or in_doubt.", metavar="STATE")
     ] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
     """List the calls of a running coordinator, without prompts and answers."""
@@ -278,7 +278,7 @@ def calls(
     _print_list(settings, "ListCalls", request, call_line, json_lines)
 
 
-def _print_list(settings: Settings, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> None:
+def _print_list(settings: SharedOptions, method: str, request: Any, line: Callable[[Any], str], json_lines: bool) -> None:
     from coordinator.commands.status import listed
 
     none = True
@@ -291,20 +291,20 @@ def _print_list(settings: Settings, method: str, request: Any, line: Callable[[A
 
 @app.command()
 @takes()
-def upstreams(settings: Settings, json_lines: Json = False) -> None:
+def upstreams(settings: SharedOptions, json_lines: Json = False) -> None:
     """List the cloud LLMs of a running coordinator, their prices, and how busy they are."""
     from coordinator.commands.admin_client import required_coordinator
-    from coordinator.commands.status import with_prices
+    from coordinator.service.admin_text import as_json, upstream_line
     from edge.rpc.v1 import admin_pb2
 
     with required_coordinator(settings.config()) as client:
-        for record, line in with_prices(client, client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest()).upstreams):
-            print_result(record, line, as_json=json_lines)
+        for record in client.ask("ListUpstreams", admin_pb2.ListUpstreamsRequest()).upstreams:
+            print_result(as_json(record), upstream_line(record), as_json=json_lines)
 
 
 @app.command()
 @takes()
-def status(settings: Settings, json_lines: Json = False) -> None:
+def status(settings: SharedOptions, json_lines: Json = False) -> None:
     """How a running coordinator is doing: open calls, what was spent today (UTC), devices that registered, upstreams."""
     from coordinator.commands.admin_client import required_coordinator
     from coordinator.commands.status import status_of
@@ -325,7 +325,7 @@ def drain(
     ] = None,
     no_wait: Annotated[bool, Option("--no-wait", help="Do not wait until it has stopped.")] = False,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
     """Let a running coordinator finish its work and stop.
@@ -360,7 +360,7 @@ def healthcheck(
         Argument(help="Default: the administrators' or devices' socket on this machine.", metavar="[HOST:PORT|unix:PATH]"),
     ] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     timeout_s: Annotated[float, Option("--timeout-s", help="Seconds to wait.", min=0.1)] = 3.0,
 ) -> None:
     """Exit code 0 when a coordinator serves, 1 when it does not (stopping, or not there). For containers and scripts.
@@ -375,7 +375,7 @@ def healthcheck(
 
 @ledger_app.command("verify")
 @takes()
-def ledger_verify(settings: Settings, json_lines: Json = False) -> None:
+def ledger_verify(settings: SharedOptions, json_lines: Json = False) -> None:
     """Recompute every balance and every λ from the journal and compare bit for bit; exit code 1 when anything differs.
 
     With --coordinator it is the coordinator there that recomputes; who does not trust it exports the journal.
@@ -409,7 +409,8 @@ def ledger_export(
         Option("--output", help="A new file (default: stdout); a name ending in .gz is compressed.", metavar="FILE"),
     ] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
+    json_lines: Json = False,
 ) -> None:
     """Write the journal as JSON lines, for audits. It holds no prompts and no answers, only their digests.
 
@@ -428,7 +429,8 @@ def ledger_export(
             with open_rows(config) as rows:
                 count = export(rows, stream, after)
     if output is not None:
-        print(f"{counted(count, 'entry', 'entries')} after {after} written to {output}")
+        text = f"{counted(count, 'entry', 'entries')} after {after} written to {output}"
+        print_result({"file": str(output), "after": after, "entries": count}, text, as_json=json_lines)
 
 
 @contextmanager
@@ -455,7 +457,7 @@ def _export_stream(output: Path | None) -> Iterator[TextIO]:
 @takes("config_file state sets")
 def ledger_backup(
     output: Annotated[Path, Argument(help="A new file.", metavar="FILE", show_default=False)],
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
     """Copy the ledger as it is now into a new file, also while the coordinator serves, and verify the copy.
@@ -484,7 +486,7 @@ def ledger_backup(
 def config_check(
     file: Annotated[Path | None, Argument(help="YAML configuration file.", metavar="FILE", show_default=False)] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> int:
     """Check a configuration file; exit code 1 with file and line of what is wrong, 2 for a wrong option.
@@ -493,7 +495,7 @@ def config_check(
     """
     from coordinator.app import build_upstreams, check_security, notes_on
     from coordinator.commands.addresses import check_listening
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from coordinator.redact import redacted, redacted_data
     from coordinator.service.security import keys_are_shared
     from coordinator.service.tokens import SHARE_KEYS
@@ -515,7 +517,7 @@ def config_check(
     except UsageError:
         raise
     except ConfigError as error:
-        found = problems(CoordinatorConfig, files=files, sets=settings.sets or ())
+        found = problems(ServerConfig, files=files, sets=settings.sets or ())
         if len(found) < 2 and not json_lines:
             raise
         wrong = [
@@ -552,15 +554,15 @@ def config_check(
 def config_show(
     prefix: Annotated[str, Argument(help="Only these, e.g. storage.", metavar="PREFIX", show_default=False)] = "",
     *,
-    settings: Settings,
+    settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
     """Show every value and where it comes from. Secrets are shown as references only."""
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from coordinator.redact import redacted_data
     from edge.config.reference import keys_of, rows_under
 
-    for key, value, origin in rows_under(settings.resolve().rows(), keys_of(CoordinatorConfig), prefix):
+    for key, value, origin in rows_under(settings.resolve().rows(), keys_of(ServerConfig), prefix):
         shown = redacted_data(value)
         line = f"{key}: {json.dumps(shown, ensure_ascii=False)}  # {origin}"
         print_result({"key": key, "value": shown, "origin": origin}, line, as_json=json_lines)
@@ -574,10 +576,10 @@ def config_keys(
     json_lines: Json = False,
 ) -> None:
     """Every key that a configuration may hold: its type, range, default, and what it does."""
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from edge.config.reference import keys_of, keys_under, text_of
 
-    keys = keys_under(keys_of(CoordinatorConfig), prefix)
+    keys = keys_under(keys_of(ServerConfig), prefix)
     if json_lines:
         for key in keys:
             print_json(key.to_json())

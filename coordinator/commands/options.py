@@ -13,7 +13,7 @@ from typer import BadParameter, Option
 from edge.core.shared_options import keys_of_options, with_options
 
 if TYPE_CHECKING:
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from edge.config.loader import Resolved
 
 Result = TypeVar("Result")
@@ -27,10 +27,9 @@ def folder_named(text: str | Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What was given of the shared options; None where an option was not. A field is one option: how the command line reads it, and the
-    configuration key that it sets.
-    """
+class SharedOptions:
+    """What was given of the shared options; None where an option was not. A field is one option: how the command line reads it,
+    and the configuration key that it sets."""
 
     coordinator: Annotated[
         str | None,
@@ -65,7 +64,7 @@ class Settings:
         "metrics_listen",
     ] = None
 
-    def resolve(self) -> Resolved[CoordinatorConfig]:
+    def resolve(self) -> Resolved[ServerConfig]:
         """The configuration. Raises ConfigError for a bad file, OptionError for a bad option; both are one line."""
         from coordinator.config import resolve_coordinator_config
         from edge.config.loader import Flag
@@ -77,19 +76,19 @@ class Settings:
         ]
         return resolve_coordinator_config(self.config_file, self.sets or (), flags)
 
-    def config(self) -> CoordinatorConfig:
+    def config(self) -> ServerConfig:
         """The configuration without its origins."""
         return self.resolve().config
 
 
-_KEYS = keys_of_options(Settings)
+_KEYS = keys_of_options(SharedOptions)
 ADMINISTER = "coordinator config_file state sets"
 Json = Annotated[bool, Option("--json", help="JSON on stdout, one object a line.")]
 
 
 def takes(names: str = ADMINISTER) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command the shared options of these names; without names, those of a command that administers."""
-    return with_options(Settings, names.split())
+    return with_options(SharedOptions, names.split())
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.commands.options import Json, Settings, folder_named, print_result, takes
+from coordinator.commands.options import Json, SharedOptions, folder_named, print_result, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.formatting import counted
 
 if TYPE_CHECKING:
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import ServerConfig
     from coordinator.service.pki import Written
-    from coordinator.service.tokens import Tokens, TokenStore
+    from coordinator.service.tokens import TokenAuthority, TokenStore
 
 pki_app = typer.Typer(help="Certificates of this fleet.", no_args_is_help=True, rich_markup_mode=None)
 TOKENS = "Short-lived tokens. Coordinators on one PostgreSQL ledger share keys and revocations through auth.folder in the configuration."
@@ -67,7 +67,7 @@ def _client_command(role: str, holder: str, default_days: int) -> None:
         days: int = default_days,
         epoch: Epoch = None,
         *,
-        settings: Settings,
+        settings: SharedOptions,
         force: Force = False,
         json_lines: Json = False,
     ) -> None:
@@ -110,8 +110,9 @@ def token_issue(
         Path | None, typer.Option("--out", help="Write it there (mode 0600) and not to stdout.", metavar="FILE")
     ] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
     force: Force = False,
+    json_lines: Json = False,
 ) -> None:
     """Issue a token. Its holder renews it before it ends; `coordinator.token_file` of the agent is where it lies."""
     from coordinator.commands.admin_client import required_coordinator
@@ -130,11 +131,10 @@ def token_issue(
             token = str(client.ask("IssueToken", request).token)
     else:
         token = _tokens(config)[0].issue(role, name, tasks or (), life_s)
-    if out is None:
-        typer.echo(token)
-    else:
+    if out is not None:
         write_private(out, f"{token}\n".encode(), force=force)
-        typer.echo(f"wrote {out}")
+    value = {"role": role, "name": name, "tasks": tasks or [], **({"file": str(out)} if out else {"token": token})}
+    print_result(value, f"wrote {out}" if out else token, as_json=json_lines)
 
 
 @token_app.command("rotate")
@@ -143,7 +143,8 @@ def token_rotate(
     at_once: Annotated[bool, typer.Option("--at-once", help="A key got out: every token of older keys ends now.")] = False,
     coordinator: Annotated[str | None, typer.Option("--coordinator", hidden=True)] = None,
     *,
-    settings: Settings,
+    settings: SharedOptions,
+    json_lines: Json = False,
 ) -> None:
     """Sign with a new key from now on; tokens of older keys live out their 15 minutes.
 
@@ -154,12 +155,13 @@ def token_rotate(
             "keys are not rotated from another machine", hint="run it on the coordinator's own, without --coordinator"
         )
     tokens, _ = _tokens(settings.config())
-    typer.echo(f"signing with key {tokens.rotate(at_once=at_once).kid}")
+    kid = tokens.rotate(at_once=at_once).kid
+    print_result({"kid": kid}, f"signing with key {kid}", as_json=json_lines)
 
 
 @token_app.command("revoke")
 @takes()
-def token_revoke(name: Holder, role: RoleName = "device", *, settings: Settings, json_lines: Json = False) -> None:
+def token_revoke(name: Holder, role: RoleName = "device", *, settings: SharedOptions, json_lines: Json = False) -> None:
     """End all tokens and certificates of a holder, at once and for good, at every coordinator that shares auth.folder; what is issued
     later is valid."""
     from coordinator.commands.admin_client import required_coordinator
@@ -189,7 +191,7 @@ def token_revoke(name: Holder, role: RoleName = "device", *, settings: Settings,
 
 @token_app.command("list")
 @takes("config_file state")
-def token_list(settings: Settings, json_lines: Json = False) -> None:
+def token_list(settings: SharedOptions, json_lines: Json = False) -> None:
     """Signing keys and holders with their epochs. Tokens themselves are kept nowhere."""
     _, store = _tokens(settings.config())
     keys, holders = store.signing_keys(), [store.holders()[key] for key in sorted(store.holders())]
@@ -212,12 +214,12 @@ def _require_device_role(role: str, done: str) -> None:
         raise UsageError(f"only what devices show is {done} from another machine, not what role {role} does", hint="do it there")
 
 
-def _tokens(config: CoordinatorConfig) -> tuple[Tokens, TokenStore]:
+def _tokens(config: ServerConfig) -> tuple[TokenAuthority, TokenStore]:
     from coordinator.service.security import token_store
-    from coordinator.service.tokens import Tokens
+    from coordinator.service.tokens import TokenAuthority
 
     store = token_store(config, config.state_folder)
-    return Tokens(store, config.auth, SystemClock()), store
+    return TokenAuthority(store, config.auth, SystemClock()), store
 
 
 def _print_written(written: Written) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from msgspec.structs import asdict as amount_asdict
 
 from coordinator.commands.admin_client import AdminClient, credentials_of, required_coordinator, running_coordinator
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.control.devices import Fleet
 from coordinator.ledger.accounts import NO_AMOUNT, Amount
 from coordinator.ledger.opening import in_ledger
@@ -31,8 +31,7 @@ DEVICE_SERVICE = "edge.rpc.v1.DeviceService"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `edge-coordinator status` shows. Today begins at midnight UTC; `devices` registered at some time, and `devices_today` of
-    them called since then."""
+    """What `edge-coordinator status` shows. Today begins at midnight UTC."""
 
     serving: bool
     ledger_writable: bool
@@ -40,7 +39,9 @@ class Status:
     upstreams: tuple[str, ...]
     spent_today: Amount
     devices: int
+    """Those that registered at some time."""
     devices_today: int
+    """Those of them that called today."""
     devices_disabled: int
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def status_of(client: AdminClient, now: float) -> Status:
         serving=not upstreams.draining,
         ledger_writable=not upstreams.ledger_unwritable,
         open_calls=upstreams.in_flight,
-        upstreams=tuple(line for _, line in with_prices(client, upstreams.upstreams)),
+        upstreams=tuple(map(upstream_line, upstreams.upstreams)),
         spent_today=spent_since(client, today_ms),
         devices=sum(device.first_seen_ms > 0 for device in devices),
         devices_today=sum(device.last_seen_ms >= today_ms for device in devices),
@@ -102,24 +103,14 @@ def _last_before(client: AdminClient, since_ms: int) -> int:
     return before
 
 
-def listed(
-    config: CoordinatorConfig, method: str, request: Any, line: Callable[[Any], str]
-) -> Iterator[tuple[dict[str, Any], str]]:
+def listed(config: ServerConfig, method: str, request: Any, line: Callable[[Any], str]) -> Iterator[tuple[dict[str, Any], str]]:
     """Every record of a running coordinator's list, as JSON and as a line, page by page. Raises CoordinatorError."""
     with required_coordinator(config) as client:
         for reply in client.pages(method, request):
             yield from ((as_json(record), line(record)) for record in records_of(reply))
 
 
-def with_prices(client: AdminClient, upstreams: Iterable[admin_pb2.UpstreamRecord]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Upstreams with their prices, as JSON and as a line. Raises CoordinatorError."""
-    prices = {price.alias: price for price in client.ask("ListPrices", admin_pb2.ListPricesRequest()).prices}
-    for upstream in upstreams:
-        price = prices.get(upstream.alias)
-        yield {**as_json(upstream), "price": None if price is None else as_json(price)}, upstream_line(upstream, price)
-
-
-def set_disabled(config: CoordinatorConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:
+def set_disabled(config: ServerConfig, device: str, disabled: bool) -> admin_pb2.DeviceRecord:
     """Disable or enable a device, by a running coordinator or in the ledger itself where none runs. Raises CoordinatorError, StateError."""
     with running_coordinator(config) as client:
         if client is not None:
@@ -129,7 +120,7 @@ def set_disabled(config: CoordinatorConfig, device: str, disabled: bool) -> admi
     return device_record(in_ledger(config, lambda store: Fleet(store, SystemClock()).set_disabled(device, disabled)))
 
 
-def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: float) -> str:
+def require_serving(config: ServerConfig, address: str | None, timeout_s: float) -> str:
     """The address that answered SERVING. Raises CoordinatorUnavailable, or UsageError when nothing local can be asked."""
     asked = address or config.admin.address or _local_address(config)
     credentials = ClientCredentials() if parse_address(asked).path else credentials_of(config)
@@ -143,7 +134,7 @@ def require_serving(config: CoordinatorConfig, address: str | None, timeout_s: f
     return asked
 
 
-def _local_address(config: CoordinatorConfig) -> str:
+def _local_address(config: ServerConfig) -> str:
     """Where a health check can connect without a credential: a Unix socket, or a loopback port without TLS. Raises UsageError."""
     listening = [*config.admin_addresses, *config.listen]
     sockets = [each for each in listening if parse_address(each).path]

@@ -37,11 +37,12 @@ ROLES = frozenset({"console", "admin"})
 
 
 @dataclass(frozen=True, slots=True)
-class Console:
-    """`budgets(pairs)` are those of the present windows."""
+class WebConsole:
+    """What the page shows."""
 
     api: AdminApi
     budgets: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[BudgetGauge]]]
+    """Those of the present windows that these (device, task) pairs are held to."""
     curves: Curves
     refusals: Refusals
     clock: Clock
@@ -54,8 +55,6 @@ class Console:
         limits = await self.api.list_budgets(admin_pb2.ListBudgetsRequest(page_size=1), READER)
         budgets = await self.budgets([(row.device, row.task) for row in tasks.tasks])
         upstreams = await self.api.list_upstreams(admin_pb2.ListUpstreamsRequest(), READER)
-        prices = await self.api.list_prices(admin_pb2.ListPricesRequest(), READER)
-        price_of = {price.alias: as_json(price) for price in prices.prices}
         return {
             "now_ms": round(1000 * self.clock.now()),
             "version": self.version,
@@ -66,7 +65,7 @@ class Console:
             "tasks": list(map(as_json, tasks.tasks)),
             "scopes": list(map(as_json, limits.scopes)),
             "budgets": [asdict(row) for row in budgets],
-            "upstreams": [{**as_json(row), "price": price_of.get(row.alias)} for row in upstreams.upstreams],
+            "upstreams": list(map(as_json, upstreams.upstreams)),
             "refusals": [asdict(row) for row in self.refusals.latest()],
         }
 
@@ -76,7 +75,7 @@ class Console:
         return {"complete": complete, "tasks": self.curves.tasks(), "spend": self.curves.spend()}
 
 
-def console_routes(console: Console) -> list[Route]:
+def console_routes(console: WebConsole) -> list[Route]:
     """The page itself is open; its data is for roles console and admin."""
 
     async def now(request: web.Request) -> web.Response:

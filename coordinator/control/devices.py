@@ -87,24 +87,25 @@ class Fleet:
         return tuple(replace(row, last_seen_ms=seen_ms[row.device]) for row in rows)
 
     async def refresh(self) -> None:
-        """Write down who was seen, and learn who was disabled, also by another replica."""
+        """Write down who was seen, and read who was disabled, also by another replica."""
         waiting = sorted(self._seen)
         for first in range(0, len(waiting), MOST_SEEN_AT_ONCE):
+            # Taken out before they are written, so that who calls meanwhile is written the next time.
             seen = {device: self._seen.pop(device) for device in waiting[first : first + MOST_SEEN_AT_ONCE]}
             try:
                 await self._store.saw_devices(seen)
             except BaseException:
                 self._seen = {**seen, **self._seen}
                 raise
-        await self.learn_disabled()
+        await self.read_disabled()
 
     async def heard(self, device_id: str) -> None:
-        """A device was disabled or enabled, perhaps by another replica. What cannot be read now is learned by the next `refresh`."""
+        """A device was disabled or enabled, perhaps by another replica. What cannot be read now is read by the next `refresh`."""
         try:
-            await self.learn_disabled()
+            await self.read_disabled()
         except CoordinatorError as error:
-            log.warning("whether device %s is disabled is learned later: %s", device_id, error)
+            log.warning("whether device %s is disabled is read later: %s", device_id, error)
 
-    async def learn_disabled(self) -> None:
-        """Learn who is disabled, by whichever replica."""
+    async def read_disabled(self) -> None:
+        """Read who is disabled, by whichever replica."""
         self._disabled = frozenset(row.device for row in await self._store.list_devices() if row.disabled)

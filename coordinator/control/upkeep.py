@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.control.devices import Fleet
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.store import LedgerStore
@@ -20,7 +20,7 @@ REFRESH_EVERY_TICKS = 15
 class Upkeep:
     """Ticks every `sweep_interval_s`. A tick that fails is tried again at the next one, and logged unless the last one failed alike."""
 
-    def __init__(self, store: LedgerStore, book: BudgetBook, config: CoordinatorConfig, clock: Clock, fleet: Fleet) -> None:
+    def __init__(self, store: LedgerStore, book: BudgetBook, config: ServerConfig, clock: Clock, fleet: Fleet) -> None:
         self._store = store
         self._book = book
         self._config = config
@@ -28,7 +28,7 @@ class Upkeep:
         self._fleet = fleet
         self._failed_with = ""
 
-    def replace_config(self, config: CoordinatorConfig) -> None:
+    def replace_config(self, config: ServerConfig) -> None:
         """Work by this configuration from the next tick on."""
         self._config = config
 
@@ -43,7 +43,7 @@ class Upkeep:
     async def tick(self, purge: bool = False, refresh: bool = True) -> None:
         """One round."""
         try:
-            self._book.learn(await self._store.list_set_limits())
+            self._book.take_limits(await self._store.list_set_limits())
             if swept := await self._store.sweep(self._clock.now()):
                 log.warning("%d calls outlived their lease and are charged as in doubt", len(swept))
             now = self._clock.now()
@@ -54,12 +54,9 @@ class Upkeep:
             if purge:
                 await self._store.purge_results(now - self._config.service.answers_kept_s, now)
         except Exception as error:  # the sweep has to go on whatever happens: nothing else charges an expired hold
-            self._failed(error)
+            if str(error) != self._failed_with:
+                trace = None if isinstance(error, EdgeError) else error
+                log.error("upkeep failed and is tried again until it succeeds: %s", error, exc_info=trace)
+            self._failed_with = str(error)
         else:
             self._failed_with = ""
-
-    def _failed(self, error: Exception) -> None:
-        if str(error) != self._failed_with:
-            trace = None if isinstance(error, EdgeError) else error
-            log.error("upkeep failed and is tried again until it succeeds: %s", error, exc_info=trace)
-        self._failed_with = str(error)

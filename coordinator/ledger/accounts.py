@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -67,7 +68,7 @@ def amount_text(unit: str, count: int) -> str:
     return BY_LEDGER_NAME[unit].amount(count)
 
 
-class Limits(Struct, frozen=True, gc=False, array_like=True):
+class AmountLimits(Struct, frozen=True, gc=False, array_like=True):
     """The most that may be spent, per unit; None where there is no limit."""
 
     calls: int | None = None
@@ -84,25 +85,23 @@ class Limits(Struct, frozen=True, gc=False, array_like=True):
         triples = zip(UNITS, self.units, used.units, strict=True)
         return tuple(name for name, limit, value in triples if limit is not None and value > limit)
 
-    def at_least(self, used: Amount) -> Limits:
+    def at_least(self, used: Amount) -> AmountLimits:
         """These limits, raised to `used` where they are below it: what is spent cannot be taken back."""
         pairs = zip(self.units, used.units, strict=True)
-        return Limits(*(None if limit is None else max(limit, value) for limit, value in pairs))
+        return AmountLimits(*(None if limit is None else max(limit, value) for limit, value in pairs))
 
 
 class BudgetTerms(Struct, frozen=True, gc=False):
-    """A budget that a call must fit into: its key and the limits the configuration asks for now.
-
-    The key names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`. A budget is
-    created at its first use; changed limits apply at the next use and are journalled.
-
-    With `floor_ppm` f > 0 the budget is shared fairly: of the N devices that hold or have spent of it each has floor(limit·f/(N·10^6))
-    that the others cannot take; a device joins with its first hold.
-    """
+    """A budget that a call must fit into. It is created at its first use; changed limits apply at the next use and are
+    journalled."""
 
     key: str
-    limits: Limits
+    """Names scope and window, such as `fleet@2026-10` or `device:d1/task:math@2026-10-07`: see `budget_key`."""
+    limits: AmountLimits
+    """Those that the configuration asks for now."""
     floor_ppm: int = 0
+    """f > 0 shares the budget fairly: of the N devices that hold or have spent of it each has floor(limit·f/(N·10^6)) that the
+    others cannot take; a device joins with its first hold."""
 
 
 def budget_key(scope: str, device: str = "", task: str = "", window: str = "") -> str:
@@ -156,12 +155,13 @@ AS_CONFIGURED = "configured"
 
 
 class SetLimits(Struct, frozen=True, gc=False):
-    """What was set at run time for one scope and wins over the configuration: (setting, value) pairs sorted by setting, such as
-    `("calls_limit", 5)` or `("window", "day")`; None: no limit. `version` counts the changes of all scopes; this was the latest here."""
+    """What was set at run time for one scope and wins over the configuration."""
 
     scope: str
     changes: tuple[tuple[str, int | str | None], ...]
+    """(setting, value) pairs sorted by setting, such as `("calls_limit", 5)` or `("window", "day")`; None: no limit."""
     version: int
+    """Counts the changes of all scopes; this was the latest here."""
 
 
 def limits_version(rows: Sequence[SetLimits]) -> int:
@@ -180,21 +180,25 @@ class CallState(StrEnum):
 
 
 class BudgetRow(Struct, frozen=True, gc=False):
-    """A budget: `asked` is what the configuration wants, `limits` what the database enforces (raised to what was already used).
-
-    Shared fairly (`floor_ppm` > 0), each of `members` devices has `floor` for itself; `set_aside` is the part of all floors not used yet,
-    and committed + reserved + set_aside <= limits holds.
-    """
+    """A budget as the database holds it: committed + reserved + set_aside <= limits, in every unit."""
 
     key: str
-    asked: Limits
-    limits: Limits
+    asked: AmountLimits
+    """What the configuration wants."""
+    limits: AmountLimits
+    """What is enforced: `asked`, raised to what was already used."""
     committed: Amount = Amount()
+    """What ended calls were charged."""
     reserved: Amount = Amount()
+    """What open attempts hold."""
     floor_ppm: int = 0
+    """Above 0 it is shared fairly."""
     members: int = 0
+    """Devices that share it."""
     floor: Amount = Amount()
+    """What each of them has for itself."""
     set_aside: Amount = Amount()
+    """The part of all floors that is not used yet."""
 
     @property
     def used(self) -> Amount:
@@ -219,35 +223,47 @@ class BudgetRow(Struct, frozen=True, gc=False):
         return replace(self, committed=spent, reserved=open_, set_aside=aside)
 
 
-class CallRow(Struct, frozen=True, gc=False):
-    """A call of a device. `charged` sums all its attempts; `result` is None until completed and after a purge.
-
-    `reason` is why it was refunded, failed or left in doubt. `source_key` names the call (`device|key`) whose stored answer
-    this one was given, else "". `beyond_text` is what the answer had in addition to its text, see ProviderResult; it goes with `result`.
-    """
+class CallContent(Struct, frozen=True, gc=False):
+    """What a call is, whatever becomes of it."""
 
     device: str
     key: str
     fingerprint: str
+    """Digest of the request's content, not of its key."""
     task: str
     step: int
+    """SERVING_STEP outside training."""
     prompt_id: str
     model: str
     help_units: int
+
+    def content(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in CallContent.__struct_fields__}
+
+
+class CallRow(CallContent, frozen=True, gc=False):
+    """A call of a device."""
+
     state: CallState
     attempts: int
     charged: Amount
+    """Sum over all its attempts."""
     cache_key: str
     updated_ms: int
     input_tokens: int = 0
     output_tokens: int = 0
     result: str | None = None
+    """None until completed, and after a purge."""
     result_sha256: str = ""
     finish: str = ""
     upstream_id: str = ""
     reason: str = ""
+    """Why it was refunded, failed or left in doubt."""
     source_key: str = ""
+    """The call (`device|key`) whose stored answer this one was given; "" for one of its own."""
     beyond_text: str = ""
+    """What the answer had in addition to its text, see ProviderResult; it goes with `result`."""
 
     @property
     def cached(self) -> bool:
@@ -256,7 +272,7 @@ class CallRow(Struct, frozen=True, gc=False):
 
 
 class AttemptRow(Struct, frozen=True, gc=False):
-    """One try at the upstream: the billing unit. `epoch` names the process run that owns it; `budgets` what its hold lies on."""
+    """One try at the upstream: the billing unit."""
 
     device: str
     key: str
@@ -265,8 +281,11 @@ class AttemptRow(Struct, frozen=True, gc=False):
     hold: Amount
     charged: Amount
     budgets: tuple[str, ...]
+    """Keys of the budgets that its hold lies on."""
     epoch: int
+    """The process run that owns it."""
     lease_ms: int
+    """When the sweep charges it, should nobody have resolved it."""
 
     @property
     def billing_key(self) -> str:
@@ -275,11 +294,7 @@ class AttemptRow(Struct, frozen=True, gc=False):
 
 
 class StepRow(Struct, frozen=True, gc=False):
-    """A learning step. Opened with λ, τ and its rule (η, k_p, window, ceiling); `closed` with the units reported and λ after.
-
-    `shared_dual` is the key of the λ it moves ("" for the task's own), which others may have moved since: `dual_before` is where the update
-    started. `round_units`: the units of all members of a fleet's λ at that moment; 0 where the step moved λ with its whole weight.
-    """
+    """A learning step. Opened with λ, τ and its rule; closed with the units reported and the new λ."""
 
     device: str
     task: str
@@ -287,9 +302,12 @@ class StepRow(Struct, frozen=True, gc=False):
     planned_prompts: int
     group_size: int
     dual: float
+    """λ that it was opened with."""
     target_rate: float
     dual_lr: float
+    """η."""
     call_credit: int | None
+    """Most calls it may make; None: no such limit."""
     closed: bool = False
     total_units: int = 0
     help_units: int = 0
@@ -297,13 +315,19 @@ class StepRow(Struct, frozen=True, gc=False):
     assist_rate: float = 0.0
     discrepancies: tuple[str, ...] = ()
     shared_dual: str = ""
+    """Key of the λ that it moves, which others may have moved since it was opened; "" for the task's own."""
     dual_before: float = 0.0
+    """λ where the update started."""
     round_units: int = 0
+    """Units of all members of a fleet's λ at the update; 0 where the step moved λ with its whole weight."""
     dual_proportional: float = 0.0
+    """k_p."""
     dual_window: int = 1
     dual_ceiling: float = math.inf
     own_rate: float | None = None
+    """What the update acts on in place of the assist rate, where the report has it."""
     uncalled_units: int = 0
+    """Help units for which no call was made."""
 
     @property
     def rule(self) -> ProportionalIntegral:
@@ -312,45 +336,52 @@ class StepRow(Struct, frozen=True, gc=False):
 
 
 class TaskRow(Struct, frozen=True, gc=False):
-    """The state of one task on one device: λ, τ, the step expected next, and a version that grows with every change.
-
-    `charged` is the total over all windows, without open holds. `shared_dual` names the shared λ it is held to; `dual` is then the last one
-    that this task opened or closed a step with. `recent` goes with `dual`: what DualState keeps of the reports in the window.
-    """
+    """The state of one task on one device."""
 
     device: str
     task: str
     dual: float
+    """λ; with a `shared_dual` the last one that this task opened or closed a step with."""
     target_rate: float
     next_step: int
+    """The step that is open, or comes next."""
     version: int
+    """Grows with every change."""
     charged: Amount = Amount()
+    """Total over all windows, without open holds."""
     shared_dual: str = ""
+    """Key of the shared λ that it is held to, "" for one of its own."""
     recent: tuple[float, ...] = ()
+    """What DualState keeps of the reports in the window; goes with `dual`."""
 
 
 class SharedDual(Struct, frozen=True, gc=False):
-    """A λ shared by several tasks or devices: see `dual_key`. `updates` counts how often it moved; `units` sums its members'; `recent` is
-    what DualState keeps of the reports in the window, of a λ that one device moves."""
+    """A λ shared by several tasks or devices."""
 
     key: str
+    """See `dual_key`."""
     dual: float
     updates: int = 0
+    """How often it moved."""
     units: int = 0
+    """Sum of its members'."""
     recent: tuple[float, ...] = ()
+    """What DualState keeps of the reports in the window, of a λ that one device moves."""
 
 
 class DualMember(Struct, frozen=True, gc=False):
-    """A device that moves a fleet's λ: the units of its latest step (planned or reported) and when it was seen. 0: it left."""
+    """A device that moves a fleet's λ."""
 
     shared_dual: str
     device: str
     units: int
+    """Units of its latest step, planned or reported; 0: it left."""
     seen_ms: int
+    """When it opened or closed a step last."""
 
 
 class DeviceRow(Struct, frozen=True, gc=False):
-    """A registered device. Only `disabled` concerns money and is journalled: such a device gets neither holds nor steps."""
+    """A registered device."""
 
     device: str
     agent_version: str
@@ -358,58 +389,54 @@ class DeviceRow(Struct, frozen=True, gc=False):
     first_seen_ms: int
     last_seen_ms: int
     disabled: bool = False
+    """Such a device gets neither holds nor steps. Alone of these it concerns money and is journalled."""
 
 
-class ReserveRequest(Struct, frozen=True, gc=False):
-    """T1. `fingerprint` is a digest of the request's content (not of its key); `step` SERVING_STEP means outside training.
+class ReserveRequest(CallContent, frozen=True, gc=False):
+    """T1."""
 
-    `hold` is the most this call can cost. `budgets` are all limits concerned except the step's credit, which the ledger adds by itself.
-    `cache_key` ("" for none) is a digest of prompt, model and sampling under which a completed answer may be given again without a charge;
-    answers cross devices only under a key that begins with FLEET_CACHE, and only those completed at `cache_since` or later are given.
-    `initial_dual`, `target_rate` and `shared_dual` (the key of its λ, see `dual_key`) count only at a task's first contact.
-    `limits_version`: which limits set at run time `budgets` follow; older ones hold nothing (Outdated).
-    """
-
-    device: str
-    key: str
-    fingerprint: str
-    task: str
-    step: int
-    prompt_id: str
-    model: str
-    help_units: int
     hold: Amount
+    """The most this call can cost."""
     budgets: tuple[BudgetTerms, ...]
+    """All limits concerned except the step's credit, which the ledger adds by itself."""
     lease_until: float
     now: float
     cache_key: str = ""
+    """Digest of prompt, model and sampling under which a completed answer may be given again without a charge; "" for none.
+    Answers cross devices only under a key that begins with FLEET_CACHE."""
     cache_since: float = 0.0
+    """Only answers completed then or later are given."""
     initial_dual: float = 0.0
+    """This, `target_rate` and `shared_dual` count only at a task's first contact."""
     target_rate: float = 0.0
     shared_dual: str = ""
+    """Key of the task's λ, see `dual_key`."""
     limits_version: int = 0
+    """Which limits set at run time `budgets` follow; older ones hold nothing (Outdated)."""
 
 
 class Reserved(Struct, frozen=True, gc=False):
-    """The hold is durable: the upstream may be called. `billing_key` goes along as the upstream's idempotency key."""
+    """The hold is durable: the upstream may be called."""
 
     attempt: int
     billing_key: str
+    """Goes along as the upstream's idempotency key."""
 
 
-class Replay(Struct, frozen=True, gc=False):
+class Replayed(Struct, frozen=True, gc=False):
     """The answer is already there; nothing may be sent and nothing is charged."""
 
     call: CallRow
 
 
 class InProgress(Struct, frozen=True, gc=False):
-    """The call (or the one call of its prompt group, under `key`) is running."""
+    """The call, or the one call of its prompt group, is running."""
 
     key: str
+    """Of the call that runs."""
 
 
-class Ended(Struct, frozen=True, gc=False):
+class CallEnded(Struct, frozen=True, gc=False):
     """The key's call ended without an answer (FAILED, IN_DOUBT, or COMPLETED with the text purged); only a new key may try again."""
 
     call: CallRow
@@ -421,17 +448,17 @@ class Outdated(Struct, frozen=True, gc=False):
     limits: tuple[SetLimits, ...]
 
 
-ReserveOutcome = Reserved | Replay | InProgress | Ended | Outdated
+ReserveOutcome = Reserved | Replayed | InProgress | CallEnded | Outdated
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """T2. What the upstream answered. `charge` above the hold is cut to the hold and journalled as an overrun. `budgets` are those to be
-    looked at afterwards, for the caller to report."""
+    """T2. What the upstream answered."""
 
     device: str
     key: str
     attempt: int
     charge: Amount
+    """Above the hold it is cut to the hold and journalled as an overrun."""
     input_tokens: int
     output_tokens: int
     text: str
@@ -439,25 +466,23 @@ class Settlement(Struct, frozen=True, gc=False):
     upstream_id: str
     now: float
     budgets: tuple[BudgetTerms, ...] = ()
+    """Those to be looked at afterwards, for the caller to report."""
     beyond_text: str = ""
 
 
 class Resolution(Struct, frozen=True, gc=False):
-    """What became of an attempt, and of its call. `applied` is False when it had been resolved before: then nothing changed. `view` where
-    one was asked for."""
+    """What became of an attempt, and of its call."""
 
     applied: bool
+    """False when it had been resolved before: then nothing changed."""
     call: CallRow
     attempt: AttemptRow
     view: BudgetView | None = None
+    """Where one was asked for."""
 
 
 class OpenStepRequest(Struct, frozen=True, gc=False):
-    """T4, opening. `credit_factor` κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit.
-
-    `initial_dual` counts only until a task's first step is opened; τ and the rule of λ of the first opening of a step stay its own.
-    `shared_dual` is the key of the λ to open it with and to move: see `dual_key`.
-    """
+    """T4, opening. τ and the rule of λ of the first opening of a step stay its own."""
 
     device: str
     task: str
@@ -467,13 +492,16 @@ class OpenStepRequest(Struct, frozen=True, gc=False):
     target_rate: float
     rule: ProportionalIntegral
     initial_dual: float
+    """Counts only until a task's first step is opened."""
     credit_factor: float | None
+    """κ gives the credit ceil(κ·τ·planned_prompts); None: no credit limit."""
     now: float
     shared_dual: str = ""
+    """Key of the λ to open it with and to move: see `dual_key`."""
 
 
 class CloseStepRequest(Struct, frozen=True, gc=False):
-    """T4, closing: what a step's responses came to. `refused`: a budget refused calls of this step."""
+    """T4, closing: what a step's responses came to."""
 
     device: str
     task: str
@@ -481,12 +509,14 @@ class CloseStepRequest(Struct, frozen=True, gc=False):
     units: StepUnits
     now: float
     refused: bool = False
+    """A budget refused calls of this step."""
 
 
 class BudgetView(Struct, frozen=True, gc=False):
-    """One consistent look at a device's task and its budgets, and at the limits that were set at run time. `task` is None before its first
-    step or call."""
+    """One consistent look at a device's task and its budgets."""
 
     task: TaskRow | None
+    """None before its first step or call."""
     budgets: tuple[BudgetRow, ...]
     limits: tuple[SetLimits, ...] = ()
+    """Those that were set at run time."""

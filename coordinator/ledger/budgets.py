@@ -18,7 +18,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.config import BudgetsConfig, LimitConfig, TaskConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, SetLimits, TaskRow, budget_key, limits_version, scope_of
+from coordinator.ledger.accounts import (
+    AmountLimits,
+    BudgetRow,
+    BudgetTerms,
+    SetLimits,
+    TaskRow,
+    budget_key,
+    limits_version,
+    scope_of,
+)
 from coordinator.ledger.fairness import PPM
 from edge.core.errors import BudgetExhausted
 from edge.core.periods import PERIODS, period_end
@@ -48,15 +57,14 @@ class BudgetBook:
     into floors. What changes them does so for the calls that follow."""
 
     def __init__(self, configured: BudgetsConfig, fairness_floor: float = 0.0) -> None:
-        self.limits = self._configured = configured
         self.rows: tuple[SetLimits, ...] = ()
         self.version = 0
         """Which limits set at run time these are."""
         self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
         self._known_hour = -1
-        self.replace_floor(fairness_floor)
+        self.replace_configured(configured, fairness_floor)
 
-    def learn(self, rows: Sequence[SetLimits]) -> bool:
+    def take_limits(self, rows: Sequence[SetLimits]) -> bool:
         """Take what a ledger reports as set at run time; False when it is known, or older than what is."""
         if limits_version(rows) <= self.version:
             return False
@@ -66,14 +74,11 @@ class BudgetBook:
         self._known.clear()
         return True
 
-    def replace_floor(self, fairness_floor: float) -> None:
-        """Divide this share of the fleet's limits among the devices, in steps of a millionth."""
-        self._floor_ppm = round(fairness_floor * PPM)
-        self._known.clear()
-
-    def replace_configured(self, configured: BudgetsConfig) -> None:
-        """Hold later calls to these limits, where nothing else was set."""
+    def replace_configured(self, configured: BudgetsConfig, fairness_floor: float) -> None:
+        """Hold later calls to these limits, where nothing else was set, and divide this share of the fleet's among the devices, in steps of
+        a millionth."""
         self._configured = configured
+        self._floor_ppm = round(fairness_floor * PPM)
         self.limits = overlaid(configured, self.rows)
         self._known.clear()
 
@@ -101,9 +106,9 @@ def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task
     return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits_of(limit), floor_ppm)
 
 
-def limits_of(limit: LimitConfig) -> Limits:
+def limits_of(limit: LimitConfig) -> AmountLimits:
     """A scope's limits as the ledger has them."""
-    return Limits(*(getattr(limit, name) for name in SETTINGS.values()))
+    return AmountLimits(*(getattr(limit, name) for name in SETTINGS.values()))
 
 
 def snapshot(

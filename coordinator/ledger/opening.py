@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from coordinator.config import CoordinatorConfig, StorageConfig
+from coordinator.config import ServerConfig, StorageConfig
 from edge.core.clock import Clock, SystemClock
 from edge.core.errors import ConfigError
 from edge.core.install import install_extra
@@ -24,12 +24,12 @@ T = TypeVar("T")
 LEDGER_FILE = "ledger.sqlite3"
 
 
-def ledger_path(config: CoordinatorConfig) -> Path:
+def ledger_path(config: ServerConfig) -> Path:
     """Where a SQLite ledger lies."""
     return config.state_folder / LEDGER_FILE
 
 
-async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
+async def open_store(config: ServerConfig, clock: Clock) -> LedgerStore:
     """The configured ledger. Raises StateError, ConfigError."""
     from coordinator.ledger.accounts import amount_text
 
@@ -61,7 +61,7 @@ async def open_store(config: CoordinatorConfig, clock: Clock) -> LedgerStore:
     return store
 
 
-def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
+def in_ledger(config: ServerConfig, do: Callable[[LedgerStore], Awaitable[T]]) -> T:
     """Do something in the configured ledger while no coordinator of this state folder runs; one in PostgreSQL may be in use elsewhere.
 
     Raises StateError when it is in use or cannot be opened, ConfigError where it is in memory.
@@ -80,13 +80,13 @@ def in_ledger(config: CoordinatorConfig, do: Callable[[LedgerStore], Awaitable[T
 
 
 @contextmanager
-def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
+def open_rows(config: ServerConfig) -> Iterator[LedgerRows]:
     """The configured ledger's rows as of now, for reading, also while coordinators write. Raises StateError, ConfigError."""
     if config.storage.backend == "memory":
         raise ConfigError("a ledger in memory cannot be read from outside", hint="choose storage.backend sqlite or postgres")
     if config.storage.backend == "postgres":
         dsn = _postgres_dsn(config.storage)
-        from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres
+        from coordinator.ledger.stores.postgres import open_read_only as open_postgres
 
         with open_postgres(dsn) as rows:
             yield rows
@@ -97,7 +97,7 @@ def open_rows(config: CoordinatorConfig) -> Iterator[LedgerRows]:
         yield tables
 
 
-async def verify_store(store: LedgerStore, config: CoordinatorConfig) -> VerifyReport:
+async def verify_store(store: LedgerStore, config: ServerConfig) -> VerifyReport:
     """Verify a ledger while it is in use, holding up no transaction unless it is in memory. Raises StateError, ConfigError."""
     from coordinator.ledger.stores.memory import MemoryLedgerStore
     from coordinator.ledger.verify import verify

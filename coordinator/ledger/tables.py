@@ -18,13 +18,13 @@ from coordinator.ledger.accounts import (
     STEP_PREFIX,
     UNITS,
     Amount,
+    AmountLimits,
     AttemptRow,
     BudgetRow,
     CallRow,
     CallState,
     DeviceRow,
     DualMember,
-    Limits,
     SetLimits,
     SharedDual,
     StepRow,
@@ -81,7 +81,7 @@ class Table(Generic[Row]):
         paths: list[str] = []
         for field, kind in get_type_hints(row).items():
             place = len(columns)
-            if kind in (Amount, Limits):
+            if kind in (Amount, AmountLimits):
                 columns += [f"{field.removesuffix('s')}_{unit}" for unit in UNITS]
                 paths += [f"{field}.{unit}" for unit in UNITS]
                 self._decoders.append((place, place + 3, kind))
@@ -134,27 +134,29 @@ TABLES: tuple[Table[Any], ...] = (BUDGET, CALL, ATTEMPT, STEP, TASK, SHARED_DUAL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket(Generic[Row]):
-    """Where rows in dictionaries are looked for: those whose `of` is a question's first `size` arguments. None: no question finds it."""
+class RowBucket(Generic[Row]):
+    """Where rows in dictionaries are looked for."""
 
     size: int
+    """How many of a question's first arguments say which bucket."""
     of: Callable[[Row], tuple[Any, ...] | None]
+    """The bucket of a row, by the same values; None: no question finds it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Question(Generic[Row]):
-    """Some rows of a table, by parameters whose SQL types are given: all that SQL `where` finds and `wanted` agrees to.
-
-    `where` may end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place. `index`: the
-    one that SQLite has to read, where it would not choose it by itself.
-    """
+    """Some rows of a table: all that SQL `where` finds and `wanted` agrees to."""
 
     table: Table[Row]
     parameters: Mapping[str, str]
+    """Names and SQL types."""
     where: str
+    """May end with an order and a limit; whoever asks puts the rows that the database does not have yet in their place."""
     wanted: Callable[..., bool]
-    bucket: Bucket[Row] | None = None
+    """The same as a predicate, for rows that the database does not have yet."""
+    bucket: RowBucket[Row] | None = None
     index: str = ""
+    """The one that SQLite has to read, where it would not choose it by itself."""
 
     def __repr__(self) -> str:
         return f"{self.table} WHERE {self.where}"
@@ -171,8 +173,8 @@ def _is_answer(row: CallRow) -> bool:
 
 _STEP = {"device": "text", "task": "text", "step": "bigint"}
 _OF_STEP = "device = :device AND task = :task AND step = :step"
-_BY_STEP: Bucket[CallRow] = Bucket(3, lambda row: (row.device, row.task, row.step))
-_OPEN: Bucket[AttemptRow] = Bucket(0, lambda row: () if _is_open(row) else None)
+_BY_STEP: RowBucket[CallRow] = RowBucket(3, lambda row: (row.device, row.task, row.step))
+_OPEN: RowBucket[AttemptRow] = RowBucket(0, lambda row: () if _is_open(row) else None)
 _ANSWERED = "state = 'completed' AND result IS NOT NULL AND source_key = ''"
 
 STEP_CALLS = Question(
@@ -195,7 +197,7 @@ CACHED_CALLS = Question(
     {"cache_key": "text"},
     f"cache_key = :cache_key AND cache_key <> '' AND {_ANSWERED} ORDER BY updated_ms DESC, device DESC, key DESC LIMIT 1",
     lambda row, cache_key: row.cache_key == cache_key and _is_answer(row),
-    Bucket(1, lambda row: (row.cache_key,) if row.cache_key else None),
+    RowBucket(1, lambda row: (row.cache_key,) if row.cache_key else None),
 )
 """The latest answered call under a cache key, among others."""
 OLD_RESULTS = Question(

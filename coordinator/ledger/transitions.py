@@ -24,21 +24,21 @@ from coordinator.ledger.accounts import (
     NO_AMOUNT,
     SERVING_STEP,
     Amount,
+    AmountLimits,
     AttemptRow,
     BudgetRow,
     BudgetTerms,
     BudgetView,
+    CallEnded,
     CallRow,
     CallState,
     CloseStepRequest,
     DeviceRow,
     DualMember,
-    Ended,
     InProgress,
-    Limits,
     OpenStepRequest,
     Outdated,
-    Replay,
+    Replayed,
     Reserved,
     ReserveOutcome,
     ReserveRequest,
@@ -57,9 +57,18 @@ from coordinator.ledger.accounts import (
     share_prefix,
     step_budget_key,
 )
-from coordinator.ledger.entries import answer_data, attempt_data, call_data, close_data, limits_data, open_data, task_data
 from coordinator.ledger.fairness import floor_target, highest_floor, unused_floor
-from coordinator.ledger.journal import JournalEntry, next_entry
+from coordinator.ledger.journal import (
+    JournalEntry,
+    answer_data,
+    attempt_data,
+    call_data,
+    close_data,
+    limits_data,
+    next_entry,
+    open_data,
+    task_data,
+)
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.tables import (
@@ -117,14 +126,15 @@ class Ledger:
             _check_same_content(known, request)
             if known.state is not CallState.REFUNDED:
                 return _outcome_of(known)
+        # Only a new try needs what may have changed since: who repeats a key gets its end also after the step was closed.
         self._require_open_step(request)
+        # The group before the cache: while its call runs, a second key waits for that one instead of taking an older answer.
         stored = self._answer_from_group(request, known) or self._answer_from_cache(request, known)
         if stored is not None:
             return stored
+        # Only a hold needs the limits of now, whichever replica received them; a stored answer costs nothing.
         set_now = tuple(self._tables.set_limits())
-        if (
-            limits_version(set_now) > request.limits_version
-        ):  # a hold follows the limits that hold now, whichever replica received them
+        if limits_version(set_now) > request.limits_version:
             return Outdated(set_now)
         return self._dispatch(request, known)
 
@@ -155,7 +165,7 @@ class Ledger:
         crosses = source.device != request.device and not request.cache_key.startswith(FLEET_CACHE)
         return None if crosses else self._copy_answer(request, known, source)
 
-    def _copy_answer(self, request: ReserveRequest, known: CallRow | None, source: CallRow) -> Replay:
+    def _copy_answer(self, request: ReserveRequest, known: CallRow | None, source: CallRow) -> Replayed:
         row = replace(
             _new_call(request, known),
             state=CallState.COMPLETED,
@@ -170,7 +180,7 @@ class Ledger:
         self._tables.put_new_call(row)
         task = self._meet_task(request)
         self._journal(request.now, "copy", {**call_data(row), "source": row.source_key, "version": task.version})
-        return Replay(row)
+        return Replayed(row)
 
     def _dispatch(self, request: ReserveRequest, known: CallRow | None) -> Reserved:
         keys = self._hold_all(request)
@@ -196,18 +206,22 @@ class Ledger:
     def _hold_all(self, request: ReserveRequest) -> tuple[str, ...]:
         """Hold on every budget concerned, in sorted order, all or nothing (a refusal rolls the transaction back)."""
         keys: set[str] = set()
-        outdated: list[BudgetTerms] = []
+        outdated: list[BudgetTerms] = []  # one that is shared fairly is always among them: its share has to be held, too
         for terms in request.budgets:
             row = self._tables.budgets.get(terms.key)
             if row is not None and _already_applied(row, terms):
                 keys.add(terms.key)
             else:
                 outdated.append(terms)
+        # All terms before the first hold: a hold is checked against the limits of now, and what it takes of a floor is counted from the
+        # share that a device gets when it joins. Sorted, so that the same request writes the same journal at every store.
         for terms in sorted(outdated, key=attrgetter("key")):
             keys.update(self._apply_terms(terms, request.device, request.now))
         shared = any(terms.floor_ppm > 0 for terms in outdated)
         if request.step != SERVING_STEP:
             keys.add(step_budget_key(request.device, request.task, request.step))
+        # In this order a budget comes before its share ("fleet" < "share/"): what a hold takes of the floor is counted from the share as it
+        # was. The other way round the hold would be counted twice. `_resolve` goes through the same keys in the same order.
         ordered = tuple(sorted(keys))
         for key in ordered:
             from_aside = self._floor_taken(key, request.device, ordered, request.hold) if shared else NO_AMOUNT
@@ -222,8 +236,8 @@ class Ledger:
         known = row or BudgetRow(terms.key, terms.limits, terms.limits)
         share = share_key(terms.key, device)
         joins = terms.floor_ppm > 0 and self._tables.budgets.get(share) is None
-        if joins:
-            self._tables.budgets.put(BudgetRow(share, Limits(), Limits()))
+        if joins:  # before the floor is computed, which reads the shares of all members
+            self._tables.budgets.put(BudgetRow(share, AmountLimits(), AmountLimits()))
         changed = replace(
             known,
             asked=terms.limits,
@@ -304,6 +318,7 @@ class Ledger:
         if attempt.state is not CallState.DISPATCHED:
             return Resolution(False, call, attempt)
         charge = settlement.charge.capped(attempt.hold)
+        # Half a surrogate pair cannot be stored, and must not cost an answer that is paid for.
         text, beyond_text = (part.encode("utf-8", "replace").decode() for part in (settlement.text, settlement.beyond_text))
         answered = replace(
             call,
@@ -380,7 +395,7 @@ class Ledger:
         return expired + self._doubt_orphans(now)
 
     def recover(self, now: float) -> tuple[Resolution, ...]:
-        """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal learns the new epoch."""
+        """T3 at start: attempts of process runs that are gone become IN_DOUBT, charged at the hold. The journal notes the new epoch."""
         self._journal(now, "epoch", {"epoch": self._epoch})
         return self._doubt_orphans(now)
 
@@ -428,11 +443,13 @@ class Ledger:
         task = replace(
             task, dual=opening.dual, recent=opening.recent, target_rate=request.target_rate, shared_dual=request.shared_dual
         )
+        # Devices see the version plus the moves of the shared λ. Without those of the λ that is left it would fall, and a device ignores a
+        # budget of an older version.
         task = replace(task, version=task.version + (left.updates if left else 0))
         self._tables.tasks.put(task)
         if row.shared_dual:
             self._enter_shared_dual(row, opening, row.planned_prompts * row.group_size, request.now)
-        limits = Limits(calls=row.call_credit)
+        limits = AmountLimits(calls=row.call_credit)
         self._tables.budgets.put(BudgetRow(step_budget_key(row.device, row.task, row.step), limits, limits))
         self._journal(request.now, "open_step", {**open_data(row), "version": task.version})
         return row
@@ -450,7 +467,7 @@ class Ledger:
         return DualState(seen.dual, () if is_fleet_dual(request.shared_dual) else seen.recent)
 
     def _enter_shared_dual(self, step: StepRow, opening: DualState, units: int, now: float) -> SharedDual:
-        """The shared λ of a step, made where nobody was held to it yet; a fleet's learns how many units this device's latest step has."""
+        """The shared λ of a step, made where nobody was held to it yet; a fleet's notes how many units this device's latest step has."""
         row = self._tables.shared_duals.get(step.shared_dual) or SharedDual(step.shared_dual, opening.dual, recent=opening.recent)
         if is_fleet_dual(step.shared_dual):
             known = self._tables.dual_members.get(step.shared_dual, step.device)
@@ -489,6 +506,7 @@ class Ledger:
         rate = units.help / units.total
         task = self._tables.tasks.get(row.device, row.task)
         before = DualState(row.dual, task.recent if task else ())
+        # The member's weight is what it reports, not what it planned, before the round is read that divides η.
         shared = self._enter_shared_dual(row, before, units.total, request.now) if row.shared_dual else None
         before, round_units = (DualState(shared.dual, shared.recent), shared.units) if shared else (before, 0)
         rule = row.rule
@@ -615,7 +633,7 @@ class Ledger:
         known = next((row.changes for row in rows if row.scope == scope), ())
         merged = {name: value for name, value in {**dict(known), **changes}.items() if value != AS_CONFIGURED}
         row = SetLimits(scope, tuple(sorted(merged.items())), limits_version(rows) + 1)
-        if row.changes == known:
+        if row.changes == known:  # no new version: every replica would have its next hold answered Outdated, for nothing
             return rows
         self._tables.put_limits(row)
         self._journal(now, "set_limits", {"scope": scope, "changes": row.changes, "version": row.version})
@@ -767,8 +785,8 @@ def _outcome_of(call: CallRow) -> ReserveOutcome:
     if call.state is CallState.DISPATCHED:
         return InProgress(call.key)
     if call.state is CallState.COMPLETED and call.result is not None:
-        return Replay(call)
-    return Ended(call)
+        return Replayed(call)
+    return CallEnded(call)
 
 
 def check_open(request: OpenStepRequest) -> None:
@@ -820,14 +838,7 @@ def _mismatch(task: str, step: int, expected: int) -> StepMismatch:
 def _new_call(request: ReserveRequest, known: CallRow | None) -> CallRow:
     """The row of a call about to run; an earlier, refunded one keeps its attempts and charges."""
     return CallRow(
-        device=request.device,
-        key=request.key,
-        fingerprint=request.fingerprint,
-        task=request.task,
-        step=request.step,
-        prompt_id=request.prompt_id,
-        model=request.model,
-        help_units=request.help_units,
+        **request.content(),
         state=CallState.DISPATCHED,
         attempts=0 if known is None else known.attempts,
         charged=NO_AMOUNT if known is None else known.charged,

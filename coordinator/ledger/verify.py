@@ -19,7 +19,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 
 from msgspec import Struct
 
-from coordinator.ledger.accounts import Amount, CallRow, Limits
+from coordinator.ledger.accounts import Amount, AmountLimits, CallRow
 from coordinator.ledger.journal import GENESIS, JournalEntry, entry_hash
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -61,7 +61,7 @@ class LedgerRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked and what differs. `differences` holds at most MOST_DIFFERENCES lines of the `difference_count` found."""
+    """What was checked and what differs."""
 
     entries: int
     head_hash: str
@@ -74,6 +74,7 @@ class VerifyReport:
     tasks: int
     difference_count: int
     differences: tuple[str, ...]
+    """At most MOST_DIFFERENCES lines of the `difference_count` found."""
 
     @property
     def ok(self) -> bool:
@@ -117,7 +118,7 @@ def write_entries(entries: Iterable[JournalEntry], stream: TextIO) -> int:
 def verify(rows: LedgerRows) -> VerifyReport:
     """Replay the journal and compare. Never raises on bad data: what is wrong is in the report."""
     findings = Findings()
-    replay = Replay(findings)
+    replay = JournalReplay(findings)
     entries, head = _replay_all(rows.journal_after(0), replay, findings)
     for table in TABLES:
         _compare(table, replay.rows[table], _plain_rows(table, rows.all(table), findings), findings)
@@ -155,7 +156,7 @@ class Findings:
             self.add(line)
 
 
-class Replay:
+class JournalReplay:
     """The tables as the journal has them, as plain rows. `apply` takes one entry after the other."""
 
     def __init__(self, findings: Findings) -> None:
@@ -371,7 +372,7 @@ class Replay:
         self.steps[key] = {**rule, **fields, **units, **reals, "discrepancies": [], "shared_dual": shared_key}
         if shared_key:
             self._enter_shared_dual(data, shared_key, data["planned_prompts"] * data["group_size"], task["recent"])
-        credit = _new_budget(_step_budget_key(data))
+        credit = _new_budget(f"step[device:{data['device']}/task:{data['task']}]#{data['step']}")
         credit["asked"] = credit["limits"] = [data["call_credit"], None, None]
         self.budgets[credit["key"]] = credit
 
@@ -423,7 +424,7 @@ class Replay:
             self.calls[device, key]["result"] = False
 
 
-def _replay_all(entries: Iterable[JournalEntry], replay: Replay, findings: Findings) -> tuple[int, str]:
+def _replay_all(entries: Iterable[JournalEntry], replay: JournalReplay, findings: Findings) -> tuple[int, str]:
     """Check the chain and apply every entry; returns how many there are and the last hash."""
     count, head = 0, GENESIS
     for count, entry in enumerate(entries, 1):
@@ -481,7 +482,7 @@ def _check_result(call: CallRow, findings: Findings) -> None:
 
 def _plain(value: Any) -> Any:
     """Rows as dictionaries, amounts and limits as [calls, tokens, uusd], reals as hex."""
-    if isinstance(value, Amount | Limits):
+    if isinstance(value, Amount | AmountLimits):
         return [value.calls, value.tokens, value.uusd]
     if isinstance(value, Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
@@ -541,10 +542,6 @@ def _new_call(data: Row, before: Row | None, at_ms: int) -> Row:
 def _answer(data: Row) -> Row:
     names = ("input_tokens", "output_tokens", "result_sha256", "finish")
     return {**{name: data[name] for name in names}, "result": True}
-
-
-def _step_budget_key(data: Row) -> str:
-    return f"step[device:{data['device']}/task:{data['task']}]#{data['step']}"
 
 
 def _sum(left: Units, right: Units) -> Units:

@@ -42,22 +42,25 @@ _STATUS_HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bytes of a response and seconds of a connection. Idle connections are kept shorter than servers usually keep them, because a request
-    on one that is just being closed counts as perhaps executed.
-    """
+    """Bytes of a response and seconds of a connection."""
 
     max_response_bytes: int = 4 << 20
     connect_timeout_s: float = 10.0
     keep_alive_s: float = 2.0
+    """Shorter than servers usually keep idle connections, because a request on one that is just being closed counts as perhaps
+    executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key: its `UpstreamConfig.key_name`, and the header it goes into, before it `prefix`."""
+    """An API key."""
 
     name: str
+    """Its `UpstreamConfig.key_name`."""
     header: str = "Authorization"
+    """The header it goes into."""
     prefix: str = "Bearer "
+    """What comes before it there."""
 
     def headers(self, upstream: str, environ: Mapping[str, str]) -> dict[str, str]:
         """The header. Raises ConfigError when the variable is not set, the file cannot be used, or the key cannot be sent."""
@@ -69,7 +72,7 @@ class ApiKey:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HttpUpstream:
-    """A connection pool for one URL. `replaceable`: the fields that a request can do without, see TakenFields."""
+    """A connection pool for one URL."""
 
     name: str
     url: str
@@ -78,6 +81,7 @@ class HttpUpstream:
     limits: HttpLimits = field(default_factory=HttpLimits)
     environ: Mapping[str, str] | None = None
     replaceable: Mapping[str, str] = field(default_factory=dict)
+    """The fields that a request can do without, see TakenFields."""
     _head: bytes = b""
     _pool: Pool | None = None
     _closed: bool = False
@@ -99,7 +103,7 @@ class HttpUpstream:
         if pool is not None:
             pool.close()
 
-    async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> Reply:
+    async def post(self, body: Mapping[str, Any], asked: ProviderRequest) -> HttpReply:
         """Send a request's body, without what its model does not take, and return its response if its status is 2xx. Its deadline holds for
         the whole response; raises ProviderError."""
         await self.start()
@@ -111,7 +115,7 @@ class HttpUpstream:
             fitted = self._taken.fitted(body)
             connection = await self._answered(pool, fitted, asked, end, len(refused))
             if 200 <= connection.status < 300:
-                return Reply(pool, connection)
+                return HttpReply(pool, connection)
             try:
                 error = await self._error_of(connection)
             finally:
@@ -176,7 +180,7 @@ class HttpUpstream:
         return {**own, "Content-Type": "application/json", **self.headers, **key}
 
 
-class Reply:
+class HttpReply:
     """A response that said 2xx. Read it whole, or piece by piece; `close` it in any case."""
 
     def __init__(self, pool: Pool, connection: Connection) -> None:

@@ -28,42 +28,45 @@ from edge.rpc.openai_fields import CANNOT_FOLLOW
 
 @dataclass(frozen=True, slots=True)
 class ProviderRequest:
-    """One completion. `model` is the upstream's own name; `deadline_s` seconds from now for everything together.
-
-    `temperature` None is the upstream's own. `idempotency_key` is the billing key (call and attempt); upstreams that know such keys will
-    not execute it twice. `trace_headers` go along over HTTP; they name the trace of the request and nothing else. `openai_json` is
-    a checked one of edge.rpc.openai_fields; its messages, where there are any, are sent instead of `messages`.
-    """
+    """One completion."""
 
     messages: tuple[Message, ...]
     model: str
+    """The upstream's own name."""
     max_output_tokens: int
     temperature: float | None
+    """None is the upstream's own."""
     deadline_s: float
+    """Seconds from now for everything together."""
     idempotency_key: str
+    """The billing key (call and attempt); upstreams that know such keys will not execute it twice."""
     trace_headers: tuple[tuple[str, str], ...] = ()
+    """Go along over HTTP; they name the trace of the request and nothing else."""
     openai_json: str = ""
+    """A checked one of edge.rpc.openai_fields; its messages, where there are any, are sent instead of `messages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderResult:
-    """The upstream's answer. `usage` is None when not reported (then the hold is charged); `finish` "stop", "length", "tool_calls" or its
-    own word. `beyond_text`: JSON text of an object with the message's `tool_calls` and `refusal`, in OpenAI's form; "" without them.
-    """
+    """The upstream's answer."""
 
     text: str
     usage: TokenUsage | None
+    """None when not reported; then the hold is charged."""
     upstream_id: str
     finish: str
+    """Usually "stop", "length" or "tool_calls"; else its own word."""
     beyond_text: str = ""
+    """JSON text of an object with the message's `tool_calls` and `refusal`, in OpenAI's form; "" without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderDelta:
-    """A piece of a streamed answer; the last one carries the whole result (its text is all pieces joined)."""
+    """A piece of a streamed answer."""
 
     text: str
     result: ProviderResult | None = None
+    """The last piece carries it; its text is all pieces joined."""
 
 
 MAX_WORD_CHARS = 200

@@ -40,11 +40,14 @@ _NOT_TAKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReportedError:
-    """`word` is its code or type, "" where neither is a word; `message` and `param` (the field at fault) as they came, "" without."""
+    """An error as the upstream reports it; "" for what it does not say."""
 
     word: str = ""
+    """Its code or type, where one of them is a word."""
     message: str = ""
+    """As it came."""
     param: str = ""
+    """The field at fault, as it came."""
 
     def words(self, asked: ProviderRequest) -> str:
         """What of it may be repeated, in one line; "" for nothing."""
@@ -96,7 +99,8 @@ class TakenFields:
             return False
         replaced = self._replaced.setdefault(model, {})
         if replaced.get(field) != other:
-            log.warning("upstream %s does not take %s for %s; %s from now on", self._upstream, field, model, _instead(other))
+            instead = f"it is sent as {other}" if other else "it is left out"
+            log.warning("upstream %s does not take %s for %s; %s from now on", self._upstream, field, model, instead)
         replaced[field] = other
         replaced.pop(other, None)
         return True
@@ -146,10 +150,6 @@ def _error_in(data: bytes | bytearray, *, unframed: bool) -> ReportedError | Non
         message=message[:_MOST_READ_CHARS] if isinstance(message, str) else "",
         param=param if isinstance(param, str) else "",
     )
-
-
-def _instead(other: str) -> str:
-    return f"it is sent as {other}" if other else "it is left out"
 
 
 def _texts(value: Any) -> Iterator[str]:

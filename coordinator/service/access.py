@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from coordinator.service.authentication import Authenticator, CallFacts, Identity, authorize
 from coordinator.service.tls import Handshakes
-from coordinator.service.tokens import Tokens
+from coordinator.service.tokens import TokenAuthority
 from edge.rpc.v1 import credential_pb2
 
 AUTHORIZATION_KEY = "authorization"
@@ -43,7 +43,7 @@ def facts_of(context: Any, *, tls: bool = True) -> CallFacts:
     )
 
 
-class Access:
+class ListenerAccess:
     """Lets callers of one listener in."""
 
     def __init__(self, authenticator: Authenticator, handshakes: Handshakes | None = None, *, tls: bool = False) -> None:
@@ -108,7 +108,7 @@ def _names_tasks(field: Any) -> bool:
 class CredentialApi:
     """Renews the credential that the call shows."""
 
-    def __init__(self, authenticator: Authenticator, tokens: Tokens) -> None:
+    def __init__(self, authenticator: Authenticator, tokens: TokenAuthority) -> None:
         self._authenticator = authenticator
         self._life_s = tokens.life_s
 

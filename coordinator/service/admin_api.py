@@ -21,13 +21,13 @@ from coordinator.calls.broker import Broker, progress_of
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LimitConfig
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet, require_device_id
-from coordinator.ledger.accounts import AS_CONFIGURED, Amount, BudgetRow, CallRow, CallState, DeviceRow, Limits
+from coordinator.ledger.accounts import AS_CONFIGURED, Amount, AmountLimits, BudgetRow, CallRow, CallState, DeviceRow
 from coordinator.ledger.budgets import SCOPES, SETTINGS, BudgetBook, limits_of, rows_held_to_next, settings_set
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import VerifyReport
 from coordinator.providers.provider import MAX_WORD_CHARS
 from coordinator.service.authentication import Identity
-from coordinator.service.tokens import MAX_LIFE_S, Tokens
+from coordinator.service.tokens import MAX_LIFE_S, TokenAuthority
 from edge.core.clock import Clock
 from edge.core.errors import InvalidRequest
 from edge.core.periods import PERIODS
@@ -50,24 +50,25 @@ _STATES = {progress: state for state in CallState for progress in [progress_of(s
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """The AdminService without its transport. `verify` the ledger; `begin_drain` within seconds (None: as configured), without waiting for
-    the end."""
+    """The AdminService without its transport."""
 
     store: LedgerStore
     broker: Broker
     fleet: Fleet
     upstreams: UpstreamTable
     book: BudgetBook
-    tokens: Tokens
+    tokens: TokenAuthority
     clock: Clock
     verify: Callable[[], Awaitable[VerifyReport]]
+    """The ledger."""
     begin_drain: Callable[[float | None], None]
+    """Within seconds (None: as configured), without waiting for the end."""
 
     async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Identity) -> admin_pb2.ListBudgetsResponse:
         """What was used of each budget, and the limits of each scope."""
         size, after = _page(request, 1)
         rows = await self.store.list_budgets_after(after[0], size, with_steps=request.include_steps)
-        self.book.learn(await self.store.list_set_limits())
+        self.book.take_limits(await self.store.list_set_limits())
         shown = _fitting(map(budget_record, rows_held_to_next(rows, self.book.limits, self.clock.now())))
         token = _token(shown[-1].key) if len(shown) < len(rows) or len(rows) == size else ""
         scopes = [_scope(scope, self.book) for scope in SCOPES]
@@ -77,7 +78,7 @@ class AdminApi:
         """Change limits of one scope, durably, at once and at every replica."""
         if request.scope not in SCOPES:
             raise InvalidRequest(f"no scope is called {request.scope!r}; known: {', '.join(SCOPES)}")
-        self.book.learn(await self.store.set_limits(request.scope, _changes(request), self.clock.now()))
+        self.book.take_limits(await self.store.set_limits(request.scope, _changes(request), self.clock.now()))
         return admin_pb2.SetBudgetResponse(scope=_scope(request.scope, self.book))
 
     async def list_tasks(self, request: admin_pb2.ListTasksRequest, caller: Identity) -> admin_pb2.ListTasksResponse:
@@ -93,17 +94,11 @@ class AdminApi:
         rows, token = _cut(mine, lambda row: (row.device, row.task), (after[0], after[1]), size, task_record)
         return admin_pb2.ListTasksResponse(tasks=rows, next_page_token=token, shared_duals=shared)
 
-    async def list_prices(self, request: admin_pb2.ListPricesRequest, caller: Identity) -> admin_pb2.ListPricesResponse:
-        """What each upstream costs now."""
-        now = self.clock.now()
-        return admin_pb2.ListPricesResponse(prices=[_price(upstream, now) for upstream in self.upstreams.all()])
-
     async def list_upstreams(self, request: admin_pb2.ListUpstreamsRequest, caller: Identity) -> admin_pb2.ListUpstreamsResponse:
-        """The cloud LLMs and how busy they are."""
-        now = asyncio.get_running_loop().time()
-        upstreams = [_upstream(upstream, now) for upstream in self.upstreams.all()]
+        """The cloud LLMs, what they cost and how busy they are."""
+        now, loop_s = self.clock.now(), asyncio.get_running_loop().time()
         return admin_pb2.ListUpstreamsResponse(
-            upstreams=upstreams,
+            upstreams=[_upstream(upstream, now, loop_s) for upstream in self.upstreams.all()],
             in_flight=self.broker.in_flight,
             draining=not self.broker.admitting,
             ledger_unwritable=not self.store.writability.ok,
@@ -254,7 +249,7 @@ def _limit(change: admin_pb2.LimitChange) -> Any:
 def record_of(kind: type[Record], row: Any, **other: Any) -> Record:
     """A record with the fields that `row` has under the same names, and `other` in place of those it has not."""
     fields = {field.name: getattr(row, field.name) for field in kind.DESCRIPTOR.fields if field.name not in other} | other
-    return kind(**{name: asdict(value) if isinstance(value, Amount | Limits) else value for name, value in fields.items()})
+    return kind(**{name: asdict(value) if isinstance(value, Amount | AmountLimits) else value for name, value in fields.items()})
 
 
 def budget_record(row: BudgetRow) -> admin_pb2.BudgetRecord:
@@ -277,22 +272,15 @@ def _scope(scope: str, book: BudgetBook) -> admin_pb2.ScopeLimits:
     return admin_pb2.ScopeLimits(scope=scope, window=limit.window, limits=asdict(limits_of(limit)), set=names)
 
 
-def _price(upstream: Upstream, now: float) -> admin_pb2.PriceRecord:
+def _upstream(upstream: Upstream, now: float, loop_s: float) -> admin_pb2.UpstreamRecord:
     price = upstream.price_at(now)
-    record = admin_pb2.PriceRecord(alias=upstream.alias, model=upstream.model, priced=price is not None)
-    if price is not None:
-        record.in_uusd_per_mtok = price.in_uusd_per_mtok
-        record.out_uusd_per_mtok = price.out_uusd_per_mtok
-    return record
-
-
-def _upstream(upstream: Upstream, now_s: float) -> admin_pb2.UpstreamRecord:
     return record_of(
         admin_pb2.UpstreamRecord,
         upstream,
         provider=upstream.provider.name,
         waiting=upstream.gate.waiting,
-        breaker=upstream.breaker.state(now_s),
+        breaker=upstream.breaker.state(loop_s),
+        price=None if price is None else record_of(admin_pb2.PriceRecord, price),
     )
 
 

@@ -16,6 +16,8 @@ from edge.rpc.v1 import admin_pb2, call_pb2
 
 _LISTABLE = tuple(progress for progress in CallProgress if progress is not CallProgress.DROPPED)
 
+_BREAKER_TEXTS = {"open": "open: it failed and is not asked now", "half_open": "half open: one call tries it"}
+
 
 def as_json(record: Any) -> dict[str, Any]:
     """A record under its fields' own names; states as words, numbers as numbers."""
@@ -46,20 +48,15 @@ def call_line(call: admin_pb2.CallRecord) -> str:
     return f"{call.device} {call.call_key}: {call.task}, {where}, {asked}{state}, {cost}, {_moment(call.updated_ms)}"
 
 
-def upstream_line(upstream: admin_pb2.UpstreamRecord, price: admin_pb2.PriceRecord | None) -> str:
+def upstream_line(upstream: admin_pb2.UpstreamRecord) -> str:
     """One upstream with its price."""
-    cost = "no price, so its calls are refused"
-    if price is not None and price.priced:
+    cost, price = "no price, so its calls are refused", upstream.price
+    if upstream.HasField("price"):
         cost = f"{money(price.in_uusd_per_mtok)} / {money(price.out_uusd_per_mtok)} per million tokens in / out"
     return (
         f"{upstream.alias}: {upstream.model}{practice_note(upstream.model)}, {cost}, {upstream.waiting} waiting"
-        + _breaker_text(upstream.breaker)
+        f", breaker {_BREAKER_TEXTS.get(upstream.breaker, 'closed')}"
     )
-
-
-def _breaker_text(state: str) -> str:
-    texts = {"open": ", breaker open: it failed and is not asked now", "half_open": ", breaker half open: one call tries it"}
-    return texts.get(state, ", breaker closed")
 
 
 def call_state_of(word: str | None) -> call_pb2.CallState:

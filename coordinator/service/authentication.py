@@ -22,7 +22,7 @@ from typing import Literal
 from coordinator.config import AuthConfig
 from coordinator.control.devices import LOCAL_PEERS, identify
 from coordinator.service.holders import ShownCertificate, shown_certificate
-from coordinator.service.tokens import Claims, Tokens
+from coordinator.service.tokens import Claims, TokenAuthority
 from edge.core.clock import Clock
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 
@@ -43,10 +43,12 @@ BEARER = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What a transport knows of a call: gRPC's notation of the peer, whether it came over TLS, and what was shown."""
+    """What a transport knows of a call."""
 
     peer: str
+    """In gRPC's notation."""
     encrypted: bool = False
+    """Whether it came over TLS."""
     certificate_pem: bytes | None = field(default=None, repr=False)
     authorization: str = field(default="", repr=False)
     claimed_device: str = ""
@@ -54,17 +56,18 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls. `device` is the holder's name; `tasks` None means every task.
-
-    `claims` are its token's and `certificate` is what it showed in TLS, where it showed one; both are held to their ends.
-    """
+    """Who calls."""
 
     role: Role
     device: str
+    """The holder's name."""
     tasks: frozenset[str] | None = None
+    """None means every task."""
     shown: Literal["local", "certificate", "token"] = "local"
     claims: Claims | None = None
+    """Those of its token, where it showed one; held to their end."""
     certificate: ShownCertificate | None = field(default=None, compare=False)
+    """What it showed in TLS, where it did; held to its end as well."""
 
     def require_tasks(self, tasks: Collection[str]) -> None:
         """Raises PermissionDenied when one of them is not this caller's."""
@@ -107,17 +110,16 @@ class FailureLimiter:
 
 @dataclass(slots=True, eq=False)
 class Authenticator:
-    """Turns the facts of a call into an identity.
+    """Turns the facts of a call into an identity."""
 
-    `local_role` is what an uncredentialed local caller of this listener is taken for; with `tokens_only` it asks for no certificate.
-    """
-
-    tokens: Tokens
+    tokens: TokenAuthority
     grants: AuthConfig
     limiter: FailureLimiter
     clock: Clock
     local_role: Literal["device", "admin"] = "device"
+    """What an uncredentialed local caller of this listener is taken for."""
     tokens_only: bool = False
+    """It asks for no certificate."""
     allow_remote: bool = False
     _identities: OrderedDict[CallFacts, Identity] = field(default_factory=OrderedDict)
 

@@ -103,7 +103,7 @@ async def versions(
     last: BudgetSnapshot | None = None
     with notifier.watching(device, task) as changed:
         while not notifier.stopped:
-            changed.clear()
+            changed.clear()  # before the read: a change meanwhile is read again, not lost
             newest = await read()
             if newest != last:
                 last = newest

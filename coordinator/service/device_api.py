@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker
-from coordinator.calls.flights import Progress
+from coordinator.calls.flights import FlightProgress
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
 from coordinator.service.budget_watch import BudgetNotifier, versions
@@ -24,17 +24,19 @@ MAX_TASKS_PER_REGISTRATION = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, how long it waits (None: no deadline) and which tasks it may use (None: every task)."""
+class DeviceCaller:
+    """Who calls."""
 
     device: str
     deadline_s: float | None = None
+    """How long it waits; None: no deadline."""
     tasks: frozenset[str] | None = None
+    """Those it may use; None: every task."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceApi:
-    """The DeviceService without its transport. A watched budget sends a heartbeat after `heartbeat_s` without a change."""
+    """The DeviceService without its transport."""
 
     broker: Broker
     controller: StepController
@@ -42,6 +44,7 @@ class DeviceApi:
     limits: device_pb2.ServiceLimits
     notifier: BudgetNotifier = field(default_factory=BudgetNotifier)
     heartbeat_s: float = 30.0
+    """A watched budget sends a heartbeat after this time without a change."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop_admitting(self) -> None:
@@ -50,7 +53,7 @@ class DeviceApi:
         self.notifier.stop()
 
     async def register_device(
-        self, request: device_pb2.RegisterDeviceRequest, caller: Caller
+        self, request: device_pb2.RegisterDeviceRequest, caller: DeviceCaller
     ) -> device_pb2.RegisterDeviceResponse:
         """Register a device; returns the terms of its tasks."""
         self._require_admitting()
@@ -70,7 +73,7 @@ class DeviceApi:
         response.limits.CopyFrom(self.limits)
         return response
 
-    async def open_step(self, request: step_pb2.OpenStepRequest, caller: Caller) -> step_pb2.OpenStepResponse:
+    async def open_step(self, request: step_pb2.OpenStepRequest, caller: DeviceCaller) -> step_pb2.OpenStepResponse:
         """Open a step: λ, τ and its call credit."""
         self._require_admitting()
         self.fleet.admit(caller.device)
@@ -80,17 +83,17 @@ class DeviceApi:
         )
         return codec.to_message(step_pb2.OpenStepResponse, opened)
 
-    async def complete(self, request: call_pb2.CompleteRequest, caller: Caller) -> call_pb2.CompleteResponse:
+    async def complete(self, request: call_pb2.CompleteRequest, caller: DeviceCaller) -> call_pb2.CompleteResponse:
         """Ask the cloud once."""
         self.fleet.admit(caller.device)
         return codec.encode_completion(await self.broker.complete(caller.device, codec.decode_call(request), caller.deadline_s))
 
     async def stream_complete(
-        self, request: call_pb2.StreamCompleteRequest, caller: Caller
+        self, request: call_pb2.StreamCompleteRequest, caller: DeviceCaller
     ) -> AsyncIterator[call_pb2.StreamCompleteResponse]:
         """Ask the cloud once and stream the answer: started, deltas, finished. What the deltas lack is sent before `finished`."""
         self.fleet.admit(caller.device)
-        call, progress = codec.decode_call(request.call), Progress()
+        call, progress = codec.decode_call(request.call), FlightProgress()
         answer = asyncio.create_task(self.broker.complete(caller.device, call, caller.deadline_s, progress))
         answer.add_done_callback(lambda _: progress.over())
         sent = ""
@@ -105,7 +108,7 @@ class DeviceApi:
             yield _delta(rest)
         yield call_pb2.StreamCompleteResponse(finished=finished)
 
-    async def get_call(self, request: call_pb2.GetCallRequest, caller: Caller) -> call_pb2.GetCallResponse:
+    async def get_call(self, request: call_pb2.GetCallRequest, caller: DeviceCaller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""
         self.fleet.admit(caller.device)
         stored = await self.broker.get_call(caller.device, request.call_key, request.fingerprint, caller.tasks)
@@ -113,12 +116,12 @@ class DeviceApi:
         budget = reply.budget if reply.HasField("budget") else None
         return call_pb2.GetCallResponse(completion=reply.completion, budget=budget)
 
-    async def cancel_call(self, request: call_pb2.CancelCallRequest, caller: Caller) -> call_pb2.CancelCallResponse:
+    async def cancel_call(self, request: call_pb2.CancelCallRequest, caller: DeviceCaller) -> call_pb2.CancelCallResponse:
         """Stop waiting for a call; what it cost stays charged."""
         self.fleet.admit(caller.device)
         return codec.encode_cancelled(await self.broker.cancel_call(caller.device, request.call_key, caller.tasks))
 
-    async def close_step(self, request: step_pb2.CloseStepRequest, caller: Caller) -> step_pb2.CloseStepResponse:
+    async def close_step(self, request: step_pb2.CloseStepRequest, caller: DeviceCaller) -> step_pb2.CloseStepResponse:
         """Report a step and move λ exactly once."""
         self.fleet.admit(caller.device)
         own_rate = request.own_rate if request.HasField("own_rate") else None
@@ -126,14 +129,14 @@ class DeviceApi:
         closed = await self.controller.close_step(caller.device, request.task, request.step, units)
         return codec.to_message(step_pb2.CloseStepResponse, closed)
 
-    async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: Caller) -> budget_pb2.GetBudgetResponse:
+    async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: DeviceCaller) -> budget_pb2.GetBudgetResponse:
         """The budget of the caller for one task."""
         self.fleet.admit(caller.device)
         budget = await self.broker.budget(caller.device, request.task)
         return budget_pb2.GetBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
 
     async def watch_budget(
-        self, request: budget_pb2.WatchBudgetRequest, caller: Caller
+        self, request: budget_pb2.WatchBudgetRequest, caller: DeviceCaller
     ) -> AsyncIterator[budget_pb2.WatchBudgetResponse]:
         """The budget, then each new version, newest only; ends with DRAINING at a drain."""
         task, version = request.task, 0

@@ -17,11 +17,13 @@ HOLDERS = ("device", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whom a client certificate is for: `role` (device or admin), its name, and the epoch that must still be the current one."""
+    """Whom a client certificate is for."""
 
     role: str
+    """device or admin."""
     name: str
     epoch: int
+    """Must still be the current one."""
 
     @property
     def uri(self) -> str:

@@ -18,8 +18,12 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.ledger.accounts import (
+    CallEnded,
     CloseStepRequest,
+    InProgress,
     OpenStepRequest,
+    Outdated,
+    Replayed,
     Reserved,
     ReserveOutcome,
     ReserveRequest,
@@ -27,11 +31,11 @@ from coordinator.ledger.accounts import (
     Settlement,
     StepRow,
 )
-from coordinator.ledger.stores.store import LedgerStore, Operation
+from coordinator.ledger.stores.store import LedgerOperation, LedgerStore
 from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.service.methods import RunningRpc
-from coordinator.service.metrics import OK, Histogram, Meters, Refusals
+from coordinator.service.metrics import OK, CoordinatorMeters, Histogram, Refusals
 from coordinator.service.tracing import Tracing, end_rpc
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.errors import DETAILS_KEY
@@ -41,13 +45,21 @@ P = ParamSpec("P")
 Time = Callable[[], float]
 CANCELLED = ("CANCELLED", "CALLER_LEFT")
 _TRACED_OPERATIONS = frozenset({"reserve", "settle", "refund", "fail", "doubt"})
+_WORDS_OF_RESERVE: Mapping[type[ReserveOutcome], str] = {
+    Reserved: "reserved",
+    Replayed: "replay",
+    InProgress: "inprogress",
+    CallEnded: "ended",
+    Outdated: "outdated",
+}
+"""How a reservation went, as its span names it: queries over traces must not depend on the names of classes."""
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class MeasuredRpcs:
     """Times, counts and traces every RPC, what is refused included; the duration of a lasting stream means nothing."""
 
-    def __init__(self, meters: Meters, refusals: Refusals, tracing: Tracing | None) -> None:
+    def __init__(self, meters: CoordinatorMeters, refusals: Refusals, tracing: Tracing | None) -> None:
         self.meters = meters
         self.refusals = refusals
         self.tracing = tracing
@@ -108,7 +120,7 @@ def _reason_of(status: status_pb2.Status) -> str:
 class MeasuredProvider:
     """A CloudProvider whose completions are timed and traced; everything else is the inner provider's."""
 
-    def __init__(self, inner: CloudProvider, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+    def __init__(self, inner: CloudProvider, alias: str, meters: CoordinatorMeters, time: Time, tracing: Tracing | None) -> None:
         self._inner = inner
         self._alias = alias
         self._meters = meters
@@ -142,7 +154,9 @@ class _Asking:
 
     __slots__ = ("_alias", "_began", "_meters", "_span", "_time", "_traced", "request", "result")
 
-    def __init__(self, request: ProviderRequest, alias: str, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+    def __init__(
+        self, request: ProviderRequest, alias: str, meters: CoordinatorMeters, time: Time, tracing: Tracing | None
+    ) -> None:
         self.request = request
         self.result: ProviderResult | None = None
         self._alias = alias
@@ -170,7 +184,7 @@ class _Asking:
 class MeasuredStore(LedgerStore):
     """A LedgerStore whose operations are timed and traced and whose money is counted."""
 
-    def __init__(self, inner: LedgerStore, meters: Meters, time: Time, tracing: Tracing | None) -> None:
+    def __init__(self, inner: LedgerStore, meters: CoordinatorMeters, time: Time, tracing: Tracing | None) -> None:
         self._inner = inner
         self.feed, self.writability = inner.feed, inner.writability
         self._meters = meters
@@ -194,7 +208,7 @@ class MeasuredStore(LedgerStore):
         """Close the inner store."""
         await self._inner.aclose()
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def perform(self, operation: LedgerOperation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation; those that calls and steps are made of are timed and noted."""
         name = operation.name
         note = self._notes.get(name)
@@ -260,4 +274,4 @@ def _note_outcome(span: Any, outcome: Any) -> None:
         span.set_attribute("edge.state", str(outcome.call.state))
         span.set_attribute("edge.charged_uusd", outcome.call.charged.uusd)
     else:
-        span.set_attribute("edge.outcome", type(outcome).__name__.lower())
+        span.set_attribute("edge.outcome", _WORDS_OF_RESERVE[type(outcome)])

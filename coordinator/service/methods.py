@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.calls.admission import Turnstile
-from coordinator.service.access import Access, require_tasks
+from coordinator.service.access import ListenerAccess, require_tasks
 from coordinator.service.authentication import Identity
 from edge.core.errors import CoordinatorError, InvalidRequest, NotImplementedThere
 from edge.rpc.errors import row_for, to_status, trailing_metadata
@@ -50,16 +50,16 @@ Measure = Callable[[MethodDescriptor, bool], Callable[[Any], RunningRpc]]
 
 @dataclass(frozen=True, slots=True)
 class Boundary(Generic[C]):
-    """What every RPC of a service passes: it is measured from its arrival on, its caller is let in (and as `caller_of` says, handed to the
-    handler), its messages are held to the caller's tasks, it finds a place, and its error leaves as a status.
+    """What every RPC of a service passes: it is measured from its arrival on, its caller is let in, its messages are held to the
+    caller's tasks, it finds a place, and its error leaves as a status."""
 
-    `requests` counts RPCs that work towards an answer, `streams` those that stay open by their nature.
-    """
-
-    access: Access
+    access: ListenerAccess
     caller_of: Callable[[Identity, Any], C]
+    """What the handler gets of who calls."""
     requests: Turnstile
+    """Counts RPCs that work towards an answer."""
     streams: Turnstile
+    """Counts those that stay open by their nature."""
     max_message_bytes: int
     measure: Measure = lambda method, lasting: RunningRpc
 

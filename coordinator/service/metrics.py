@@ -98,20 +98,22 @@ class Timed(dict[Any, Histogram]):
 
 @dataclass(slots=True)
 class TaskMeter:
-    """One device's task: λ and τ as they hold now, and Ĵ_c of the last step that was closed (None before the first)."""
+    """One device's task: λ and τ as they hold now."""
 
     dual: float
     target_rate: float
     assist_rate: float | None = None
+    """Ĵ_c of the last step that was closed; None before the first."""
     units: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetGauge:
-    """A budget of the present window in one unit. `device` and `task` are "" where the scope has none."""
+    """A budget of the present window in one unit."""
 
     scope: str
     device: str
+    """Empty where the scope has none, like `task`."""
     task: str
     unit: str
     used: int
@@ -123,7 +125,7 @@ class BudgetGauge:
         return max(0, (self.limit or 0) - self.used)
 
 
-class Meters:
+class CoordinatorMeters:
     """Everything that is counted. Belongs to one event loop; `devices` is how many devices get series of their own."""
 
     def __init__(self, devices: int = 20) -> None:
@@ -244,9 +246,10 @@ class Meters:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A call that ended with an error: when (seconds since the epoch), of whom, and why."""
+    """A call that ended with an error."""
 
     at: float
+    """Seconds since the epoch."""
     method: str
     who: str
     code: str
@@ -313,20 +316,20 @@ def counter(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Me
     """A metric that grows, by the text of its label or a tuple of several."""
     from prometheus_client.core import CounterMetricFamily
 
-    family = CounterMetricFamily(PREFIX + name, what, labels=labels)
-    for values, value in rows.items():
-        family.add_metric(_texts(values), value)
-    return family
+    return _filled(CounterMetricFamily(PREFIX + name, what, labels=labels), rows)
 
 
 def gauge(name: str, what: str, rows: Mapping[Any, float], *labels: str) -> Metric:
     """A metric that rises and falls, by the text of its label or a tuple of several."""
     from prometheus_client.core import GaugeMetricFamily
 
-    family = GaugeMetricFamily(PREFIX + name, what, labels=labels)
+    return _filled(GaugeMetricFamily(PREFIX + name, what, labels=labels), rows)
+
+
+def _filled(family: Any, rows: Mapping[Any, float]) -> Metric:
     for values, value in rows.items():
         family.add_metric(_texts(values), value)
-    return family
+    return family  # type: ignore[no-any-return]
 
 
 def _texts(values: str | tuple[str, ...]) -> tuple[str, ...]:

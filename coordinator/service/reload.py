@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.calls.prices import Tariff
 from coordinator.calls.rates import RateLimiter
 from coordinator.calls.upstreams import UpstreamTable
-from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.config import ServerConfig, UpstreamConfig
 from coordinator.control.steps import StepController
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.accounts import SetLimits
@@ -34,12 +34,14 @@ class Changeable:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What another configuration changed: settings that hold now, with both values, names of those that need a restart, and of those
-    that something set at run time wins over."""
+    """What another configuration changed."""
 
     taken: tuple[str, ...] = ()
+    """Settings that hold now, with both values."""
     restart: tuple[str, ...] = ()
+    """Names of those that need a restart."""
     overruled: tuple[str, ...] = ()
+    """Names of those that something set at run time wins over."""
 
     def __str__(self) -> str:
         overruled = f"; `budget set` wins over: {', '.join(self.overruled)}" if self.overruled else ""
@@ -47,12 +49,11 @@ class Changes:
         return (", ".join(self.taken) or "nothing changed") + overruled + waiting
 
 
-def apply_config(config: CoordinatorConfig, tariffs: Mapping[str, Tariff | None], parts: Changeable) -> None:
+def apply_config(config: ServerConfig, tariffs: Mapping[str, Tariff], parts: Changeable) -> None:
     """Hold later calls and steps to this configuration; limits that were set at run time win over its own. `tariffs` are what the calls of
     the upstreams named there cost from now on.
     """
-    parts.book.replace_configured(config.budgets)
-    parts.book.replace_floor(config.fleet.fairness_floor)
+    parts.book.replace_configured(config.budgets, config.fleet.fairness_floor)
     parts.controller.replace_tasks(config.effective_tasks)
     parts.limiter.replace_rates(config.rates)
     parts.upstreams.replace_prices(tariffs)
@@ -60,15 +61,13 @@ def apply_config(config: CoordinatorConfig, tariffs: Mapping[str, Tariff | None]
     parts.notifier.notify_all()
 
 
-def same_upstreams(started: CoordinatorConfig, config: CoordinatorConfig) -> frozenset[str]:
+def same_upstreams(started: ServerConfig, config: ServerConfig) -> frozenset[str]:
     """Upstreams that differ in nothing but their prices from those that run: only theirs can change."""
     running, wished = started.effective_upstreams, config.effective_upstreams
     return frozenset(name for name in running.keys() & wished.keys() if _unpriced(running[name]) == _unpriced(wished[name]))
 
 
-def changes_of(
-    started: CoordinatorConfig, before: CoordinatorConfig, after: CoordinatorConfig, set_limits: Sequence[SetLimits] = ()
-) -> Changes:
+def changes_of(started: ServerConfig, before: ServerConfig, after: ServerConfig, set_limits: Sequence[SetLimits] = ()) -> Changes:
     """What `after` changes: `started` is what the coordinator was started with, `before` what it read last."""
     stronger = {f"budgets.{scope}.{name}" for scope, names in settings_set(set_limits).items() for name in names}
     prices = {f"upstreams.{name}.{price}" for name in same_upstreams(started, after) for price in _PRICES}
@@ -96,7 +95,7 @@ def _unpriced(upstream: UpstreamConfig) -> dict[str, Any]:
     return upstream.model_dump(exclude=set(_PRICES))
 
 
-def _settings(config: CoordinatorConfig) -> dict[str, Any]:
+def _settings(config: ServerConfig) -> dict[str, Any]:
     """Every setting under its dotted name."""
     upstreams = {name: upstream.model_dump(mode="json") for name, upstream in config.effective_upstreams.items()}
     return dict(_leaves({**config.model_dump(mode="json"), "upstreams": upstreams}))

@@ -7,35 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from coordinator.config import CoordinatorConfig, ServiceConfig
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.config import ServerConfig, ServiceConfig
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from coordinator.service.access import Access, CredentialApi
+    from coordinator.service.access import CredentialApi, ListenerAccess
     from coordinator.service.authentication import Authenticator, FailureLimiter
     from coordinator.service.tls import Handshakes, ServerCertificates
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerSecurity:
-    """What a gRPC server needs: who may come in, what renews tokens, and certificates where TLS is on."""
+    """What a gRPC server needs."""
 
-    access: Access
+    access: ListenerAccess
+    """Who may come in."""
     credentials: CredentialApi
+    """Renews tokens."""
     certificates: ServerCertificates | None
+    """Where TLS is on."""
 
 
 class Security:
     """Shared by all listeners of a process. `tokens` also issues and revokes for the admin service; `handshakes` counts where TLS is on."""
 
-    def __init__(self, config: CoordinatorConfig, state_dir: Path, clock: Clock) -> None:
+    def __init__(self, config: ServerConfig, state_dir: Path, clock: Clock) -> None:
         from coordinator.service.authentication import FailureLimiter
         from coordinator.service.tls import Handshakes
 
         self._config = config
         self._clock = clock
-        self.tokens = Tokens(token_store(config, state_dir, SystemClock().monotonic), config.auth, clock)
+        self.tokens = TokenAuthority(token_store(config, state_dir, SystemClock().monotonic), config.auth, clock)
         self._limiter: FailureLimiter = FailureLimiter(clock, config.auth.max_failures_per_min)
         self.handshakes: Handshakes | None = None
         if config.tls:
@@ -43,11 +46,11 @@ class Security:
 
     def listener(self, local_role: Literal["device", "admin"] = "device") -> ListenerSecurity:
         """For one gRPC server; `local_role` is what its uncredentialed callers from this machine are taken for."""
-        from coordinator.service.access import Access, CredentialApi
+        from coordinator.service.access import CredentialApi, ListenerAccess
 
         tls = self._config.tls
         authenticator = self.authenticator(local_role, tokens_only=tls is not None and not tls.asks_certificate_of(local_role))
-        access = Access(authenticator, self.handshakes, tls=tls is not None)
+        access = ListenerAccess(authenticator, self.handshakes, tls=tls is not None)
         return ListenerSecurity(access, CredentialApi(authenticator, self.tokens), self._certificates(local_role))
 
     def _certificates(self, role: Literal["device", "admin"]) -> ServerCertificates | None:
@@ -77,12 +80,12 @@ def _longest_connection_s(service: ServiceConfig) -> float:
     return 1.1 * service.connection_age_s + service.connection_grace_s
 
 
-def token_store(config: CoordinatorConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:
+def token_store(config: ServerConfig, state_dir: Path, monotonic: Callable[[], float] | None = None) -> TokenStore:
     """Where the configuration keeps signing keys and epochs; nothing can be written where other replicas would not see it."""
     folder = None if config.auth.folder is None else Path(config.auth.folder).expanduser()
     return TokenStore(state_dir, folder, writable=keys_are_shared(config), monotonic=monotonic)
 
 
-def keys_are_shared(config: CoordinatorConfig) -> bool:
+def keys_are_shared(config: ServerConfig) -> bool:
     """Whether every coordinator that can share the ledger sees the same signing keys and epochs."""
     return config.storage.backend != "postgres" or config.auth.folder is not None

@@ -21,10 +21,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServiceConfig
-from coordinator.service.access import Access
+from coordinator.service.access import ListenerAccess
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Identity
-from coordinator.service.device_api import Caller, DeviceApi
+from coordinator.service.device_api import DeviceApi, DeviceCaller
 from coordinator.service.instruments import MeasuredRpcs
 from coordinator.service.methods import Boundary, UnknownMethods, abort, bind
 from coordinator.service.security import ListenerSecurity
@@ -41,6 +41,7 @@ LASTING = frozenset({"WatchBudget", "ReadJournal"})
 CREDENTIAL_SERVICE: ServiceDescriptor = credential_pb2.DESCRIPTOR.services_by_name["CredentialService"]
 MAX_METADATA_BYTES = 16 << 10
 MAX_ADMIN_REQUESTS = 64
+MAX_STREAMS_OF_A_CONNECTION = 4096
 
 
 class Listener:
@@ -185,9 +186,9 @@ class CoordinatorServer:
             await self._admins.stop()
 
 
-def device_caller(identity: Identity, context: Any) -> Caller:
+def device_caller(identity: Identity, context: Any) -> DeviceCaller:
     """Who calls, for a device's handlers."""
-    return Caller(identity.device, context.time_remaining(), identity.tasks)
+    return DeviceCaller(identity.device, context.time_remaining(), identity.tasks)
 
 
 def the_identity(identity: Identity, context: Any) -> Identity:
@@ -198,7 +199,7 @@ def the_identity(identity: Identity, context: Any) -> Identity:
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
     """Answers everybody; a connection that asked nothing else has served, too."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ListenerAccess) -> None:
         super().__init__()
         self._access = access
 
@@ -216,7 +217,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
 class Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
     """Answers whoever is let in."""
 
-    def __init__(self, access: Access, services: Sequence[str]) -> None:
+    def __init__(self, access: ListenerAccess, services: Sequence[str]) -> None:
         super().__init__(services)
         self._access = access
 
@@ -296,7 +297,7 @@ def _server_options(service: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", service.max_message_bytes),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
-        ("grpc.max_concurrent_streams", service.max_streams_per_connection),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_OF_A_CONNECTION),
         ("grpc.max_connection_age_ms", round(1000 * service.connection_age_s)),
         ("grpc.max_connection_age_grace_ms", round(1000 * service.connection_grace_s)),
         ("grpc.so_reuseport", 0),

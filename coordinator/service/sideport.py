@@ -40,11 +40,12 @@ _STATUSES: tuple[tuple[type[CoordinatorError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. `roles` who may read it where the port is not loopback; None: everybody."""
+    """One address."""
 
     path: str
     handler: Handler
     roles: frozenset[str] | None
+    """Who may read it where the port is not loopback; None: everybody."""
 
 
 class SidePort:
@@ -114,7 +115,7 @@ class SidePort:
                 answer = await route.handler(request)
             except CoordinatorError as error:
                 answer = _refusal(error)
-            except Exception as error:  # the boundary: the log learns what happened, the reader that something did
+            except Exception as error:  # the boundary: the log gets what happened, the reader that something did
                 log.error("%s failed", route.path, exc_info=error)
                 answer = json_reply({"error": "internal error; the coordinator's log has the details"}, 500)
             answer.headers.update(_SAFE)

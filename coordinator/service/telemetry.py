@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.calls.breaker import BreakerState
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.accounts import UNITS, BudgetRow, BudgetTerms, scope_of
 from coordinator.service.instruments import MeasuredProvider, MeasuredRpcs, MeasuredStore
 from coordinator.service.metrics import (
     CONTENT_TYPE,
     BudgetGauge,
-    Meters,
+    CoordinatorMeters,
     Refusals,
     counter,
     exposition,
@@ -43,7 +43,7 @@ METRICS_ROLES = frozenset({"metrics", "admin"})
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The parts of a running coordinator that gauges are read from; `handshakes` where it speaks TLS."""
+    """The parts of a running coordinator that gauges are read from."""
 
     store: LedgerStore
     broker: Broker
@@ -51,6 +51,7 @@ class Sources:
     upstreams: UpstreamTable
     admin: AdminApi
     handshakes: Handshakes | None = None
+    """Where it speaks TLS."""
 
     def families(self, budgets: Sequence[BudgetGauge]) -> Iterator[Metric]:
         """What is looked up at each scrape instead of counted."""
@@ -91,11 +92,11 @@ _OF_THE_STORE = {
 class Telemetry:
     """Counts from the start; what `side_ports` makes shows it."""
 
-    def __init__(self, config: CoordinatorConfig, clock: Clock) -> None:
+    def __init__(self, config: ServerConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self.tracing = open_tracing(config.telemetry)
-        self.meters = Meters(config.metrics_devices)
+        self.meters = CoordinatorMeters()
         self.refusals = Refusals(clock)
         self.rpcs = MeasuredRpcs(self.meters, self.refusals, self.tracing)
 
@@ -118,7 +119,7 @@ class Telemetry:
             await self.tracing.aclose()
 
     async def run(self, store: LedgerStore, beat: Callable[[], None]) -> None:
-        """Learn λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
+        """Read λ and τ of the tasks that the ledger knows already, then note how late the event loop comes, until cancelled; `beat` is
         called each time.
         """
         with suppress(CoordinatorError):  # a ledger that cannot be read now must not stop the beat
@@ -160,7 +161,7 @@ class Telemetry:
         return [Route("/metrics", metrics, METRICS_ROLES)]
 
     def _console_routes(self, sources: Sources) -> list[Route]:
-        from coordinator.console.api import Console, console_routes
+        from coordinator.console.api import WebConsole, console_routes
         from coordinator.console.curves import Curves
         from edge import __version__
 
@@ -168,7 +169,7 @@ class Telemetry:
             return await budgets_now(sources.store, sources.book, pairs, self._clock.now())
 
         curves = Curves(sources.store.read_journal, sources.store.last_entry)
-        return console_routes(Console(sources.admin, budgets, curves, self.refusals, self._clock, __version__))
+        return console_routes(WebConsole(sources.admin, budgets, curves, self.refusals, self._clock, __version__))
 
     async def exposition(self, sources: Sources) -> bytes:
         """The metrics as text. A ledger that does not answer costs the budgets' series, not the rest."""
@@ -191,7 +192,7 @@ async def budgets_now(
     terms |= {each.key: (each, "", "") for each in book.terms("", "", now) if scope_of(each.key) == "fleet"}
     wanted = list(terms.values())
     view = await store.get_budget("", "", [each for each, _, _ in wanted])
-    if book.learn(view.limits):
+    if book.take_limits(view.limits):
         return await budgets_now(store, book, pairs, now)
     rows = zip(view.budgets, wanted, strict=True)
     return tuple(gauge for row, (each, device, task) in rows for gauge in _gauges(row, each, device, task))

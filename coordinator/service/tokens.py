@@ -46,40 +46,44 @@ _REQUIRED = ("iss", "aud", "sub", "role", "epoch", "iat", "nbf", "exp", "begun",
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of a token. Times in whole seconds since the epoch; `tasks` empty means every task; `begun`: the first token of the chain.
-
-    `kid`: the key that signed it.
-    """
+    """The claims of a token; times in whole seconds since the epoch."""
 
     role: str
     name: str
     tasks: tuple[str, ...]
+    """Empty means every task."""
     epoch: int
     issued_at: int
     expires_at: int
     begun: int
+    """When the first token of the chain was issued."""
     kid: str = ""
+    """The key that signed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """An Ed25519 key: `private` as hex of 32 bytes, seconds since the epoch of its making, and of its end once a newer one signs."""
+    """An Ed25519 key; times in seconds since the epoch."""
 
     kid: str
     private: str = field(repr=False)
+    """Hex of 32 bytes."""
     made_at: int
     ends_at: int | None = None
+    """Set once a newer one signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class HolderRow:
-    """A holder of credentials: its epoch, and when it was last revoked and issued a first token (seconds since the epoch)."""
+    """A holder of credentials; times in seconds since the epoch."""
 
     role: str
     name: str
     epoch: int = 0
     revoked_at: int | None = None
+    """The last time."""
     issued_at: int | None = None
+    """When it last got a first token."""
 
 
 class _JsonFile(Generic[T]):
@@ -203,7 +207,7 @@ def _are_whole(*numbers: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-class Tokens:
+class TokenAuthority:
     """Issues, renews, checks and revokes. One object a process; checked tokens are remembered by digest until they end."""
 
     def __init__(self, store: TokenStore, auth: AuthConfig, clock: Clock) -> None:

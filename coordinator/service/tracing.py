@@ -30,10 +30,11 @@ EXPORT_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A tracer of its own (nothing global is touched), its propagator, and the end of both."""
+    """A tracer of its own; nothing global is touched."""
 
     tracer: Any
     propagator: Any
+    """Carries a trace into and out of headers."""
     shut_down: Callable[[], None]
 
     async def aclose(self) -> None:
@@ -100,7 +101,8 @@ def end_rpc(span: Any, code: str, reason: str) -> None:
 def open_tracing(config: TelemetryConfig | None) -> Tracing | None:
     """Spans to the configured collector, None where none is. Raises ConfigError where OpenTelemetry is not installed.
 
-    Credentials for the collector come from OTEL_EXPORTER_OTLP_HEADERS in the environment, as OpenTelemetry has it.
+    Credentials for the collector (OTEL_EXPORTER_OTLP_HEADERS) and the sampler (OTEL_TRACES_SAMPLER; without one all traces that begin
+    here are kept) come from the environment, as OpenTelemetry has it.
     """
     if config is None:
         return None
@@ -109,7 +111,6 @@ def open_tracing(config: TelemetryConfig | None) -> Tracing | None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as error:
         raise ConfigError(
@@ -118,8 +119,7 @@ def open_tracing(config: TelemetryConfig | None) -> Tracing | None:
     from edge import __version__
 
     resource = Resource.create({"service.name": SERVICE_NAME, "service.version": __version__})
-    sampler = ParentBased(TraceIdRatioBased(config.sample_rate))
-    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider.get_tracer(SERVICE_NAME, __version__), TraceContextTextMapPropagator(), provider.shutdown)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
-from edge.answering.draft import AnswerRecorder, AnswerSettings, Draft, Pieces
+from edge.answering.draft import AnswerDraft, AnswerRecorder, AnswerSettings, Pieces
 from edge.answering.held_answers import ASK_ELSEWHERE, HeldAnswers, named
 from edge.answering.local_text import HelpHoldBack, LocalText, update_dial
 from edge.budget.access import CloudAccess
@@ -19,7 +19,7 @@ from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import help_trigger_span
 from edge.inference.backend import InferenceBackend
 from edge.rpc.client import question_chars
-from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, Standing
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, TaskStanding
 
 _MOST_RESTRICTIVE_FIRST: tuple[Mode, ...] = ("local-only", "prefer-local", "auto", "cloud-only")
 
@@ -78,11 +78,11 @@ class Answerer:
                     return piece.record
         raise AssertionError("a stream ends with a record")
 
-    def standing(self, task: str | None = None) -> Standing:
+    def standing(self, task: str | None = None) -> TaskStanding:
         """What holds before the next answer of a task (None: the one people's questions use)."""
         label = task or self._settings.task
         quota = self._access.quotas.now(label, self._backend.adapter_version)
-        return Standing(
+        return TaskStanding(
             task=label,
             adapter_version=self._backend.adapter_version,
             dual=quota.dual,
@@ -92,7 +92,7 @@ class Answerer:
             spend_left_uusd=quota.spend_left_uusd,
         )
 
-    def _draft(self, request: AnswerRequest) -> Draft:
+    def _draft(self, request: AnswerRequest) -> AnswerDraft:
         settings = self._settings
         task = request.task or settings.task
         sampling = Sampling(
@@ -100,7 +100,7 @@ class Answerer:
             max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
         )
-        return Draft(
+        return AnswerDraft(
             request=request,
             id=request.id or self._new_id(),
             task=task,
@@ -111,7 +111,7 @@ class Answerer:
             question_chars=question_chars(conversation_for_the_cloud(request.messages, settings.cloud_prompt_form)),
         )
 
-    def _answered(self, draft: Draft) -> Pieces:
+    def _answered(self, draft: AnswerDraft) -> Pieces:
         request = draft.request
         if request.beyond.wants:
             local = draft.mode != "cloud-only" and request.tools is not None and self._backend.tokenizer.calls_tools
@@ -124,7 +124,7 @@ class Answerer:
             return self._as_the_model_decides(draft)
         return self._without_asking(draft)
 
-    async def _from_the_cloud(self, draft: Draft) -> Pieces:
+    async def _from_the_cloud(self, draft: AnswerDraft) -> Pieces:
         if off := self._access.switch.reason:
             raise CloudOff(off)
         draft.reason = "mode cloud-only"
@@ -132,7 +132,7 @@ class Answerer:
             async for piece in pieces:
                 yield piece
 
-    async def _as_the_model_decides(self, draft: Draft) -> Pieces:
+    async def _as_the_model_decides(self, draft: AnswerDraft) -> Pieces:
         """Mode auto: the model answers, or asks for help. The budget dial acts here: its bias shifts the log-odds of asking."""
         hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
         setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
@@ -163,7 +163,7 @@ class Answerer:
                 async for piece in pieces:
                     yield piece
 
-    async def _locally_after_all(self, draft: Draft, failure: str) -> Pieces:
+    async def _locally_after_all(self, draft: AnswerDraft, failure: str) -> Pieces:
         """Go on where the request for help stood, with the help phrase impossible."""
         draft.source, draft.reason, draft.cloud_text = "local-fallback", f"the model asked for help, but {failure}", ""
         prefix = local_part(draft.local_text)
@@ -172,7 +172,7 @@ class Answerer:
             async for text in texts:
                 yield AnswerDelta(text, "local-fallback")
 
-    async def _beyond_the_slm(self, draft: Draft) -> Pieces:
+    async def _beyond_the_slm(self, draft: AnswerDraft) -> Pieces:
         """Tools that only the cloud can call. Raises Unsupported where it is not asked here, CoordinatorError where it fails."""
         name = " and ".join(draft.request.beyond.wants)
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
@@ -191,7 +191,7 @@ class Answerer:
                 async for piece in pieces:
                     yield piece
 
-    async def _without_asking(self, draft: Draft) -> Pieces:
+    async def _without_asking(self, draft: AnswerDraft) -> Pieces:
         """Mode local-only, prefer-local or the kill switch: help suppressed; prefer-local asks when the local answer is unusable."""
         off = self._access.switch.reason
         draft.reason = off or draft.request.no_cloud or f"mode {draft.mode}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from edge.answering.draft import AnswerSettings, Draft, Pieces
+from edge.answering.draft import AnswerDraft, AnswerSettings, Pieces
 from edge.budget.access import CloudAccess
 from edge.cloud.client import WatchedClient
 from edge.cloud.group_calls import for_who_demanded_the_cloud, what_is_used_up
@@ -44,7 +44,7 @@ class CloudQuestions:
         self,
         client: WatchedClient,
         access: CloudAccess,
-        record_of: Callable[[Draft], AnswerRecord],
+        record_of: Callable[[AnswerDraft], AnswerRecord],
         clock: Clock,
         run_id: str,
         settings: AnswerSettings,
@@ -63,7 +63,7 @@ class CloudQuestions:
         refusal, until = self._no_forms or (None, 0.0)
         return refusal if self._clock.monotonic() < until else None
 
-    async def pieces(self, draft: Draft) -> Pieces:
+    async def pieces(self, draft: AnswerDraft) -> Pieces:
         """Stream the cloud's answer into the draft. Raises CoordinatorError; Withheld when the cloud was switched off meanwhile."""
         if off := self._access.switch.reason:
             raise Withheld(off)
@@ -84,7 +84,7 @@ class CloudQuestions:
                         draft.cloud_text += delta.text
                         yield AnswerDelta(delta.text, "cloud")
 
-    def _call(self, draft: Draft) -> CloudCall:
+    def _call(self, draft: AnswerDraft) -> CloudCall:
         settings = self._settings
         asked = conversation_for_the_cloud(draft.request.messages, settings.cloud_prompt_form)
         return CloudCall(
@@ -113,7 +113,7 @@ class CloudQuestions:
             raise
 
     @contextmanager
-    def _settling(self, draft: Draft) -> Iterator[None]:
+    def _settling(self, draft: AnswerDraft) -> Iterator[None]:
         """Around a call: noted on disk before it is sent, and what is known of its end afterwards."""
         access, began = self._access, self._clock.monotonic()
         try:

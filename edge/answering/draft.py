@@ -82,7 +82,7 @@ class AnswerSettings:
 
 
 @dataclass(slots=True)
-class Draft:
+class AnswerDraft:
     """One answer while it grows."""
 
     request: AnswerRequest
@@ -142,13 +142,13 @@ class AnswerRecorder:
         self._clock = clock
         self.answers = 0
 
-    def keep(self, draft: Draft) -> AnswerRecord:
+    def keep(self, draft: AnswerDraft) -> AnswerRecord:
         """Keep the record of a finished answer, with all that has changed by it, and emit it. Where it cannot be written, the
         record's reason reports that: the answer is given all the same, and its cost is asked for when there is room again."""
         record, access = self.record(draft), self._access
 
         def in_the_same_transaction() -> None:
-            """The dial that learned from it, the budget, and the end of its call."""
+            """The dial that counted it, the budget, and the end of its call."""
             access.dials.save(access.dials.of(draft.task))
             access.quotas.save(draft.task)
             if draft.call_key and draft.call_state != UNSETTLED:
@@ -176,7 +176,7 @@ class AnswerRecorder:
         )
         return record
 
-    def record(self, draft: Draft) -> AnswerRecord:
+    def record(self, draft: AnswerDraft) -> AnswerRecord:
         """What is known of an answer now."""
         quota = self._access.quotas.now(draft.task, self._backend.adapter_version)
         first = draft.responses[0] if draft.responses else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
-from edge.answering.draft import AnswerRecorder, Draft, Pieces, finish_of
+from edge.answering.draft import AnswerDraft, AnswerRecorder, Pieces, finish_of
 from edge.answering.local_text import LocalText, may_become_request, update_dial
 from edge.budget.access import CloudAccess
 from edge.budget.dial import Setting
@@ -38,7 +38,7 @@ class HeldAnswers:
         self._asker = asker
         self._recorder = recorder
 
-    async def in_form(self, draft: Draft, form: AnswerForm) -> Pieces:
+    async def in_form(self, draft: AnswerDraft, form: AnswerForm) -> Pieces:
         """An answer whose content has a form. The model may think first, and ask for help where the mode lets it.
 
         A form that no grammar holds is the cloud's: Unsupported where it may not be asked. Raises CoordinatorError and UnfitAnswer there,
@@ -101,14 +101,14 @@ class HeldAnswers:
                     draft.content += text
                     yield AnswerDelta(text, draft.source, verbatim=True)
 
-    async def with_tools(self, draft: Draft) -> Pieces:
+    async def with_tools(self, draft: AnswerDraft) -> Pieces:
         """An answer in which the local model may call tools, or must. Its calls are in the draft, not in the text."""
         with named(" and ".join(draft.request.beyond.wants)):
             async with closing(self._with_calls(draft)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def _with_calls(self, draft: Draft) -> Pieces:
+    async def _with_calls(self, draft: AnswerDraft) -> Pieces:
         tools = draft.request.tools
         assert tools is not None
         conversation, calls = tools.conversation, ""
@@ -139,7 +139,7 @@ class HeldAnswers:
         if draft.responses[-1].finish is FinishReason.EOS:
             draft.calls_json = _calls_json(calls, draft.id)
 
-    async def from_the_cloud(self, draft: Draft, form: AnswerForm) -> str:
+    async def from_the_cloud(self, draft: AnswerDraft, form: AnswerForm) -> str:
         """The cloud's whole answer, which has the form. Raises CoordinatorError; UnfitAnswer for one that has it not, which is recorded."""
         async with closing(self._asker.pieces(draft)) as pieces:
             async for _ in pieces:
@@ -156,7 +156,7 @@ class HeldAnswers:
             raise UnfitAnswer(failure, hint="ask again, or without this form")
         raise UnfitAnswer(failure)
 
-    async def _thoughts(self, draft: Draft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
+    async def _thoughts(self, draft: AnswerDraft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
         """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. After
         the thought, generation goes on only as long as the model may still be asking for help."""
         free = replace(
@@ -182,7 +182,7 @@ class HeldAnswers:
                 if closed and not may_become_request(rest):
                     return
 
-    def _rest(self, draft: Draft, sampling: Sampling) -> Sampling:
+    def _rest(self, draft: AnswerDraft, sampling: Sampling) -> Sampling:
         """The same, with the tokens that are left of the answer's."""
         used = sum(len(response.token_ids) for response in draft.responses)
         return replace(sampling, max_tokens=max(1, sampling.max_tokens - used))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from edge.answering.draft import AnswerSettings, Draft
+from edge.answering.draft import AnswerDraft, AnswerSettings
 from edge.budget.dial import HelpDial, Setting
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
@@ -26,7 +26,13 @@ class LocalText:
         self._settings = settings
 
     async def pieces(
-        self, draft: Draft, sampling: Sampling, prefix: str = "", *, form_note: str = "", tools: ToolConversation | None = None
+        self,
+        draft: AnswerDraft,
+        sampling: Sampling,
+        prefix: str = "",
+        *,
+        form_note: str = "",
+        tools: ToolConversation | None = None,
     ) -> AsyncGenerator[str, None]:
         """Stream what the model writes after `prefix`, and add it to the draft. `form_note` describes the form that the answer needs."""
         messages = tools or local_messages(draft.request.messages, self._settings.prompt_form, form_note=form_note)
@@ -43,7 +49,7 @@ class LocalText:
                     draft.local_text += delta.text
                     yield delta.text
 
-    def asks(self, draft: Draft) -> bool:
+    def asks(self, draft: AnswerDraft) -> bool:
         """Whether the last response asks for help."""
         if not draft.responses:
             return False
@@ -52,7 +58,7 @@ class LocalText:
             return finish is FinishReason.EOS
         return asks_help(draft.local_text, finish, self._settings.max_steps or UNLIMITED_STEPS)
 
-    def usable(self, draft: Draft) -> bool:
+    def usable(self, draft: AnswerDraft) -> bool:
         """Whether the last response is an answer."""
         if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
             return True
@@ -94,8 +100,8 @@ def may_become_request(tail: str) -> bool:
     return phrase.startswith(words) or words.startswith(phrase)
 
 
-def update_dial(dial: HelpDial, draft: Draft, setting: Setting | None) -> None:
-    """The dial learns from a local answer; without a setting asking was impossible."""
+def update_dial(dial: HelpDial, draft: AnswerDraft, setting: Setting | None) -> None:
+    """The dial counts a local answer; without a setting asking was impossible."""
     response = draft.responses[-1] if draft.responses else None
     if response is None:
         return

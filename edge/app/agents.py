@@ -142,17 +142,13 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
 
 def build_own_use(config: AgentConfig, state: StateFolder, curriculum: Curriculum, sink: EventSink, clock: Clock) -> OwnUse:
     """What is learned in addition to the phases."""
-    from edge.learning.own_use import OwnUse, OwnUseRules
+    from edge.learning.own_use import OwnUse
     from edge.learning.watched_folder import WatchedFolder
     from edge.state.events import Notice
 
-    use, learning = config.use, config.learning
-    rules = OwnUseRules(
-        use.feedback, use.agreement, use.share, use.passes, use.target_rate, config.learning.imitation.demonstrations != "none"
-    )
-    folder = Path(use.tasks_folder).expanduser() if use.tasks_folder else None
+    folder = Path(config.use.tasks_folder).expanduser() if config.use.tasks_folder else None
     watched = WatchedFolder(folder, lambda text: sink.emit(Notice(text, clock.now()))) if folder else None
-    return OwnUse(state, rules, watched, learning.seed, learning.prompts_per_step, curriculum.rate_of)
+    return OwnUse(state, config.use, config.learning, watched, curriculum.rate_of)
 
 
 def build_conditions(config: AgentConfig, clock: Clock) -> LearningConditions:

@@ -15,7 +15,7 @@ from edge.core.events import EventSink
 if TYPE_CHECKING:
     from edge.cloud.embedded import EmbeddedCoordinator
     from edge.core.clock import Clock
-    from edge.privacy.registry import Registry
+    from edge.privacy.registry import PrivacyRegistry
     from edge.rpc.client import CoordinatorClient
     from edge.rpc.credentials import ClientCredentials
     from edge.state.folder import StateFolder
@@ -92,7 +92,9 @@ def build_embedded(config: AgentConfig, state: StateFolder, sink: EventSink, clo
     )
 
 
-def egress_client(config: AgentConfig, registry: Registry, address: str, state: StateFolder, clock: Clock) -> CoordinatorClient:
+def egress_client(
+    config: AgentConfig, registry: PrivacyRegistry, address: str, state: StateFolder, clock: Clock
+) -> CoordinatorClient:
     """The gRPC client, wrapped in the egress layer: redact, write down, send. Raises UsageError, ConfigError."""
     from edge.cloud.egress import EgressClient
     from edge.cloud.sent import Keep, SentLog

@@ -31,9 +31,9 @@ def build_verifier(config: AgentConfig) -> Verifier:
     from edge.verifiers.by_kind import VerifierByKind
     from edge.verifiers.math_answer import MathAnswer
     from edge.verifiers.program import ProgramJudge, ProgramVerifier
-    from edge.verifiers.sandbox.role import Limits
+    from edge.verifiers.sandbox.role import SandboxLimits
 
-    limits = Limits(wall_s=config.programs.timeout_s, memory_mib=config.programs.memory_mib)
+    limits = SandboxLimits(wall_s=config.programs.timeout_s, memory_mib=config.programs.memory_mib)
     programs = ProgramVerifier(ProgramJudge(lambda: program_sandbox(config), limits))
     return VerifierByKind(math=MathAnswer(config.learning.objective.answer_match), programs=programs)
 

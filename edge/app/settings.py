@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
+from edge.core.environment import state_folder_at, why_no_cloud
 from edge.core.errors import ConfigError
 from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.limits import OWN_LABEL
@@ -21,17 +22,12 @@ if TYPE_CHECKING:
     from edge.cloud.place import CloudPlace
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
-    from edge.privacy.registry import Registry
-    from edge.training.promotion_rules import GateRules
+    from edge.privacy.registry import PrivacyRegistry
 
 
 def state_folder(config: AgentConfig) -> Path:
     """The state folder this configuration names, or the platform's."""
-    if config.state_folder is not None:
-        return Path(config.state_folder).expanduser()
-    from platformdirs import user_data_path
-
-    return user_data_path("edge-agent", appauthor=False)
+    return state_folder_at(config.state_folder)
 
 
 def bundled_models() -> Path:
@@ -103,12 +99,12 @@ def kept_profile(config: AgentConfig) -> Path:
     return state_folder(config) / KEPT_NAME
 
 
-def build_registry(config: AgentConfig) -> Registry:
+def build_registry(config: AgentConfig) -> PrivacyRegistry:
     """What this person holds to be private. Raises ConfigError for a file of terms that cannot be used, or a country without telephones."""
-    from edge.privacy.registry import Registry
+    from edge.privacy.registry import PrivacyRegistry
 
     privacy = config.privacy
-    return Registry(
+    return PrivacyRegistry(
         enabled=privacy.enabled,
         kinds=privacy.kinds,
         terms=(*privacy.terms, *_terms_of(privacy.terms_file)),
@@ -117,7 +113,7 @@ def build_registry(config: AgentConfig) -> Registry:
     )
 
 
-def with_hint_cut(settings: AgentSettings, registry: Registry) -> AgentSettings:
+def with_hint_cut(settings: AgentSettings, registry: PrivacyRegistry) -> AgentSettings:
     """The settings with hints that this registry cuts."""
     cut = registry.cut
     return replace(settings, rollout=replace(settings.rollout, hint_cut=cut), answers=replace(settings.answers, hint_cut=cut))
@@ -155,9 +151,6 @@ def _phone_region(region: str | None) -> str | None:
     name = locale.setlocale(locale.LC_CTYPE) if region is None else ""
     found = region or name.partition(".")[0].partition("_")[2]
     return found if found in SUPPORTED_REGIONS else None
-
-
-NO_CLOUD = "EDGE_AGENT_NO_CLOUD"
 
 
 def local_prompt_form(config: AgentConfig) -> str:
@@ -219,10 +212,9 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         method,
         coordinator.call_deadline_s,
         config.budget.dial,
-        gate=gate_rules(config),
+        gate=None if config.gate.enabled is False else config.gate,
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
         dial_in_loop=learning.method == "da-grpo" and learning.control.controller == "dial",
-        recheck_every=config.gate.recheck_every,
         dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
@@ -243,23 +235,6 @@ def learning_method(learning: LearningConfig) -> Method:
         "gapg": Gapg(assist, learning.seed),
     }
     return made[learning.method]
-
-
-def gate_rules(config: AgentConfig) -> GateRules | None:
-    """The promotion gate's rules, None where every step's adapter serves."""
-    from edge.training.promotion_rules import GateRules
-
-    gate = config.gate
-    if gate.enabled is False:
-        return None
-    return GateRules(
-        every=gate.every,
-        anchors_per_task=gate.anchors,
-        max_drop=gate.max_drop,
-        rate_window=gate.rate_window,
-        max_refusals=gate.max_refusals,
-        keep=gate.keep,
-    )
 
 
 def configured_limits(config: AgentConfig) -> BudgetLimits:
@@ -304,6 +279,4 @@ def cloud_prompt_form(config: AgentConfig) -> str:
 
 def switched_off(config: AgentConfig) -> str:
     """Why the cloud may not be asked at all, or ""."""
-    if os.environ.get(NO_CLOUD, "") not in ("", "0"):
-        return f"the cloud is switched off by {NO_CLOUD}"
-    return "mode local-only" if config.mode == "local-only" else ""
+    return why_no_cloud(config.mode)

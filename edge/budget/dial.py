@@ -1,6 +1,6 @@
 """The budget dial: a bias on the help phrase that makes a frozen model ask at a chosen rate, one dial for each task.
 
-It acts in `Answerer._as_the_model_decides`: `HelpDial.setting` becomes `Sampling.help_bias`; `HelpDial.answered` learns from
+It acts in `Answerer._as_the_model_decides`: `HelpDial.setting` becomes `Sampling.help_bias`; `HelpDial.answered` follows
 the answer.
 """
 
@@ -131,7 +131,7 @@ class HelpDial:
         return Setting(_bounded(self._correction - (threshold(known, rate) if known else 0.0)), rate)
 
     def answered(self, setting: Setting, asked: bool, log_odds: float | None, adapter_version: int = 0) -> None:
-        """Learn from one question that was asked with `setting` whether the model asked; `log_odds` None: it reached no decision."""
+        """Count one question that was asked with `setting`, and whether the model asked; `log_odds` None: it reached no decision."""
         if self.target_rate is not None and (log_odds is not None or asked) and 0.0 < setting.rate < 1.0:
             self._correction = dial_step(self._correction, asked, setting.rate)
         self.seen(log_odds, adapter_version)

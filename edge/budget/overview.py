@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edge.budget.access import TaskBudgets
+from edge.budget.access import CloudAccess
 from edge.budget.dial import DialSnapshot, HelpDial, default_rate, is_rate_set, stored_dials
 from edge.budget.known import KnownBudgets
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits, cloud_name_of, has_set_limits, limits_of
@@ -131,7 +131,7 @@ class Overview:
             "target_rate": self.target_rate,
             "paused": self.paused,
             "switched_off": self.switched_off,
-            "outbox": self.waiting_reports,
+            "waiting_reports": self.waiting_reports,
             "unsettled_calls": self.unsettled_calls,
             "tasks": [task.to_json() for task in self.tasks],
             **self.held.to_json(),
@@ -149,21 +149,21 @@ def _is_shared(unit: Unit, known: Sequence[TaskBudget]) -> bool:
     return len(limits) == 1 and (len(set(reported)) == 1 or (is_total and reported == sorted(reported)))
 
 
-async def overview(budgets: TaskBudgets, link: CoordinatorLink, state: StateReader, held: Held) -> Overview:
+async def overview(access: CloudAccess, link: CoordinatorLink, state: StateReader, held: Held) -> Overview:
     """Of a running agent; asks the coordinator, all tasks at one moment: it reports a task by itself when that task's calls change it."""
-    for task in budgets.tasks if link.client.online else ():
+    for task in access.tasks if link.client.online else ():
         with suppress(CoordinatorError):  # what cannot be had stays as it was known
             await link.budget(task)
     used = used_by_task(state)
     return Overview(
         origin="agent",
-        serving_task=budgets.serving_task,
-        target_rate=budgets.default_dial_rate,
-        paused=budgets.switch.paused,
-        switched_off=budgets.switch.reason,
-        waiting_reports=len(state.unreported()),
-        unsettled_calls=len(budgets.unconfirmed.waiting()),
-        tasks=tuple(TaskBudget(budgets.quota(task), budgets.dial(task), used.get(task, _NOTHING)) for task in budgets.tasks),
+        serving_task=access.serving_task,
+        target_rate=access.dials.default_rate,
+        paused=access.switch.paused,
+        switched_off=access.switch.reason,
+        waiting_reports=len(state.waiting_reports()),
+        unsettled_calls=len(access.unconfirmed.waiting()),
+        tasks=tuple(TaskBudget(access.quota(task), access.dial(task), used.get(task, _NOTHING)) for task in access.tasks),
         held=held,
     )
 
@@ -245,7 +245,7 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
         target_rate=default,
         paused=paused,
         switched_off=off,
-        waiting_reports=len(state.unreported()),
+        waiting_reports=len(state.waiting_reports()),
         unsettled_calls=len(state.rows("SELECT call_key FROM calls_in_doubt")),
         tasks=tuple(of(task) for task in tasks),
         held=stored_held(state, settings, clock),

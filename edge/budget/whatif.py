@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from edge.core.errors import TooFewAnswers
 from edge.core.formatting import counted
@@ -76,10 +76,6 @@ class WhatIf:
     without_decision: int
     present: Outlook
     outlooks: tuple[Outlook, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def past_answers(state: StateReader, task: str = "", last: int = 1000) -> list[PastAnswer]:

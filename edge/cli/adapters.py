@@ -26,6 +26,7 @@ from edge.core.types import GGUF_ADAPTER
 
 if TYPE_CHECKING:
     from edge.config.schema import AgentConfig
+    from edge.serve.agent_schemas import AdapterVersionView
 
 app = Typer(help="What was learned: list, inspect, roll back, take away.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +51,7 @@ def adapters_list(settings: Settings, json: Json = False) -> None:
             *map(_row, versions),
         ]
         print("\n".join(columns(rows)))
-        if not any(version["serving"] for version in versions):
+        if not any(version.serving for version in versions):
             print("the bare model (version 0) is active")
     else:
         print_line(f"there are no adapters in {visible(str(folder))} yet; the bare model is active")
@@ -65,11 +66,11 @@ def adapters_show(version: Version, settings: Settings, json: Json = False) -> N
     config = settings.config()
     _state_of(config)
     versions = ask_agent(config, lambda agent: agent.adapters())
-    found = next((known for known in versions if known["version"] == version), None)
+    found = next((known for known in versions if known.version == version), None)
     if found is None:
-        raise unknown_version(version, [one["version"] for one in versions])
-    whole = {**found, **_contents(Path(found["folder"]))}
-    print_result(whole, _version_lines(whole), as_json=json)
+        raise unknown_version(version, [one.version for one in versions])
+    contents = _contents(Path(found.folder))
+    print_result({**found.model_dump(mode="json"), **contents}, _version_lines(found, contents), as_json=json)
 
 
 @app.command("rollback")
@@ -173,60 +174,60 @@ def _write(folder: Path, draft: Path, form: str, config: AgentConfig) -> None:
         write_gguf_adapter(folder, base, draft)
 
 
-def _version_lines(version: Mapping[str, Any]) -> Iterator[str]:
+def _version_lines(version: AdapterVersionView, contents: Mapping[str, Any]) -> Iterator[str]:
     """One version for a person."""
-    lora, before, after = version["config"], version["gate_before"], version["gate_after"]
+    lora, before, after = contents["config"], version.gate_before, version.gate_after
     facts = {
-        "version": version["version"],
-        "folder": version["folder"],
-        "when": local_time(version["at"]),
-        "trained from": "the bare model" if version["base"] == 0 else version["base"],
-        "source": version["source"],
-        "task": version["task"],
-        "size": data_size(version["size_bytes"]),
-        "local accuracy": percent(version["kept_accuracy"]),
-        "right in the end": percent(version["joint_accuracy"]),
-        "assist rate": percent(version["assist_rate"]),
-        "gate": _gate(version) + (f": {version['gate_reason']}" if version["gate_reason"] else ""),
+        "version": version.version,
+        "folder": version.folder,
+        "when": local_time(version.at),
+        "trained from": "the bare model" if version.base == 0 else version.base,
+        "source": version.source,
+        "task": version.task,
+        "size": data_size(version.size_bytes),
+        "local accuracy": percent(version.kept_accuracy),
+        "right in the end": percent(version.joint_accuracy),
+        "assist rate": percent(version.assist_rate),
+        "gate": _gate(version) + (f": {version.gate_reason}" if version.gate_reason else ""),
         "validation": "" if after is None else f"{percent(before)} before, {percent(after)} with this one",
         "state": _state(version),
-        "damage": version["damage"],
+        "damage": version.damage,
         "LoRA": f"rank {lora.get('r')}, alpha {lora.get('lora_alpha')}, {', '.join(lora.get('target_modules') or ())}"
         if lora
         else "",
     }
     yield from (f"{name + ':':<17} {visible(str(value))}" for name, value in facts.items() if value not in (None, ""))
-    if norms := version["norms"]:
+    if norms := contents["norms"]:
         width = max(map(len, norms))
         yield f"{'layer':<{width}}  {'|A|':>9}  {'|B|':>9}  {'|change|':>9}"
         for layer, of in norms.items():
             yield f"{layer:<{width}}  {of['a']:>9.4f}  {of['b']:>9.4f}  {of['change']:>9.4f}"
 
 
-def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(version: AdapterVersionView) -> tuple[str, ...]:
     return (
-        str(version["version"]),
-        local_time(version["at"]),
-        "-" if version["phase"] is None else str(version["phase"] + 1),
-        visible(version["task"] or "-"),
-        data_size(version["size_bytes"]),
-        percent(version["kept_accuracy"]),
-        percent(version["assist_rate"]),
+        str(version.version),
+        local_time(version.at),
+        "-" if version.phase is None else str(version.phase + 1),
+        visible(version.task or "-"),
+        data_size(version.size_bytes),
+        percent(version.kept_accuracy),
+        percent(version.assist_rate),
         _gate(version),
         _state(version),
     )
 
 
-def _state(version: Mapping[str, Any]) -> str:
+def _state(version: AdapterVersionView) -> str:
     """A version's place in the lineage in a few words."""
     words = {
-        "active": version["serving"],
-        "latest": version["head"] and not version["serving"],
-        "left": not version["on_line"],
-        "damaged": bool(version["damage"]),
+        "active": version.serving,
+        "latest": version.head and not version.serving,
+        "left": not version.on_line,
+        "damaged": bool(version.damage),
     }
     return ", ".join(word for word, holds in words.items() if holds)
 
 
-def _gate(version: Mapping[str, Any]) -> str:
-    return {"refused": "rejected", "": "not judged"}.get(version["gate"], str(version["gate"]))
+def _gate(version: AdapterVersionView) -> str:
+    return {"refused": "rejected", "": "not judged"}.get(version.gate, version.gate)

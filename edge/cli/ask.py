@@ -23,21 +23,19 @@ from edge.cli.options import Json, LocalOnly, Task, mode_of, task_label
 from edge.cli.output import print_json, print_line, source_line, visible
 from edge.cli.remote import RemoteAgent, running_agent
 from edge.cli.settings import Settings, starting_lines, takes
+from edge.core.environment import why_no_cloud
 from edge.core.errors import CloudOff, EdgeError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED, MOST_TOKENS
 from edge.core.types import Message, Mode
-from edge.inference.channels import ChannelText
-from edge.privacy.rules import NeverSend
 from edge.serve.ports import AnswerNote
-from edge.serve.reasoning import Reading, read_answer
 from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
     from edge.agent import Agent
-    from edge.config.loader import Resolved
-    from edge.config.schema import AgentConfig
+    from edge.inference.channels import ChannelText
     from edge.serve.ports import AgentControl
+    from edge.serve.reasoning import Reading
 
 FELL_BACK = 3
 """Exit code of an answer that was made locally though help was asked for, where the caller wants to know."""
@@ -88,7 +86,7 @@ def command(
     async def answered() -> Answer:
         async with answering(settings, settings.mode) as reader:
             if label is not None:
-                known = known_labels(await reader.control.budget())
+                known = known_labels(await reader.control().budget())
                 if label not in known:
                     print_line(unknown_task_line(label, known))
             return await ask_and_show(reader, asked, Screen() if json else screen_for_stdout(full=full))
@@ -159,32 +157,26 @@ def _read(opened: BinaryIO, name: str, room: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whoever answers: `read` streams one answer by channel, then its note; `control` reads and changes its state.
+    """Whoever answers: `read` streams one answer by channel, then its note; `control` gives what reads and changes its state.
 
     Both may raise EdgeError.
     """
 
     read: Callable[[AnswerRequest], Reading]
-    control: AgentControl
+    control: Callable[[], AgentControl]
 
 
 @asynccontextmanager
 async def answering(settings: Settings, mode: str | None = None) -> AsyncIterator[Reader]:
     """The agent that runs on the state folder, or one started here for the time of the block, all of whose questions have this mode."""
+    async with running_agent(settings.state_folder()) as remote:
+        if remote is not None:
+            yield _bounded(remote, settings)
+            return
     from edge.app.agents import build_agent
-    from edge.app.settings import state_folder
     from edge.console import ProblemLines
 
     resolved = settings.resolve()
-    async with running_agent(state_folder(resolved.config)) as remote:
-        if remote is not None:
-            honoured = ("mode", "state_folder", "chat.history", "privacy.never_send")  # only a new agent could honour others
-            options = {origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in honoured}
-            if options:
-                hint = f"leave out {' and '.join(sorted(options))}"
-                raise UsageError(f"an agent is running at {remote.url} with its own settings", hint=hint)
-            yield _bounded(remote, resolved, NeverSend(settings.never_send or ()))
-            return
     for line in starting_lines(resolved, learns=False):
         print_line(line)
     if sys.stderr.isatty():
@@ -194,17 +186,30 @@ async def answering(settings: Settings, mode: str | None = None) -> AsyncIterato
         yield own_reader(agent)
 
 
-def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: NeverSend) -> Reader:
-    """A running agent under the mode that this caller has set anywhere, never asking the cloud where the caller may not, or with what
-    breaks a rule of `never_send`. Its `read` raises CloudOff when the cloud is demanded all the same."""
-    from edge.app.settings import switched_off
+_HONOURED = ("mode", "state_folder", "chat.history", "privacy.never_send")
+"""Settings of a caller that a running agent honours; others only a new one could."""
 
-    own_mode: Mode | None = resolved.config.mode if "mode" in resolved.origins else None
-    off = switched_off(resolved.config)
+
+def _bounded(remote: RemoteAgent, settings: Settings) -> Reader:
+    """A running agent under the mode that this caller has set anywhere, never asking the cloud where the caller may not, or with what
+    breaks a rule of --never-send. Its `read` raises CloudOff when the cloud is demanded all the same."""
+    own_mode, forbidden = settings.mode, None
+    if not settings.is_plain:
+        resolved = settings.resolve()
+        options = {origin for key, origin in resolved.origins.items() if origin.startswith("--") and key not in _HONOURED}
+        if options:
+            hint = f"leave out {' and '.join(sorted(options))}"
+            raise UsageError(f"an agent is running at {remote.url} with its own settings", hint=hint)
+        own_mode = resolved.config.mode if "mode" in resolved.origins else None
+        if settings.never_send:
+            from edge.privacy.rules import NeverSend
+
+            forbidden = NeverSend(settings.never_send)
+    off = why_no_cloud(own_mode)
 
     async def read(question: AnswerRequest) -> Reading:
-        mode, no_cloud = question.mode or own_mode, off
-        if never_send.broken([message.content for message in question.messages]):
+        mode, no_cloud = question.mode or cast("Mode | None", own_mode), off
+        if forbidden is not None and forbidden.broken([message.content for message in question.messages]):
             no_cloud = no_cloud or "--never-send forbids it"
         if no_cloud:
             if mode == "cloud-only":
@@ -214,15 +219,16 @@ def _bounded(remote: RemoteAgent, resolved: Resolved[AgentConfig], never_send: N
             async for event in events:
                 yield event
 
-    return Reader(read, remote)
+    return Reader(read, remote.control)
 
 
 def own_reader(agent: Agent) -> Reader:
     """An agent of this process."""
+    from edge.serve.reasoning import read_answer
     from edge.serve.running_agent import AgentAnswers, RunningAgent
 
-    answers = AgentAnswers(agent)
-    return Reader(lambda question: read_answer(answers.answer(question)), RunningAgent(agent))
+    answers, control = AgentAnswers(agent), RunningAgent(agent)
+    return Reader(lambda question: read_answer(answers.answer(question)), lambda: control)
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:

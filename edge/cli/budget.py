@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
@@ -15,6 +15,9 @@ from edge.core.errors import UsageError
 from edge.core.formatting import counted, percent, rate_words, shown, uusd_of
 from edge.core.periods import PERIOD_WORDS, PERIODS
 from edge.core.units import BUDGET_UNITS, CALLS, SPEND, TOKENS, Unit
+
+if TYPE_CHECKING:
+    from edge.serve.agent_schemas import AmountsView, BudgetsView, DialView, LedgerBudgetView
 
 app = Typer(help="What may be spent, and what was.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -120,7 +123,7 @@ def budget_forget(
     """Strike out the dial of a label, such as a mistyped one; what it spent stays spent."""
     task = task_label(task) or task
     budgets = ask_agent(settings.config(), lambda agent: agent.forget_task(task))
-    if any(known["task"] == task for known in budgets["tasks"]):
+    if any(known.task == task for known in budgets.tasks):
         text = f"task {task}: its dial is forgotten; it is learned or served here, so it goes on with the rate of every task"
     else:
         text = f"task {task} is forgotten; what it spent stays spent"
@@ -140,7 +143,7 @@ def budget_pause(settings: Settings, json: Json = False) -> None:
 def budget_resume(settings: Settings, json: Json = False) -> None:
     """Let the cloud be asked again."""
     budgets = ask_agent(settings.config(), lambda agent: agent.pause(False))
-    off = budgets["switched_off"]
+    off = budgets.switched_off
     print_result(budgets, [f"resumed, but {off}" if off else "resumed: the cloud may be asked again"], as_json=json)
 
 
@@ -152,10 +155,10 @@ _ORIGINS = {
 }
 
 
-def known_labels(budgets: Mapping[str, Any]) -> list[str]:
+def known_labels(budgets: BudgetsView) -> list[str]:
     """The labels that somebody serves, learns or has asked under."""
-    named = [budgets["serving_task"]] if budgets["serving_task"] else []
-    return list(dict.fromkeys([*named, *(known["task"] for known in budgets["tasks"])]))
+    named = [budgets.serving_task] if budgets.serving_task else []
+    return list(dict.fromkeys([*named, *(known.task for known in budgets.tasks)]))
 
 
 def unknown_task_line(task: str, known: Sequence[str]) -> str:
@@ -163,19 +166,19 @@ def unknown_task_line(task: str, known: Sequence[str]) -> str:
     return f"no task of the label {task} is known yet (known: {', '.join(known) or 'none'}); edge-agent budget forget strikes one out"
 
 
-def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
+def budget_lines(budgets: BudgetsView) -> list[str]:
     """All budgets for a person: what the tasks share once, as the whole device's, then what is each task's."""
-    tasks, device, limits = budgets["tasks"], budgets["device"] or {}, budgets["limits"]
-    shared = [unit for unit in BUDGET_UNITS if unit.name in device]
-    states = [_STATES.get(task["state"]) or f"{task['state'].replace('_', ' ')}: {task['line']}" for task in tasks]
+    tasks, device = budgets.tasks, budgets.device
+    shared = device.units if device else ()
+    states = [_STATES.get(task.state) or f"{task.state.replace('_', ' ')}: {task.line}" for task in tasks]
     one_state = states[0] if shared and len(set(states)) == 1 else ""
-    lines = [f"target   {budgets['target']}"]
-    if limits is not None:
+    lines = [f"target   {budgets.target}"]
+    if budgets.limits is not None:
         lines.append(f"limit    {_limit_words(budgets)}")
-    if budgets["cloud_name"]:
-        lines.append(f"cloud    {budgets['cloud_name']}")
+    if budgets.cloud_name:
+        lines.append(f"cloud    {budgets.cloud_name}")
     lines.append("")
-    if shared:
+    if device is not None:
         lines += [
             "device   this device in all",
             *_unit_lines(shared, device),
@@ -183,81 +186,79 @@ def budget_lines(budgets: Mapping[str, Any]) -> list[str]:
             "",
         ]
     for task, state in zip(tasks, states, strict=True):
-        used = task["used"]
-        spent = ", ".join(unit.amount(used[unit.name]) for unit in BUDGET_UNITS)
+        spent = ", ".join(unit.amount(getattr(task.used, unit.name)) for unit in BUDGET_UNITS)
         lines += [
-            f"task     {task['task']}",
+            f"task     {task.task}",
             *_unit_lines([unit for unit in BUDGET_UNITS if unit not in shared], task),
             f"used     {spent} by this task alone",
-            f"dial     {_dial_words(task['target_rate'])}{_realised(task['dial'])}",
-            f"λ        {'not known yet' if task['dual'] is None else format(task['dual'], '.4f')}",
+            f"dial     {_dial_words(task.target_rate)}{_realised(task.dial)}",
+            f"λ        {'not known yet' if task.dual is None else format(task.dual, '.4f')}",
             *([] if one_state else [f"state    {state}"]),
             "",
         ]
     if not tasks:
-        lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets['target_rate'])}"]
-    if budgets["switched_off"]:
-        lines.append(f"cloud    off: {budgets['switched_off']}")
-    if budgets["outbox"] or budgets["unsettled_calls"]:
-        unconfirmed = counted(budgets["unsettled_calls"], "cloud call")
-        lines.append(f"waiting  {counted(budgets['outbox'], 'step report')}, {unconfirmed} whose end is not known")
-    if origin := _ORIGINS[budgets["origin"]]:
+        lines += ["nothing was asked or learned here yet", f"dial     {_dial_words(budgets.target_rate)}"]
+    if budgets.switched_off:
+        lines.append(f"cloud    off: {budgets.switched_off}")
+    if budgets.waiting_reports or budgets.unsettled_calls:
+        unconfirmed = counted(budgets.unsettled_calls, "cloud call")
+        lines.append(f"waiting  {counted(budgets.waiting_reports, 'step report')}, {unconfirmed} whose end is not known")
+    if origin := _ORIGINS[budgets.origin]:
         lines.append(f"({origin})")
     return lines if lines[-1] else lines[:-1]
 
 
-def _limit_words(budgets: Mapping[str, Any]) -> str:
-    limits = budgets["limits"]
-    if limits["words"] == "no limit" or limits["renews_at"] is None:
-        return str(limits["words"])
-    return f"{limits['words']}, begins anew on {local_time(limits['renews_at'])[:16]}"
+def _limit_words(budgets: BudgetsView) -> str:
+    limits = budgets.limits
+    if limits is None or limits.words == "no limit" or limits.renews_at is None:
+        return "no limit" if limits is None else limits.words
+    return f"{limits.words}, begins anew on {local_time(limits.renews_at)[:16]}"
 
 
-def _practice(budgets: Mapping[str, Any]) -> str:
-    return f" ({budgets['cloud_name']})" if budgets["cloud_name"] else ""
+def _practice(budgets: BudgetsView) -> str:
+    return f" ({budgets.cloud_name})" if budgets.cloud_name else ""
 
 
-def _unit_lines(units: Sequence[Unit], task: Mapping[str, Any]) -> list[str]:
+def _unit_lines(units: Sequence[Unit], task: AmountsView) -> list[str]:
     return [f"{unit.word:<8} {_amount(task, unit)}" for unit in units]
 
 
-def _amount(budget: Mapping[str, Any], unit: Unit) -> str:
-    used, limit = budget[unit.name], budget[unit.limit]
+def _amount(budget: AmountsView, unit: Unit) -> str:
+    used, limit = getattr(budget, unit.name), getattr(budget, unit.limit)
     if used is None:
         return "not known yet"
-    period = PERIOD_WORDS.get(budget.get(unit.period) or "total", "")
+    period = PERIOD_WORDS.get(getattr(budget, unit.period) or "total", "")
     of_period = "" if period == PERIOD_WORDS["total"] else f" {period}"
     return f"{unit.number(used)} (unlimited)" if limit is None else f"{unit.number(used)} of {unit.number(limit)}{of_period}"
 
 
-def amounts(budget: Mapping[str, Any]) -> str:
-    """What was used and what is allowed of each unit that the budget knows, on one line."""
-    return " · ".join(f"{unit.word} {_amount(budget, unit)}" for unit in BUDGET_UNITS if unit.name in budget)
+def amounts(budget: AmountsView) -> str:
+    """What was used and what is allowed of each of its units, on one line."""
+    return " · ".join(f"{unit.word} {_amount(budget, unit)}" for unit in budget.units)
 
 
-def chat_budget_lines(value: Mapping[str, Any]) -> list[str]:
+def chat_budget_lines(budgets: BudgetsView, budget: LedgerBudgetView | None, dial: DialView | None) -> list[str]:
     """In short, for a conversation: what asking is held to, what may still be spent (`budget` is None where the coordinator cannot be
     asked), the dial of its task, and why the cloud is off where it is."""
-    budget, dial, off = value["budget"], value["dial"], value["switched_off"]
+    lines = [f"target: {budgets.target}"]
     if budget is None:
-        lines = ["the coordinator cannot be reached; answers are local"]
+        lines.append("the coordinator cannot be reached; answers are local")
     else:
-        lines = [
-            f"{amounts(budget)}{_practice(value)} · learning's target {percent(budget['target_rate'])} · λ {budget['dual']:.3f}"
-        ]
-    lines = [f"target: {value['target']}", *lines]
-    lines += [] if dial is None else [f"dial: {_dial_words(dial['target_rate'])}{_realised(dial)}"]
-    return lines + ([f"cloud off: {off}"] if off else [])
+        spent = f"{amounts(budget)}{_practice(budgets)}"
+        lines.append(f"{spent} · learning's target {percent(budget.target_rate)} · λ {budget.dual:.3f}")
+    if dial is not None:
+        lines.append(f"dial: {_dial_words(dial.target_rate)}{_realised(dial)}")
+    return lines + ([f"cloud off: {budgets.switched_off}"] if budgets.switched_off else [])
 
 
 def _dial_words(rate: float | None) -> str:
     return "off, the model decides alone" if rate is None else f"{rate_words(rate)} of questions may ask"
 
 
-def _realised(dial: Mapping[str, Any]) -> str:
-    asked = dial["questions"]
+def _realised(dial: DialView) -> str:
+    asked = dial.questions
     if not asked:
-        return "; none was asked since it was set" if dial["set_at"] else ""
+        return "; none was asked since it was set" if dial.set_at else ""
     last = min(200, asked)
-    since = "" if last == asked else f", {percent(dial['realised_since_set'])} of all {asked} since it was set"
-    return f"; {percent(dial['realised_rate'])} of the last {last} asked{since}"
+    since = "" if last == asked else f", {percent(dial.realised_since_set)} of all {asked} since it was set"
+    return f"; {percent(dial.realised_rate)} of the last {last} asked{since}"

@@ -147,7 +147,7 @@ class Conversation:
             print_line("\n".join(lines))
 
     async def _do(self, name: str, rest: str) -> None:
-        control, stoppable = self._reader.control, self._interrupts.stoppable
+        stoppable = self._interrupts.stoppable
         match name:
             case "":
                 await self._ask(rest, self._mode)
@@ -163,23 +163,22 @@ class Conversation:
             case "/help":
                 self._report({"help": help_lines()}, help_lines())
             case "/budget":
-                budget = await stoppable(self._budget())
-                self._report(budget, chat_budget_lines(budget))
+                await stoppable(self._budget())
             case "/why":
-                record = await stoppable(control.why(self._id(rest)))
+                record = await stoppable(self._reader.control().why(self._id(rest)))
                 self._report(record, why_lines(record))
             case _:
                 judged, correction = await self._judged(name, rest)
-                noted = await stoppable(control.feedback(judged, name.removeprefix("/"), correction or None))
+                noted = await stoppable(self._reader.control().feedback(judged, name.removeprefix("/"), correction or None))
                 self._report(noted, [noted_line(noted)])
 
-    async def _budget(self) -> dict[str, Any]:
-        """What may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: nothing is known of it)."""
-        status, budgets = await self._reader.control.status(), await self._reader.control.budget()
-        task = self._task or budgets["serving_task"]
-        dial = next((known["dial"] for known in budgets["tasks"] if known["task"] == task), None)
-        shared = {name: budgets[name] for name in ("switched_off", "target", "cloud_name")}
-        return {"budget": status.get("budget"), "dial": dial, **shared}
+    async def _budget(self) -> None:
+        """Report what may still be spent (None: the coordinator cannot be asked), and this conversation's dial (None: it has none)."""
+        status, budgets = await self._reader.control().status(), await self._reader.control().budget()
+        task = self._task or budgets.serving_task
+        dial = next((known.dial for known in budgets.tasks if known.task == task), None)
+        about = {"switched_off": budgets.switched_off, "target": budgets.target, "cloud_name": budgets.cloud_name}
+        self._report({"budget": status.budget, "dial": dial, **about}, chat_budget_lines(budgets, status.budget, dial))
 
     async def _ask(self, text: str, mode: str | None, **sampling: Any) -> None:
         if not sampling:
@@ -223,7 +222,7 @@ class Conversation:
         if len(bare) < 8 or not (bare.isascii() and bare.isalnum()):
             return False
         try:
-            await self._interrupts.stoppable(self._reader.control.why(bare))
+            await self._interrupts.stoppable(self._reader.control().why(bare))
         except NotFound:
             return False
         return True

@@ -43,7 +43,7 @@ from edge.core.llama_build import FOR_ANY, WITHOUT_AMX
 from edge.core.machine import cpu_flags, cpu_name, usable_cores
 
 if TYPE_CHECKING:
-    from edge.cli.measure import Measured
+    from edge.cli.measure import MachineMeasures
     from edge.config.schema import AgentConfig
 
 
@@ -117,7 +117,7 @@ class Finding:
     hint: str = ""
 
 
-def _measured(config: AgentConfig, profile: Path | None) -> Measured:
+def _measured(config: AgentConfig, profile: Path | None) -> MachineMeasures:
     """Measure, and write the profile where one is wanted."""
     from edge.app.settings import kept_profile
     from edge.cli.measure import measure
@@ -152,13 +152,10 @@ def busy_cores(config: AgentConfig) -> float:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Findings one by one, each as soon as it is known: what follows may take seconds."""
+    """Findings one by one, each as soon as it is known: what follows may take seconds. Raises ConfigError: half of the checks need the
+    configuration."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    try:
-        config = settings.config()
-    except EdgeError as error:  # half of the checks need the configuration
-        yield Finding("configuration", "fail", str(error), error.hint)
-        return
+    config = settings.config()
     yield Finding("configuration", "ok", str(settings.config_file or "defaults"))
     yield from (check_extra(name) for name in ("agent", "train"))
     yield from check_backends()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,31 +14,30 @@ from edge.app.settings import cloud_name, configured_limits, state_folder, switc
 from edge.budget.dial import Dials
 from edge.budget.limits import cloud_name_of, of_the_operator, set_limits
 from edge.budget.overview import StoredSettings, nothing_held, nothing_stored, stored_held, stored_overview, stored_tasks
-from edge.budget.whatif import what_if, what_if_recorded
 from edge.cloud import switch
 from edge.cloud.client import KnownBudget
-from edge.cloud.sent import entry_json, reading_sent
-from edge.core.clock import SystemClock, local_day
+from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorError, NotFound, StateError
 from edge.core.limits import OWN_LABEL
 from edge.learning import conditions
 from edge.learning.activity import read_activity, read_headline
 from edge.learning.own_items import LEARNED_LATER, outlook
+from edge.serve import agent_schemas as views
+from edge.serve.recorded_control import RecordedControl
 from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
-from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading
-from edge.state.usage import Used, UsedToday, used_today
+from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading, reading_or_nothing
 
 if TYPE_CHECKING:
-    from edge.cloud.sent import Choice
+    from edge.cloud.sent import SentChoice
     from edge.config.schema import AgentConfig
     from edge.learning.adapters import Versions
     from edge.rpc.client import CoordinatorClient
 
-_NOTHING_SENT: Mapping[str, Any] = {"sent": [], "next_before": None, "dropped": {"entries": 0, "until": 0.0}, "waiting": []}
+_NO_AGENT = "no agent is running"
 
 
-class FolderAgent:
+class FolderAgent(RecordedControl):
     """`AgentControl` over a state folder that no agent uses; no model is loaded and no coordinator started.
 
     What only reads also works while another process holds the folder, such as `edge-agent learn`; what changes something then raises
@@ -50,83 +49,84 @@ class FolderAgent:
         self._folder = state_folder(config)
         self._clock = SystemClock()
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
+    def _records(self) -> AbstractContextManager[StateReader]:
+        return reading_or_nothing(self._folder)
+
+    async def why(self, answer_id: str) -> views.ExplanationView:
         """The record of an answer; its call as the coordinator has it, where one can be asked."""
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
             async with present_coordinator(self._config, state) as client:
                 get_call, nobody = client.get_call if client else None, "the embedded coordinator is not running"
-                return await explained(record, get_call, nobody, said_of(state, record["id"]))
+                explanation = await explained(record, get_call, nobody, said_of(state, record["id"]))
+        return views.ExplanationView.model_validate(explanation)
 
-    async def status(self) -> Mapping[str, Any]:
+    async def status(self) -> views.StatusView:
         """What the folder holds: how far learning has come, and which adapter is active."""
-        known: dict[str, Any] = {
-            "running": False, "address": None, "pid": None, "learning": "stopped", "mode": self._config.mode, "model": None,
-            "phases": len(self._config.phases), "online": False, "offline_reason": "no agent is running",
-        }  # fmt: skip
-        with reading(self._folder) as state:
-            if state is None:
-                return {**known, "steps_done": 0, "steps_planned": None, "phase": 0, "task": "", "adapter_version": 0, "trained_version": 0,
-                        "target_rate": None, "dual": None, "paused": False, "waiting": "", "outbox": 0}  # fmt: skip
+        with self._records() as state:
             position, lineage, last = state.position(), state.lineage(), next(iter(state.steps(last=1)), None)
             terms, paused = state.terms(last.task) if last else None, state.meta(conditions.PAUSED) == "1"
-            return {
-                **known, "steps_done": position.steps_done, "steps_planned": last.steps_planned if last else None,
-                "phase": position.phase, "task": last.task if last else "",
-                "adapter_version": lineage.serving, "trained_version": lineage.latest,
-                "target_rate": terms.target_rate if terms else None, "dual": terms.dual if terms else None,
-                "paused": paused, "waiting": conditions.BY_YOU if paused else "", "outbox": len(state.unreported()),
-            }  # fmt: skip
+            return views.StatusView(
+                running=False,
+                mode=self._config.mode,
+                learning="stopped",
+                online=False,
+                offline_reason=_NO_AGENT,
+                phase=position.phase,
+                phases=len(self._config.phases),
+                steps_done=position.steps_done,
+                steps_planned=last.steps_planned if last else None,
+                task=last.task if last else "",
+                adapter_version=lineage.serving,
+                trained_version=lineage.latest,
+                target_rate=terms.target_rate if terms else None,
+                dual=terms.dual if terms else None,
+                paused=paused,
+                waiting=conditions.BY_YOU if paused else "",
+                waiting_reports=len(state.waiting_reports()),
+            )
 
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """The committed steps above `after`."""
-        with reading(self._folder) as state:
-            return [] if state is None else [step.to_json() for step in state.steps() if step.step > after]
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
+    async def adapters(self) -> Sequence[views.AdapterVersionView]:
         """The adapter versions on disk."""
         with self._versions() as versions:
-            return [version.to_json() for version in versions.all()]
+            return [views.AdapterVersionView.model_validate(version) for version in versions.all()]
 
-    async def usage(self) -> Mapping[str, Any]:
+    async def usage(self) -> views.UsageView:
         """What was used today and ever, by this device's own records."""
-        with reading(self._folder) as state:
-            now = self._clock.now()
-            used = UsedToday(local_day(now), Used(), Used()) if state is None else used_today(state.database, now)
-        return {**used.to_json(), "ledger": None, "online": False, "offline_reason": "no agent is running"}
+        return self._used(None, online=False, offline_reason=_NO_AGENT)
 
-    async def ready(self) -> Mapping[str, Any]:
+    async def ready(self) -> views.ReadinessView:
         """Not without an agent."""
-        return {"ready": False, "model": None, "adapter_version": 0, "coordinator": "away", "learning": "stopped"}
+        return views.ReadinessView(ready=False, model=None, adapter_version=0, coordinator="away", learning="stopped")
 
-    async def rollback(self, version: int) -> Mapping[str, Any]:
+    async def rollback(self, version: int) -> views.LineageView:
         """Let the next agent serve and learn on from a version."""
         with self._versions() as versions:
             versions.checkpoint(version)
-            return versions.go_back(version, self._clock.now()).to_dict()
+            return views.LineageView.model_validate(versions.go_back(version, self._clock.now()).to_dict())
 
-    async def budget(self) -> Mapping[str, Any]:
+    async def budget(self) -> views.BudgetsView:
         """What the folder knows, and what the coordinator reports now where one can be asked."""
         config = self._config
         settings = self._stored_settings()
         with reading(self._folder) as state:
             if state is None:
-                return nothing_stored(settings, self._clock.now()).to_json()
+                return views.BudgetsView.model_validate(nothing_stored(settings, self._clock.now()).to_json())
             reported: dict[str, KnownBudget] = {}
             async with present_coordinator(config, state) as client:
                 with suppress(CoordinatorError):
                     for task in stored_tasks(state, settings):
                         if client is not None:
                             reported[task] = KnownBudget(await client.get_budget(task), self._clock.now())
-            return stored_overview(state, settings, reported, self._clock).to_json()
+            return views.BudgetsView.model_validate(stored_overview(state, settings, reported, self._clock).to_json())
 
-    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+    async def set_dial(self, task: str | None, target_rate: float | None) -> views.BudgetsView:
         """Turn the dial of a task, or of every one (None)."""
         with self._writing() as state:
             Dials(state, self._config.budget.dial, self._clock).set(target_rate, task or None)
         return await self.budget()
 
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> views.BudgetsView:
         """Set hard limits that the next agent's own ledger begins with; a folder that nothing has used yet is made."""
         if (address := self._config.coordinator.address) is not None:
             raise of_the_operator(address)
@@ -134,67 +134,52 @@ class FolderAgent:
             set_limits(state, changes)
         return await self.budget()
 
-    async def forget_task(self, task: str) -> Mapping[str, Any]:
+    async def forget_task(self, task: str) -> views.BudgetsView:
         """Strike out a label's dial."""
         with self._writing() as state:
             Dials(state, self._config.budget.dial, self._clock).forget(task)
         return await self.budget()
 
-    async def pause(self, paused: bool) -> Mapping[str, Any]:
+    async def pause(self, paused: bool) -> views.BudgetsView:
         """Ask no cloud until resumed, or again."""
         with self._writing() as state:
             switch.set_paused(state, paused, self._clock.now())
         return await self.budget()
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-        """What other rates would have meant for the recorded answers."""
-        with reading(self._folder) as state:
-            found = what_if([], rates, task) if state is None else what_if_recorded(state, rates, task, last)
-            return found.to_json()
-
-    async def sent(self, choice: Choice) -> Mapping[str, Any]:
+    async def sent(self, choice: SentChoice) -> views.SentView:
         """What left the device. Raises StateError where there is no such folder: nothing is known of what left then."""
         if not self._folder.exists():
             raise no_state_in(self._folder)
-        with reading_sent(self._folder) as reader:
-            return _NOTHING_SENT if reader is None else reader.listing(choice)
+        return await super().sent(choice)
 
-    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One request that left, with its content."""
-        with reading_sent(self._folder) as reader:
-            if reader is None:
-                raise NotFound("nothing has left this device", hint="see edge-agent outbox")
-            return entry_json(*reader.entry(entry_id))
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> views.FeedbackView:
         """Store a person's rating of an answer."""
         with self._answered(answer_id) as state:
             record = state.request(answer_id)
         with StateFolder(self._folder) as folder:
             kept = FeedbackBook(folder).give(Feedback(answer_id, cast("Rating", verdict), correction), self._clock.now())
-        use = self._config.use
-        expected = outlook(record, kept, learns=use.feedback and use.share > 0, when=LEARNED_LATER)
-        return {**kept.to_json(), "outlook": expected}
+        expected = outlook(record, kept, learns=self._config.use.learns_ratings, when=LEARNED_LATER)
+        return views.FeedbackView(id=kept.id, verdict=kept.verdict, correction=kept.correction, outlook=expected)
 
-    async def report(self, since: float) -> Mapping[str, Any]:
+    async def report(self, since: float) -> views.ReportView:
         """What was learned, gained, forgotten and spent since a time."""
         settings, now = self._stored_settings(), self._clock.now()
         with reading(self._folder) as state:
             held = nothing_held(settings, now) if state is None else stored_held(state, settings, self._clock)
-        return {**read_activity(self._folder, since, now), "target": held.target, "cloud_name": held.cloud_name}
+        report = {**read_activity(self._folder, since, now), "target": held.target, "cloud_name": held.cloud_name}
+        return views.ReportView.model_validate(report)
 
-    async def headline(self) -> Mapping[str, Any]:
+    async def headline(self) -> views.HeadlineView:
         """Answered locally, right in the end, gained, and spent."""
-        name = cloud_name(self._config)
-        with reading(self._folder) as state:
-            shown = name if state is None else cloud_name_of(state, name)
-        return {**read_headline(self._folder, self._clock.now()), "cloud_name": shown}
+        with self._records() as state:
+            shown = cloud_name_of(state, cloud_name(self._config))
+        return views.HeadlineView.model_validate({**read_headline(self._folder, self._clock.now()), "cloud_name": shown})
 
-    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+    async def pause_learning(self, paused: bool) -> views.LearningPausedView:
         """Let the next agent begin no step, or learn again."""
         with self._writing() as folder:
             conditions.pause_learning(folder, paused)
-        return {"paused": paused, "waiting": conditions.BY_YOU if paused else ""}
+        return views.LearningPausedView(paused=paused, waiting=conditions.BY_YOU if paused else "")
 
     def _stored_settings(self) -> StoredSettings:
         config = self._config

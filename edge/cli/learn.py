@@ -125,9 +125,9 @@ async def _learn(
                 )
                 between_steps = watch.between_steps
             with stop_on_signals(stop):
-                async with figures.open(agent.steps(SHOWN_STEPS), run_folder.held_out(run_id), at_the_end=False):
+                async with figures.open(agent.components.state.steps(SHOWN_STEPS), run_folder.held_out(run_id), at_the_end=False):
                     finished = await agent.learn(between_steps=between_steps)
-            return run_folder.finish(agent.steps(), finished, agent.adapter.in_use())
+            return run_folder.finish(agent.components.state.steps(), finished, agent.adapter.in_use())
 
 
 def summary_lines(summary: dict[str, Any], folder: Path, cloud: str = "") -> Iterator[str]:

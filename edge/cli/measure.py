@@ -88,7 +88,7 @@ class LastSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MachineMeasures:
     """Everything: `device` is what a profile holds; the floor is that of a step with the recommended batch (None: torch is not there).
     `last_steps`: of this agent's own learning (None: it has none)."""
 
@@ -121,7 +121,7 @@ class Measured:
         return {"engine": {"max_rows": self.advice.rows}, "learning": {"prompts_per_step": self.advice.prompts, "memory": memory}}
 
 
-def measure(config: AgentConfig, say: Say) -> Measured:
+def measure(config: AgentConfig, say: Say) -> MachineMeasures:
     """Measure the configured model on this machine; `say` gets each stage as it begins. Raises ModelFileError, UsageError."""
     clock, path, idle_w = SystemClock(), settings.model_file(config.model.path), drawn_w()
     last = last_steps(settings.state_folder(config))  # first, since a folder that cannot be read ends it
@@ -169,7 +169,7 @@ def measure(config: AgentConfig, say: Say) -> Measured:
             passes=PASSES_WITH_CHECKPOINTING if advice.gradient_checkpointing else PASSES,
         )
         floor = step_floor(reached, cost, work)
-    return Measured(device, cost, rates, advice, floor, last)
+    return MachineMeasures(device, cost, rates, advice, floor, last)
 
 
 _LAST_STEPS = 50
@@ -370,7 +370,7 @@ def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]
 # -- for a person --------------------------------------------------------------------------------------------------------------------
 
 
-def measured_lines(measured: Measured) -> Iterator[str]:
+def measured_lines(measured: MachineMeasures) -> Iterator[str]:
     """The result in lines, every number with its unit."""
     device, rates, advice, floor, last = measured.device, measured.rates, measured.advice, measured.floor, measured.last_steps
     size = measured.cost.weights / 1e6

@@ -18,7 +18,7 @@ from edge.core.errors import ModelFileError, UsageError
 from edge.core.formatting import data_size
 
 if TYPE_CHECKING:
-    from edge.models.catalogue import About, Found
+    from edge.models.catalogue import About, FoundModel
 
 app = Typer(help="Models on this machine, and how to get more.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,7 +28,7 @@ def models_list(json: Json = False) -> None:
     """Bundled models, those in the agent's models folder, and those in the hub's cache."""
     from edge.models.catalogue import all_models, look_at, models_folder
 
-    rows: list[tuple[Found, About | ModelFileError]] = []
+    rows: list[tuple[FoundModel, About | ModelFileError]] = []
     for found in all_models():
         try:
             rows.append((found, look_at(found.path)))
@@ -243,7 +243,7 @@ def _progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _print_table(rows: Sequence[tuple[Found, About | ModelFileError]]) -> None:
+def _print_table(rows: Sequence[tuple[FoundModel, About | ModelFileError]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Context, Option, Typer
 
@@ -21,6 +21,7 @@ from edge.core.formatting import counted
 from edge.core.limits import MOST_ITEMS
 
 if TYPE_CHECKING:
+    from edge.serve.agent_schemas import SentEntryView, SentRequestView, SentView, WaitingReportView
     from edge.serve.ports import AgentControl
 
 _QUESTIONS = "answering"
@@ -48,43 +49,43 @@ def outbox(
     content, --kind lists another kind."""
     if context.invoked_subcommand is not None:
         return
-    from edge.cloud.sent import SENT_KINDS, Choice
+    from edge.cloud.sent import SENT_KINDS, SentChoice
 
     config = settings.config()
     if kind is not None and kind not in SENT_KINDS:
         raise UsageError(f"--kind {kind}: there is no such kind", hint=f"one of: {', '.join(SENT_KINDS)}")
-    choice = Choice(limit, since=None if since is None else since_of(since, SystemClock().now()), kind=kind)
+    choice = SentChoice(limit, since=None if since is None else since_of(since, SystemClock().now()), kind=kind)
     folds = kind is None and not (waiting or json)
     others = [other for other in SENT_KINDS if other != _QUESTIONS] if folds else []
 
-    async def read(agent: AgentControl) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+    async def read(agent: AgentControl) -> tuple[SentView, list[SentEntryView]]:
         found = await agent.sent(replace(choice, kind=_QUESTIONS) if folds else choice)
-        last = [(await agent.sent(replace(choice, kind=other, limit=1)))["sent"] for other in others]
+        last = [(await agent.sent(replace(choice, kind=other, limit=1))).sent for other in others]
         return found, [entry for newest in last for entry in newest]
 
     found, folded = ask_agent(config, read)
     if json:
-        print_json(found["waiting"] if waiting else found)
+        print_json(found.waiting_reports if waiting else found)
         return
-    if lines := list(_waiting_lines(found["waiting"]) if waiting else _sent_lines(found["sent"])):
+    if lines := list(_waiting_lines(found.waiting_reports) if waiting else _sent_lines(found.sent)):
         print("\n".join(lines), flush=True)
     elif folded:
         print_line("none of your questions has left this device" + (" since then" if since else ""))
     else:
         chosen = " of that" if kind or since else ""
         print_line("no step report waits" if waiting else f"nothing{chosen} has left this device")
-    if not waiting and found["next_before"] is not None:
+    if not waiting and found.next_before is not None:
         print_line("there are older entries; see --limit")
     if folded:
         print("\n".join(_sent_lines(folded)), flush=True)
         print_line("of what is not your questions, only the last of each kind is shown; --kind KIND lists all of one")
-    if not waiting and found["waiting"]:
-        reports = counted(len(found["waiting"]), "step report waits", "step reports wait")
+    if not waiting and found.waiting_reports:
+        reports = counted(len(found.waiting_reports), "step report waits", "step reports wait")
         print_line(f"{reports} for the coordinator: edge-agent outbox --waiting")
-    if dropped := found["dropped"]["entries"]:
+    if dropped := found.dropped.entries:
         gone = counted(dropped, "older entry is", "older entries are")
         print_line(
-            f"{gone} no longer kept, the last of {local_time(found['dropped']['until'])} (privacy.keep_days, privacy.keep_entries)"
+            f"{gone} no longer kept, the last of {local_time(found.dropped.until)} (privacy.keep_days, privacy.keep_entries)"
         )
 
 
@@ -100,35 +101,35 @@ def outbox_show(
     """One request exactly as it left."""
     entry = ask_agent(settings.config(), lambda agent: agent.sent_entry(entry_id))
     if raw:
-        sys.stdout.buffer.write(base64.b64decode(entry["payload_base64"]))
+        sys.stdout.buffer.write(base64.b64decode(entry.payload_base64))
         sys.stdout.buffer.flush()
     else:
         print_result(entry, _entry_lines(entry), as_json=json)
 
 
-def _sent_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _sent_lines(entries: Sequence[SentEntryView]) -> Iterator[str]:
     for entry in entries:
-        replaced = replaced_text(entry["replaced"])
-        times = f" x{entry['times']}" if entry["times"] > 1 else ""
-        parts = [entry["why"], entry["outcome"] or entry["ended"], f"replaced: {replaced}" if replaced else ""]
+        replaced = replaced_text(entry.replaced)
+        times = f" x{entry.times}" if entry.times > 1 else ""
+        parts = [entry.why, entry.outcome or entry.ended, f"replaced: {replaced}" if replaced else ""]
         about = " · ".join(one_line(part) for part in parts if part)
-        yield f"{entry['id']:>6}  {local_time(entry['at'])}  {entry['kind']:<12} {entry['bytes']:>7} bytes{times}  {about}"
+        yield f"{entry.id:>6}  {local_time(entry.at)}  {entry.kind:<12} {entry.bytes:>7} bytes{times}  {about}"
 
 
-def _waiting_lines(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _waiting_lines(reports: Sequence[WaitingReportView]) -> Iterator[str]:
     for report in reports:
-        asked = f"{report['help_units']} of {counted(report['total_units'], 'response')} asked for help"
-        refused = f" · refused: {one_line(report['refused'])}" if report["refused"] else ""
-        yield f"step {report['task_step'] + 1} of task {one_line(report['task'])}: {asked}{refused}"
+        asked = f"{report.help_units} of {counted(report.total_units, 'response')} asked for help"
+        refused = f" · refused: {one_line(report.refused)}" if report.refused else ""
+        yield f"step {report.task_step + 1} of task {one_line(report.task)}: {asked}{refused}"
 
 
-def _entry_lines(entry: Mapping[str, Any]) -> Iterator[str]:
+def _entry_lines(entry: SentRequestView) -> Iterator[str]:
     yield from _sent_lines([entry])
     for name in ("method", "answer_id", "call_key"):
-        if entry[name]:
-            yield f"{name.replace('_', ' ') + ':':<10} {one_line(entry[name])}"
-    yield visible(json.dumps(entry["payload"], ensure_ascii=False, indent=2))
-    yield f"the message as it left, in base64: {entry['payload_base64']}"
+        if value := getattr(entry, name):
+            yield f"{name.replace('_', ' ') + ':':<10} {one_line(value)}"
+    yield visible(json.dumps(entry.payload, ensure_ascii=False, indent=2))
+    yield f"the message as it left, in base64: {entry.payload_base64}"
 
 
 def replaced_text(replaced: Mapping[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from edge.core.formatting import STEERING, counted, money, practice_note, shown
 from edge.core.formatting import visible as visible
 
 if TYPE_CHECKING:
+    from edge.serve.agent_schemas import ExplanationView, FeedbackView
     from edge.serve.ports import AnswerNote
 
 _SOURCES = {
@@ -40,8 +41,13 @@ def print_result(result: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
     """One JSON value on stdout, at once; characters that would steer a terminal are written as JSON's escapes."""
-    text = json.dumps(value, ensure_ascii=False, indent=None if one_line or isinstance(value, list) else 2)
+    text = json.dumps(value, ensure_ascii=False, indent=None if one_line or isinstance(value, list) else 2, default=_dumped)
     print(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+
+
+def _dumped(view: Any) -> Any:
+    """A pydantic model within what is printed."""
+    return view.model_dump(mode="json")
 
 
 def one_line(text: object) -> str:
@@ -86,38 +92,33 @@ def source_line(note: AnswerNote) -> str:
     return one_line(" · ".join([*parts, f"adapter {note.adapter_version}", f"{note.latency_s:.1f} s", f"id {note.id}"]))
 
 
-def why_lines(record: Mapping[str, Any]) -> list[str]:
+def why_lines(answer: ExplanationView) -> list[str]:
     """A stored answer explained; its call as the coordinator has it, or as the record does where nobody could be asked."""
-
-    def number(name: str, otherwise: str) -> str:
-        value = record.get(name)
-        return otherwise if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-    ledger, cloud_model = None, str(record.get("cloud_model") or "")
-    if entry := record.get("ledger"):
-        model = f", {entry['model']}" if entry["model"] else ""
-        origin = "" if entry["reported_by"] == "coordinator" else " (from the record)"
-        note = f"; {entry['note']}" if entry["note"] else ""
-        amounts = f"{counted(entry['tokens'], 'token')}, {money(entry['charged_uusd'])}{model}{origin}{note}"
-        ledger = f"{entry['state'].replace('_', ' ')}, {amounts}; key {entry['call_key']}"
+    ledger = None
+    if entry := answer.ledger:
+        model = f", {entry.model}" if entry.model else ""
+        origin = "" if entry.reported_by == "coordinator" else " (from the record)"
+        note = f"; {entry.note}" if entry.note else ""
+        amounts = f"{counted(entry.tokens, 'token')}, {money(entry.charged_uusd)}{model}{origin}{note}"
+        ledger = f"{entry.state.replace('_', ' ')}, {amounts}; key {entry.call_key}"
     shown = {
-        "answer": record.get("final"),
-        "source": _SOURCES.get(str(record.get("source")), record.get("source")),
-        "reason": record.get("reason"),
-        "decision": record.get("decision"),
-        "help log-odds": number("help_log_odds", "no decision was reached"),
-        "λ": number("dual", "not known"),
-        "calls left": number("calls_left", "no limit"),
+        "answer": answer.final,
+        "source": _SOURCES.get(answer.source, answer.source),
+        "reason": answer.reason,
+        "decision": answer.decision,
+        "help log-odds": "no decision was reached" if answer.help_log_odds is None else f"{answer.help_log_odds:.3f}",
+        "λ": "not known" if answer.dual is None else f"{answer.dual:.3f}",
+        "calls left": "no limit" if answer.calls_left is None else answer.calls_left,
         "ledger": ledger,
-        "quota then": (record.get("quota") or {}).get("line"),
-        "charged": money(int(record.get("charged_uusd") or 0)) + (f"; {_STORED}" if record.get("cached") else ""),
-        "model": record.get("model"),
-        "cloud model": f"{cloud_model}{practice_note(cloud_model)}",
-        "adapter": record.get("adapter_version"),
-        "feedback": None if record.get("verdict") == "none" else record.get("verdict"),
-        "correction": record.get("correction"),
-        "own attempt": record.get("local_text"),
-        "cloud said": record.get("cloud_text"),
+        "quota then": (answer.quota or {}).get("line"),
+        "charged": money(answer.charged_uusd) + (f"; {_STORED}" if answer.cached else ""),
+        "model": answer.model,
+        "cloud model": f"{answer.cloud_model}{practice_note(answer.cloud_model)}",
+        "adapter": answer.adapter_version,
+        "feedback": None if answer.verdict == "none" else answer.verdict,
+        "correction": answer.correction,
+        "own attempt": answer.local_text,
+        "cloud said": answer.cloud_text,
     }
     indent = "\n" + " " * 16
     return [
@@ -130,9 +131,8 @@ def why_lines(record: Mapping[str, Any]) -> list[str]:
 _MOST_CORRECTION_CHARS = 200
 
 
-def noted_line(noted: Mapping[str, Any]) -> str:
+def noted_line(noted: FeedbackView) -> str:
     """What is printed of feedback that was stored: as it was understood, and what becomes of it."""
-    correction = noted.get("correction")
-    right = f', right is "{one_line(shown(correction, _MOST_CORRECTION_CHARS))}"' if correction else ""
-    outlook = f" · {noted['outlook']}" if noted.get("outlook") else ""
-    return f"noted: {noted.get('verdict')}{right} · id {noted.get('id')}{outlook}"
+    right = f', right is "{one_line(shown(noted.correction, _MOST_CORRECTION_CHARS))}"' if noted.correction else ""
+    outlook = f" · {noted.outlook}" if noted.outlook else ""
+    return f"noted: {noted.verdict}{right} · id {noted.id}{outlook}"

@@ -20,4 +20,4 @@ def pause_command(settings: Settings, json: Json = False) -> None:
 def resume_command(settings: Settings, json: Json = False) -> None:
     """Go on learning after `pause`."""
     found = ask_agent(settings.config(), lambda agent: agent.pause_learning(False))
-    print_result(found, ["learning goes on" + (f" ({found['waiting']})" if found["waiting"] else "")], as_json=json)
+    print_result(found, ["learning goes on" + (f" ({found.waiting})" if found.waiting else "")], as_json=json)

@@ -7,36 +7,34 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import fields
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlsplit
 
 from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, NotFound, TooFewAnswers, UsageError
 from edge.core.files import replacing
-from edge.inference.channels import ChannelText
 from edge.serve.errors import CLOUD_OFF
 from edge.serve.ports import INSTANCE, MODELS, AnswerNote
-from edge.serve.reasoning import Reading
 from edge.serve.token_file import read_token
-from edge.state.answer_record import AnswerRequest
 
 if TYPE_CHECKING:
-    import aiohttp
-
-    from edge.cloud.sent import Choice
     from edge.config.schema import AgentConfig
+    from edge.inference.channels import ChannelText
     from edge.serve.ports import AgentControl
+    from edge.serve.reasoning import Reading
+    from edge.state.answer_record import AnswerRequest
 
 Result = TypeVar("Result")
 _FILE = "endpoint.json"
 _MODELS = {mode: name for name, mode in MODELS.items()}
-_PROBE_S = 10.0
+_PROBE_S, _READ_S = 10.0, 300.0
+_PIECE_BYTES = 1 << 16
 _SAMPLING = ("max_tokens", "temperature", "seed")
-_MOST_SENT = 500
-"""Entries of the outbox that the endpoint gives at once."""
 
 
 @contextmanager
@@ -71,7 +69,7 @@ async def agent_control(config: AgentConfig) -> AsyncIterator[AgentControl]:
 
             yield FolderAgent(config)
         else:
-            yield remote
+            yield remote.control()
 
 
 def ask_agent(config: AgentConfig, work: Callable[[AgentControl], Coroutine[Any, Any, Result]]) -> Result:
@@ -92,13 +90,10 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
     if found is None:
         yield None
         return
-    import aiohttp
-
     token_file = found.get("token_file")
-    headers = {"authorization": f"Bearer {read_token(Path(token_file))}"} if isinstance(token_file, str) else {}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        remote = RemoteAgent(session, found["url"], pid=found.get("pid"))
-        yield remote if await remote.is_ours(str(found.get("instance"))) else None
+    token = read_token(Path(token_file)) if isinstance(token_file, str) else ""
+    remote = RemoteAgent(found["url"], token, pid=found.get("pid"))
+    yield remote if await remote.is_ours(str(found.get("instance"))) else None
 
 
 def announcement(state: Path) -> dict[str, Any] | None:
@@ -116,28 +111,24 @@ def announcement(state: Path) -> dict[str, Any] | None:
 
 
 class RemoteAgent:
-    """`AgentControl` over a running agent's HTTP endpoint, and its answers. Every method may raise EdgeError with the agent's own words."""
+    """A running agent, by its HTTP endpoint. Every method may raise EdgeError with the agent's own words."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, pid: int | None = None) -> None:
-        self._session = session
+    def __init__(self, url: str, token: str = "", pid: int | None = None) -> None:
         self.url = url
-        self._pid = pid
+        self.pid = pid
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def is_ours(self, instance: str) -> bool:
         """Whether the endpoint of this process answers there."""
-        import aiohttp
-
         try:
-            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(_PROBE_S)) as reply:
-                health = await reply.json()
+            async with self._reply("/health", limit_s=_PROBE_S) as reply:
+                health = json.loads(await asyncio.to_thread(reply.read))
                 return reply.status == 200 and health.get("status") == "ok" and health.get("instance") == instance
-        except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
+        except (EdgeError, HTTPException, ValueError, AttributeError):
             return False
 
     async def read(self, question: AnswerRequest) -> Reading:
         """Stream one answer by channel, then its note."""
-        import aiohttp
-
         given = {"task": question.task, "no_cloud": question.no_cloud}
         metadata = {name: text for name, text in given.items() if text}
         body = {
@@ -147,114 +138,56 @@ class RemoteAgent:
             **({} if not metadata else {"metadata": metadata}),
             **{name: value for name in _SAMPLING if (value := getattr(question, name)) is not None},
         }
-        limits = aiohttp.ClientTimeout(total=None)
-        try:
-            async with self._session.post(f"{self.url}/v1/chat/completions", json=body, timeout=limits) as reply:
-                await _raise_for(reply)
-                async for line in reply.content:
-                    for event in _events_of(line):
-                        yield event
-        except aiohttp.ClientError as error:
-            raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+        async with self._reply("/v1/chat/completions", body) as reply:
+            await _raise_for(reply)
+            rest = b""
+            while piece := await asyncio.to_thread(reply.read1, _PIECE_BYTES):
+                *lines, rest = (rest + piece).split(b"\n")
+                for event in (event for line in lines for event in _events_of(line)):
+                    yield event
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
-        """The record of an answer."""
-        return await self._ask(f"/api/why/{quote(answer_id, safe='')}")
+    def control(self) -> AgentControl:
+        """The same agent, to be read and controlled."""
+        from edge.cli.remote_control import RemoteControl  # loads pydantic, which a question does without
 
-    async def status(self) -> Mapping[str, Any]:
-        """What the agent is doing now, with its address and process."""
-        return {"running": True, "address": self.url, "pid": self._pid, **await self._ask("/api/status")}
+        return RemoteControl(self)
 
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Learning steps with a number above `after`."""
-        return list((await self._ask(f"/api/steps?after={after}"))["steps"])
-
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk."""
-        return list((await self._ask("/api/adapters"))["adapters"])
-
-    async def usage(self) -> Mapping[str, Any]:
-        """What was used today and ever."""
-        return await self._ask("/v1/usage")
-
-    async def ready(self) -> Mapping[str, Any]:
-        """Whether questions can be answered now."""
-        return await self._ask("/health/ready")
-
-    async def rollback(self, version: int) -> Mapping[str, Any]:
-        """Serve and learn on from a version."""
-        return await self._ask("/api/adapters/rollback", {"version": version})
-
-    async def budget(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials."""
-        return await self._ask("/api/budget")
-
-    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
-        """Turn the dial of a task, or of every one (None)."""
-        return await self._ask("/api/budget", {"task": task, "target_rate": target_rate})
-
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Set hard limits of the device's own ledger."""
-        return await self._ask("/api/budget/limit", {"off": True} if changes is None else changes)
-
-    async def forget_task(self, task: str) -> Mapping[str, Any]:
-        """Strike out a label's dial."""
-        return await self._ask("/api/budget/forget", {"task": task})
-
-    async def pause(self, paused: bool) -> Mapping[str, Any]:
-        """Ask no cloud until resumed, or again."""
-        return await self._ask("/api/budget/pause", {"paused": paused})
-
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
-        """What other rates would have meant."""
-        return await self._ask("/api/whatif", {"target_rate": list(rates), "task": task, "last": last})
-
-    async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """What left the device."""
-        asked = {
-            "limit": min(choice.limit, _MOST_SENT),
-            "before": choice.before,
-            "since": int(choice.since or 0) or None,
-            "kind": choice.kind,
-            "answer": choice.answer_id,
-        }
-        return await self._ask(f"/api/sent?{urlencode({name: value for name, value in asked.items() if value is not None})}")
-
-    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
-        """One request that left, with its content."""
-        return await self._ask(f"/api/sent/{entry_id}")
-
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
-        """Store a person's rating of an answer."""
-        return await self._ask("/api/feedback", {"id": answer_id, "verdict": verdict, "correction": correction})
-
-    async def report(self, since: float) -> Mapping[str, Any]:
-        """What was learned, gained, forgotten and spent since a time."""
-        return await self._ask(f"/api/report?since={since:.3f}")
-
-    async def headline(self) -> Mapping[str, Any]:
-        """Answered locally, right in the end, gained, and spent."""
-        return await self._ask("/api/headline")
-
-    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
-        """Begin no further step, or go on."""
-        return await self._ask("/api/learning", {"paused": paused})
-
-    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Read what is at a path; with a body have something done, and wait until it is."""
-        import aiohttp
+        async with self._reply(path, body, limit_s=_READ_S if body is None else None) as reply:
+            await _raise_for(reply)
+            return json.loads(await asyncio.to_thread(reply.read))
 
-        doing: dict[str, Any] = {} if body is None else {"json": dict(body), "timeout": aiohttp.ClientTimeout(total=None)}
+    @asynccontextmanager
+    async def _reply(
+        self, path: str, body: Mapping[str, Any] | None = None, limit_s: float | None = None
+    ) -> AsyncIterator[HTTPResponse]:
+        """The reply to one request, over a connection of its own, whose blocking reads are for a thread: the standard library's client is
+        loaded in a fraction of the time that others take. Whoever leaves the block ends a read under way."""
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=limit_s)
+        sockets: list[socket.socket] = []
+
+        def send() -> HTTPResponse:
+            connection.connect()
+            sockets.append(connection.sock)
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(
+                "GET" if data is None else "POST", path, data, {**self._headers, "content-type": "application/json"}
+            )
+            return connection.getresponse()
+
         try:
-            async with self._session.request("GET" if body is None else "POST", self.url + path, **doing) as reply:
-                await _raise_for(reply)
-                value: Mapping[str, Any] = await reply.json()
-                return value
-        except aiohttp.ClientError as error:
+            yield await asyncio.to_thread(send)
+        except (OSError, HTTPException) as error:
             raise EdgeError(f"the running agent at {self.url} went away ({type(error).__name__})") from error
+        finally:
+            for connected in sockets:
+                with suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
 
-async def _raise_for(reply: aiohttp.ClientResponse) -> None:
+async def _raise_for(reply: HTTPResponse) -> None:
     if reply.status < 400:
         return
     if reply.status == 401:
@@ -263,7 +196,7 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
             hint="start it again, so that it reads this one",
         )
     try:
-        error = (await reply.json())["error"]
+        error = json.loads(await asyncio.to_thread(reply.read))["error"]
     except (ValueError, KeyError, TypeError):
         error = {"message": f"HTTP {reply.status}"}
     message, code = str(error.get("message")), str(error.get("code"))
@@ -275,6 +208,8 @@ async def _raise_for(reply: aiohttp.ClientResponse) -> None:
 
 def _events_of(line: bytes) -> Iterator[ChannelText | AnswerNote]:
     """Text and note of one line of the event stream. Raises EdgeError for an error that came in the stream."""
+    from edge.inference.channels import ChannelText
+
     if not line.startswith(b"data: {"):
         return
     value = json.loads(line.removeprefix(b"data: "))

@@ -95,7 +95,7 @@ async def _run(
 
         with stop_on_signals(begin_stop):
             endpoint = listening(agent, config, console) if serves else nullcontext()
-            async with agent, figures.open(agent.steps(SHOWN_STEPS)), endpoint:
+            async with agent, figures.open(agent.components.state.steps(SHOWN_STEPS)), endpoint:
                 console.becomes(" and ".join(["answering"] * serves + ["preparing to learn"] * learns))
                 if learns and not stop.is_set() and (steps is not None or not serves):
                     await agent.learn(steps)

@@ -6,7 +6,6 @@ The user's own service, of systemd or launchd: nothing here needs or takes more 
 from __future__ import annotations
 
 import os
-import plistlib
 import shlex
 import subprocess
 import sys
@@ -328,6 +327,8 @@ def launchd_plist(spec: ServiceSpec) -> str:
         "StandardErrorPath": log,
         **({"EnvironmentVariables": dict(spec.environment)} if spec.environment else {}),
     }
+    import plistlib
+
     return plistlib.dumps(job, sort_keys=False).decode()
 
 

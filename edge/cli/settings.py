@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
 from edge.cli import completion
+from edge.core.environment import state_folder_at
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED
@@ -126,6 +127,16 @@ class Settings:
     def config(self) -> AgentConfig:
         """The configuration without its origins."""
         return self.resolve().config
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a state folder and a mode is given. All else is its default then, and a question is with a running agent
+        before the schema of the configuration would be loaded."""
+        return self.mode in (None, *completion.MODES) and replace(self, state=None, mode=None) == Settings()
+
+    def state_folder(self) -> Path:
+        """The state folder."""
+        return state_folder_at(self.state if self.is_plain else self.config().state_folder)
 
 
 _KEYS = keys_of_options(Settings)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -13,6 +12,9 @@ from edge.cli.remote import ask_agent
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 from edge.core.formatting import money, percent
+
+if TYPE_CHECKING:
+    from edge.serve.agent_schemas import OutlookView, WhatIfView
 
 
 @takes("state")
@@ -40,22 +42,23 @@ def command(
     print_result(result, whatif_lines(result), as_json=json)
 
 
-def whatif_lines(result: Mapping[str, Any]) -> list[str]:
+def whatif_lines(result: WhatIfView) -> list[str]:
     """A table for a person: as it was, then each rate."""
-    rows = [("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90"), _row("as it was", result["present"])]
-    rows += [_row(f"{100 * outlook['target_rate']:g} %", outlook) for outlook in result["outlooks"]]
-    notes = dict.fromkeys(note for outlook in [result["present"], *result["outlooks"]] for note in outlook["notes"])
-    of_task = f" to {result['task']}" if result["task"] else ""
-    return [*columns(rows), f"over {result['answers']} recorded answers{of_task}", *(f"note: {note}" for note in notes)]
+    rows = [("rate asked", "of answers", "calls", "spend", "judged good", "p50", "p90"), _row("as it was", result.present)]
+    rows += [_row(f"{100 * (outlook.target_rate or 0.0):g} %", outlook) for outlook in result.outlooks]
+    notes = dict.fromkeys(note for outlook in [result.present, *result.outlooks] for note in outlook.notes)
+    of_task = f" to {result.task}" if result.task else ""
+    return [*columns(rows), f"over {result.answers} recorded answers{of_task}", *(f"note: {note}" for note in notes)]
 
 
-def _row(name: str, outlook: Mapping[str, Any]) -> tuple[str, ...]:
-    spend, spends = outlook["spend_uusd"], outlook["spend_interval_uusd"]
+def _row(name: str, outlook: OutlookView) -> tuple[str, ...]:
+    spend, spends = outlook.spend_uusd, outlook.spend_interval_uusd
     spent = "not known" if spend is None else money(round(spend))
     if spend is not None and spends is not None and spends[0] != spends[1]:
         spent += f" ({money(round(spends[0]))} to {money(round(spends[1]))})"
-    share, shares = outlook["good_share"], outlook["good_interval"]
-    known = share is not None and shares is not None
-    good = f"{percent(share)} ({100 * shares[0]:.0f} to {100 * shares[1]:.0f})" if known else "not known"
-    times = f"{outlook['latency_p50_s']:.2f} s", f"{outlook['latency_p90_s']:.2f} s"
-    return (name, percent(outlook["rate"]), str(outlook["calls"]), spent, good, *times)
+    good = "not known"
+    if outlook.good_share is not None and outlook.good_interval is not None:
+        low, high = outlook.good_interval
+        good = f"{percent(outlook.good_share)} ({100 * low:.0f} to {100 * high:.0f})"
+    times = f"{outlook.latency_p50_s:.2f} s", f"{outlook.latency_p90_s:.2f} s"
+    return (name, percent(outlook.rate), str(outlook.calls), spent, good, *times)

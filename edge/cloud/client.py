@@ -39,7 +39,7 @@ from edge.rpc.client import (
 )
 from edge.state.events import Notice, Offline, Online
 from edge.state.folder import StateFolder
-from edge.state.rows import Terms
+from edge.state.rows import StoredTerms
 
 LOST_REASONS = frozenset({"UNREACHABLE", "CONNECTION_LOST", "DRAINING"})
 """The coordinator itself is away; with any other reason it has answered, and what it called failed."""
@@ -419,4 +419,4 @@ class CoordinatorLink:
             self._refused.pop(task, None)
         for terms in registration.tasks:
             if self._state.terms(terms.task) is None:
-                self._state.note_terms(Terms(terms.task, terms.target_rate, terms.dual, terms.next_step))
+                self._state.note_terms(StoredTerms(terms.task, terms.target_rate, terms.dual, terms.next_step))

@@ -21,7 +21,7 @@ from edge.core.concurrency import closing
 from edge.core.errors import CoordinatorUnavailable, InvalidRequest, Withheld
 from edge.core.formatting import counted
 from edge.core.types import Message
-from edge.privacy.registry import Redacted, Registry
+from edge.privacy.registry import PrivacyRegistry, Redacted
 from edge.rpc import codec
 from edge.rpc.client import (
     BudgetSnapshot,
@@ -58,7 +58,7 @@ class _Checked:
 class EgressClient:
     """`CoordinatorClient` around another one; everything that is sent goes through it."""
 
-    def __init__(self, client: CoordinatorClient, registry: Registry, log: SentLog) -> None:
+    def __init__(self, client: CoordinatorClient, registry: PrivacyRegistry, log: SentLog) -> None:
         self._client = client
         self._registry = registry
         self._log = log

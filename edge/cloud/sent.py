@@ -6,10 +6,9 @@ import base64
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from google.protobuf.json_format import MessageToDict
@@ -19,7 +18,6 @@ from google.protobuf.message import Message as WireMessage
 from edge.core.clock import Clock
 from edge.core.errors import NotFound, Withheld
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
-from edge.state.reader import reading
 
 SentKind = Literal["answering", "learning", "evaluation", "step report", "registration", "inquiry"]
 SENT_KINDS: tuple[SentKind, ...] = get_args(SentKind)
@@ -101,7 +99,7 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SentChoice:
     """Which entries are wanted: at most `limit`, newest first, with an id below `before`, since a time, of a kind, of an answer."""
 
     limit: int = 50
@@ -117,18 +115,18 @@ class SentReader:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
 
-    def listing(self, choice: Choice) -> dict[str, Any]:
-        """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting`."""
+    def listing(self, choice: SentChoice) -> dict[str, Any]:
+        """The chosen entries as a JSON object: `sent`, `next_before` (None: there are no older ones), `dropped`, `waiting_reports`."""
         found = self.entries(replace(choice, limit=choice.limit + 1))
         shown = found[: choice.limit]
         return {
             "sent": [entry.to_json() for entry in shown],
             "next_before": shown[-1].id if len(found) > len(shown) else None,
             "dropped": asdict(self.dropped()),
-            "waiting": self.waiting(),
+            "waiting_reports": self.waiting_reports(),
         }
 
-    def entries(self, choice: Choice) -> list[SentEntry]:
+    def entries(self, choice: SentChoice) -> list[SentEntry]:
         """The chosen entries, newest first. An answer's has the reason of its record, once there is one."""
         wanted = {
             "id < ?": choice.before,
@@ -158,11 +156,11 @@ class SentReader:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (_DROPPED,)).fetchone()
         return Dropped(**json.loads(row[0])) if row else Dropped()
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def waiting_reports(self) -> list[dict[str, Any]]:
         """Reports of learning steps that the coordinator has not taken, oldest first; `refused`: why it was refused, or ""."""
         names = ("id", "task", "task_step", "planned_prompts", "group_size", "target_rate",
                  "total_units", "help_units", "uncalled_units", "own_rate", "refused")  # fmt: skip
-        rows = self._db.execute(f"SELECT {', '.join(names)} FROM outbox ORDER BY id")  # noqa: S608
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM waiting_reports ORDER BY id")  # noqa: S608
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _entry(self, row: Sequence[Any]) -> SentEntry:
@@ -240,14 +238,6 @@ class SentLog:
             self._db.execute(f"DELETE FROM sent WHERE {condition}", values)  # noqa: S608
             self._db.execute("REPLACE INTO meta VALUES (?, ?)", (_DROPPED, json.dumps(dropped)))
             self._inquiries.clear()  # what is sent again may have been dropped: it gets a new entry
-
-
-@contextmanager
-def reading_sent(folder: Path) -> Iterator[SentReader | None]:
-    """The entries of a state folder, read-only, also while an agent uses it; None where nothing ever left. Raises StateError."""
-    with reading(folder) as state:
-        known = state is not None and state.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sent'")
-        yield SentReader(state.database) if state is not None and known else None
 
 
 _MESSAGES: dict[str, type[WireMessage]] = {

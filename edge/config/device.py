@@ -44,9 +44,6 @@ class SpeedConfig(Section):
     token_overhead_s: NotNegative | None = Field(
         None, description="Seconds that each token of an answer takes beyond its decoding, until it is shown."
     )
-    token_growth_s: NotNegative | None = Field(
-        None, description="Seconds that each token takes more for every token of the answer before it."
-    )
 
     @field_validator("decode")
     @classmethod

@@ -333,6 +333,11 @@ class UseConfig(Section):
     )
     target_rate: Rate = Field(0.3, description="τ of labels that neither a phase nor the coordinator has one for.")
 
+    @property
+    def learns_ratings(self) -> bool:
+        """Whether feedback has any share of the steps."""
+        return self.feedback and self.share > 0
+
 
 class GateConfig(Section):
     """The promotion gate: a step's adapter is promoted only after a test of stored items of every task so far (anchors).

@@ -10,7 +10,7 @@ from edge.dagrpo.numbers import require_share
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ResponseTally:
     """Counts over responses: all, kept local, kept and correct, jointly correct (after composition)."""
 
     responses: int
@@ -39,11 +39,11 @@ class Tally:
         return self.joint_correct / self.responses if self.responses else 0.0
 
 
-def tally(outcomes: Iterable[tuple[bool, bool]]) -> Tally:
+def tally(outcomes: Iterable[tuple[bool, bool]]) -> ResponseTally:
     """Counts from (asked, correct) pairs, `correct` judging the composed response."""
     pairs = list(outcomes)
     kept = [correct for asked, correct in pairs if not asked]
-    return Tally(len(pairs), len(kept), sum(kept), sum(correct for _, correct in pairs))
+    return ResponseTally(len(pairs), len(kept), sum(kept), sum(correct for _, correct in pairs))
 
 
 def forgetting_rate(during_task_acc: float, post_switch_acc: float) -> float:

@@ -241,7 +241,7 @@ class LevelScores:
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyScores:
+class MeasuredFamily:
     """The scores of one family, and of each of its levels."""
 
     family: str
@@ -256,7 +256,7 @@ class EvalReport:
     measured: Measured
     tasks: tuple[str, ...]
     scores: Scores
-    families: tuple[FamilyScores, ...]
+    families: tuple[MeasuredFamily, ...]
     extra: Bill
     missing_recordings: int = 0
     first_failure: str = ""
@@ -285,9 +285,9 @@ def build_report(measured: Measured, judged: Sequence[JudgedItem], missing_recor
     )
 
 
-def _family(name: str, judged: Sequence[JudgedItem]) -> FamilyScores:
+def _family(name: str, judged: Sequence[JudgedItem]) -> MeasuredFamily:
     levels = sorted({one.item.level for one in judged})
-    return FamilyScores(
+    return MeasuredFamily(
         name,
         score(judged),
         tuple(LevelScores(level, score([one for one in judged if one.item.level == level])) for level in levels),

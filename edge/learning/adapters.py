@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edge.core.clock import Clock
 from edge.core.errors import AdapterError, NotFound, StateError
@@ -51,10 +50,6 @@ class Version:
     """The version in training came from it."""
     damage: str
     """One line; "" when all can be read."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 def unknown_version(version: int, known: Sequence[int]) -> NotFound:

@@ -11,6 +11,7 @@ from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits
 from edge.budget.pace import DualUnit
 from edge.cloud.client import CoordinatorProcess
+from edge.config.schema import GateConfig
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.evaluation.judging import RolloutSettings
@@ -24,7 +25,6 @@ from edge.rpc.client import CoordinatorClient
 from edge.state.folder import StateFolder
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
-from edge.training.promotion_rules import GateRules
 from edge.verifiers.verifier import Verifier
 
 
@@ -74,11 +74,9 @@ class AgentSettings:
     call_deadline_s: float
     dial_rate: float | None
     offline_retry_s: float = 10.0
-    gate: GateRules | None = None
+    gate: GateConfig | None = None
     """None: every step's adapter is active immediately."""
     daily_limits: DailyLimits = NO_LIMITS
-    recheck_every: int | None = None
-    """Steps after which the version that serves is examined again; with a gate only. None: never."""
     dial_in_loop: bool = False
     """Rollouts have a help bias that holds their assist rate at τ."""
     limits: BudgetLimits = NO_BUDGET_LIMITS

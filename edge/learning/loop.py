@@ -109,7 +109,7 @@ class Learning:
             when = LEARNED_LATER
         elif self.waiting:
             when = f"learned from when learning goes on ({self.waiting})"
-        return outlook(record, feedback, learns=own_use is None or own_use.rules.learns_ratings, when=when)
+        return outlook(record, feedback, learns=own_use is None or own_use.use.learns_ratings, when=when)
 
     async def apply_feedback(self) -> None:
         """Go back where people like what serves less than the version before."""
@@ -192,7 +192,7 @@ class Learning:
         through = await own_use.through()
         for one in through:
             if one.source not in self._own_through:
-                lost, passes = one.not_learned, own_use.rules.passes
+                lost, passes = one.not_learned, own_use.use.passes
                 self.components.sink.emit(
                     OwnUseThrough(one.source, one.questions, passes, clock.now(), len(lost), lost[0] if lost else "")
                 )
@@ -262,7 +262,7 @@ class Learning:
         for attempt in range(_DELIVERY_TRIES if self.link.embedded else 1):
             if attempt:
                 await self.stop.cuts(asyncio.sleep(_DELIVERY_PAUSE_S))
-            if not self.components.state.unreported():
+            if not self.components.state.waiting_reports():
                 return
             try:
                 await self.session.reporter.deliver()

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edge.config.schema import LearningConfig, UseConfig
 from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.rng import derive_seed
 from edge.core.types import TaskItem
@@ -30,25 +31,6 @@ def is_own_use(source: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnUseRules:
-    """`share`: of all steps; `passes`: how often an item is learned from; `target_rate`: τ of labels that have none from elsewhere;
-    `demonstrates`: known answers are learned from where few responses are right. Such a step is no pass: the item comes again until it was
-    right in `passes` steps, or its answer was shown MOST_SHOWN times as often."""
-
-    feedback: bool = True
-    agreement: bool = False
-    share: float = 0.25
-    passes: int = 4
-    target_rate: float = 0.3
-    demonstrates: bool = True
-
-    @property
-    def learns_ratings(self) -> bool:
-        """Whether feedback has any share of the steps."""
-        return self.feedback and self.share > 0
-
-
-@dataclass(frozen=True, slots=True)
 class OwnSource:
     """The items of one label: `train` to learn from, `held_out` to be examined on."""
 
@@ -68,23 +50,27 @@ class Through:
 
 
 class OwnUse:
-    """The sources of one's own use, and the steps that are theirs."""
+    """The sources of one's own use, and the steps that are theirs.
+
+    A step that shows known answers is no pass: the item comes again until it was right in `use.passes` steps, or its answer was shown
+    MOST_SHOWN times as often.
+    """
 
     def __init__(
         self,
         state: StateFolder,
-        rules: OwnUseRules,
+        use: UseConfig,
+        learning: LearningConfig,
         folder: WatchedFolder | None,
-        seed: int,
-        prompts_per_step: int,
         rate_of: Callable[[str], float | None] = lambda task: None,
     ) -> None:
         """`rate_of`: the τ that the phases hold a label to, None where they do not know it."""
         self._state = state
-        self.rules = rules
+        self.use = use
+        self._demonstrates = learning.imitation.demonstrations != "none"
         self._folder = folder
-        self._seed = seed
-        self._prompts = prompts_per_step
+        self._seed = learning.seed
+        self._prompts = learning.prompts_per_step
         self._rate_of = rate_of
         self._book = FeedbackBook(state)
         self._sorted_out: tuple[tuple[OwnItem, ...], set[str], list[OwnSource]] = ((), set(), [])
@@ -100,20 +86,20 @@ class OwnUse:
     async def fresh(self) -> int:
         """How many items are there to be learned from; none where own use has no share of the steps."""
         sources, (uses, _) = await self.sources(), self._uses()
-        if self.rules.share <= 0.0:
+        if self.use.share <= 0.0:
             return 0
-        return sum(uses.get(one.key, 0) < self.rules.passes for source in sources for one in source.train)
+        return sum(uses.get(one.key, 0) < self.use.passes for source in sources for one in source.train)
 
     async def through(self) -> list[Through]:
         """The sources of which every question was learned from as often as it may be; where these are all, their sum under the name ""."""
         sources, (uses, given_up) = await self.sources(), self._uses()
-        if self.rules.share <= 0.0:
+        if self.use.share <= 0.0:
             return []
         with_questions = [source for source in sources if source.train]
         through = [
             Through(source.name, len(source.train), tuple(one.item.question for one in source.train if one.key in given_up))
             for source in with_questions
-            if all(uses.get(one.key, 0) >= self.rules.passes for one in source.train)
+            if all(uses.get(one.key, 0) >= self.use.passes for one in source.train)
         ]
         if through and len(through) == len(with_questions):
             not_learned = tuple(question for one in through for question in one.not_learned)
@@ -129,9 +115,9 @@ class OwnUse:
         if plan is not None:
             planned = None if plan.steps_planned is None else plan.steps_planned + self._own_steps()
             plan = replace(plan, steps_planned=planned)
-        if self.rules.share <= 0.0:
+        if self.use.share <= 0.0:
             return plan
-        step, share = position.steps_done + 1, self.rules.share if plan is not None else 1.0
+        step, share = position.steps_done + 1, self.use.share if plan is not None else 1.0
         turn, turn_before = math.floor(step * share + 1e-9), math.floor((step - 1) * share + 1e-9)
         sources, (uses, _) = await self.sources(), self._uses()
         ready = await asyncio.to_thread(self._ready, sources, uses) if turn > turn_before else []
@@ -139,7 +125,7 @@ class OwnUse:
             return plan and replace(plan, rehearsed=self._rehearsed(sources, uses, step))
         source, left = ready[turn % len(ready)]
         chosen = left[: self._prompts]
-        passes_left = sum(self.rules.passes - uses.get(one.key, 0) for _, items in ready for one in items)
+        passes_left = sum(self.use.passes - uses.get(one.key, 0) for _, items in ready for one in items)
         phase_rate, known = self._rate_of(source.task), self._state.terms(source.task)
         return StepPlan(
             step=step,
@@ -148,7 +134,7 @@ class OwnUse:
             phase_step=position.phase_step,
             source=source.name,
             task=source.task,
-            target_rate=phase_rate if phase_rate is not None else known.target_rate if known else self.rules.target_rate,
+            target_rate=phase_rate if phase_rate is not None else known.target_rate if known else self.use.target_rate,
             items=tuple(one.item for one in chosen),
             cursor_seed=self._seed,
             cursor_after=self._state.cursor(source.name, self._seed) + len(chosen),
@@ -157,7 +143,7 @@ class OwnUse:
             phases_done=plan is None,
             stay_here=frozenset(one.item.id for one in chosen if not one.sent),
             used=tuple(one.key for one in chosen),
-            demonstrates=self.rules.demonstrates,
+            demonstrates=self._demonstrates,
             generalises=bool(source.held_out),
         )
 
@@ -180,12 +166,12 @@ class OwnUse:
             return
         with self._state.database as database:
             for item in plan.used:
-                database.execute("REPLACE INTO item_uses VALUES (?, ?, ?)", (item, self.rules.passes, plan.step))
+                database.execute("REPLACE INTO item_uses VALUES (?, ?, ?)", (item, self.use.passes, plan.step))
                 database.execute("DELETE FROM demonstrated WHERE item = ?", (item,))
 
     def _sources(self) -> list[OwnSource]:
         """Those of the watched files are made again only when files or labels have changed."""
-        mine = own_items(self._book, feedback=self.rules.feedback, agreement=self.rules.agreement)
+        mine = own_items(self._book, feedback=self.use.feedback, agreement=self.use.agreement)
         items = self._folder.items if self._folder else ()
         if self._sorted_out[0] is not items or self._sorted_out[1] != self.left_out:
             self._sorted_out = (items, set(self.left_out), self._by_label(WATCHED, items))
@@ -193,7 +179,7 @@ class OwnUse:
 
     def _rehearsed(self, sources: Sequence[OwnSource], uses: Mapping[str, int], step: int) -> tuple[TaskItem, ...]:
         """Some of what has been learned by heart, others at each step; nothing of a label that teaches a rule."""
-        if not self.rules.demonstrates:
+        if not self._demonstrates:
             return ()
         learned = [one for source in sources if not source.held_out for one in source.train if one.key in uses]
         drawn = heapq.nsmallest(MOST_REHEARSED, learned, key=lambda one: derive_seed(self._seed, "rehearsed", one.key, step))
@@ -203,7 +189,7 @@ class OwnUse:
         """The sources that have items with passes left, with these: the least used first, drawn again for each pass."""
         ready = []
         for source in sources:
-            left = [(used, one) for one in source.train if (used := uses.get(one.key, 0)) < self.rules.passes]
+            left = [(used, one) for one in source.train if (used := uses.get(one.key, 0)) < self.use.passes]
             drawn = sorted(left, key=lambda entry: (entry[0], derive_seed(self._seed, "own", entry[1].key, entry[0])))
             if drawn:
                 ready.append((source, [one for _, one in drawn]))
@@ -230,7 +216,7 @@ class OwnUse:
         """Passes by item: the steps in which its answer had not to be shown. One whose answer was shown as often as it may be, and that was
         hardly ever right, is given up and has them all; these are the second part."""
         query = "SELECT item, uses, coalesce(times, 0) FROM item_uses LEFT JOIN demonstrated USING (item)"
-        passes, uses, given_up = self.rules.passes, dict[str, int](), set[str]()
+        passes, uses, given_up = self.use.passes, dict[str, int](), set[str]()
         for item, steps, times in self._state.database.execute(query):
             uses[item] = steps - times
             if times >= MOST_SHOWN * passes and steps - times < passes:

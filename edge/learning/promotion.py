@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
+from edge.config.schema import GateConfig
 from edge.core.errors import AdapterError
 from edge.core.types import AdapterRef, TaskItem
 from edge.dagrpo.advantages import mean
@@ -24,7 +25,7 @@ from edge.state.events import StepFinished
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam as ExamResult
 from edge.state.rows import ExamAnswer, Lineage
-from edge.training.promotion_rules import AnchorScore, GateRules, RateScore, refusal_of, together
+from edge.training.promotion_rules import AnchorScore, RateScore, refusal_of, together
 
 _MOST_SOURCES = 32
 _LOOKED_BACK = 8
@@ -91,7 +92,7 @@ class PromotionGate:
     the source is not of one's own use, or is gone. `skills`: sources that are examined though no phase learns them.
     """
 
-    rules: GateRules
+    rules: GateConfig
     anchors_of: Callable[[str, int], Mapping[str, tuple[TaskItem, ...]]]
     exam: Exam
     state: StateFolder
@@ -128,7 +129,7 @@ class PromotionGate:
         scores = (
             [] if examined is None else [_score(source, own, memory.right, right) for source, own in candidates.items() if own]
         )
-        reason = refusal_of(scores, self.rules)
+        reason = refusal_of(scores, self.rules.max_drop)
         exams = (*exams, *results(checkpoint.step, candidates, answers))
         if not reason:
             best = dict(memory.right) if scores else right
@@ -140,7 +141,7 @@ class PromotionGate:
 
     def _with_anchors(self, memory: Memory, sources: Iterable[str]) -> Memory:
         """With anchors of these sources, and those of one's own use as they are now; of what is gone they stay as they were."""
-        anchors, limit = dict(memory.anchors), self.rules.anchors_per_task
+        anchors, limit = dict(memory.anchors), self.rules.anchors
         for source in dict.fromkeys((*anchors, *sources)):
             if (fresh := self.own_anchors(source, limit)) is not None:
                 anchors[source] = fresh

@@ -130,10 +130,11 @@ class TrainingSession:
 
     async def monitor(self) -> RollbackMonitor | None:
         """What takes a worse version back; without a gate every step's adapter is active."""
-        if self.settings.gate is None:
+        gate = self.settings.gate
+        if gate is None:
             return None
         state, adapter, now = self.components.state, self.adapter, self.components.clock.now
-        exam, every = self._exam(await self.engine()), self.settings.recheck_every
+        exam, every = self._exam(await self.engine()), gate.recheck_every
         return RollbackMonitor(state, adapter.checkpoints, exam, now, every=every, sound=adapter.is_sound)
 
     async def scores(self, candidates: Sequence[Candidate], on_item: Callable[[], None]) -> Scores:

@@ -98,7 +98,7 @@ class LearningStep:
             control = replace(
                 manifest.draft.control,
                 dual_after=closed.terms.dual,
-                offline=closed.unreported is not None,
+                offline=closed.waiting_report is not None,
                 own_rate=manifest.units.own_rate,
             )
             event = replace(manifest.draft, control=control, at=self.components.clock.now())
@@ -187,7 +187,7 @@ class LearningStep:
                 cursor_seed=manifest.cursor_seed,
                 cursor=manifest.cursor_after,
                 terms=closed.terms,
-                unreported=closed.unreported,
+                waiting_report=closed.waiting_report,
                 lineage=lineage,
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),

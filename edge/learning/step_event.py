@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
-from edge.dagrpo.metrics import Tally, tally
+from edge.dagrpo.metrics import ResponseTally, tally
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import NOTHING_GIVEN, ImitationBatch
 from edge.learning.methods import GroupAdvantages
@@ -201,6 +201,6 @@ def family_scores(groups: Sequence[ScoredGroup]) -> tuple[FamilyScores, ...]:
     return tuple(scores)
 
 
-def _tally(responses: Sequence[ScoredResponse]) -> Tally:
+def _tally(responses: Sequence[ScoredResponse]) -> ResponseTally:
     """Counts over the responses whose correctness is known."""
     return tally((scored.asked, scored.correct) for scored in responses if scored.judged)

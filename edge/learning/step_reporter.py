@@ -31,7 +31,7 @@ from edge.dagrpo.dual import help_bias_step
 from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
 from edge.state.events import Notice, ReportsDelivered
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, Terms
+from edge.state.rows import Report, StoredTerms
 
 HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
 """Whether asking helps is judged by the gains of the last ten steps, once five of them have one."""
@@ -60,8 +60,8 @@ class OpenStep:
 class ClosedStep:
     """λ after the step, and the report that the coordinator has not taken, if any."""
 
-    terms: Terms
-    unreported: Report | None
+    terms: StoredTerms
+    waiting_report: Report | None
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class StepReporter:
 
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
-        known = self._after_waiting(self.state.terms(task) or Terms(task, target_rate, self.dual_init, 0))
+        known = self._after_waiting(self.state.terms(task) or StoredTerms(task, target_rate, self.dual_init, 0))
         plan = OpenStep(
             task,
             known.next_step,
@@ -125,7 +125,7 @@ class StepReporter:
         Offline or refused: the report waits, and λ stays.
         """
         report = Report(step.task, step.task_step, step.planned_prompts, step.group_size, step.target_rate, units)
-        after = Terms(step.task, step.target_rate, step.dual, step.task_step + 1)
+        after = StoredTerms(step.task, step.target_rate, step.dual, step.task_step + 1)
         try:
             closed = None if step.offline else await self._closed(report)
         except CoordinatorUnavailable:
@@ -155,7 +155,7 @@ class StepReporter:
         refusals: dict[str, CoordinatorError] = {}
         newly_refused = Counter[str]()
         try:
-            for row, report in self.state.unreported():
+            for row, report in self.state.waiting_reports():
                 if report.refused and task not in (None, report.task):
                     held[report.task] = report.refused
                 if report.task not in held:
@@ -192,12 +192,12 @@ class StepReporter:
         last, helps = controls[-1], len(gains) < LEAST_GAINS or mean(gains) > 0.0
         return help_bias_step(last.help_bias or 0.0, last.held_rate, last.target_rate, helps=helps)
 
-    def _after_waiting(self, known: Terms) -> Terms:
+    def _after_waiting(self, known: StoredTerms) -> StoredTerms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""
-        waiting = [report.task_step for _, report in self.state.unreported() if report.task == known.task]
+        waiting = [report.task_step for _, report in self.state.waiting_reports() if report.task == known.task]
         return replace(known, next_step=waiting[-1] + 1) if waiting else known
 
-    async def _first_terms(self, unknown: Terms) -> Terms:
+    async def _first_terms(self, unknown: StoredTerms) -> StoredTerms:
         """What the coordinator holds a task to that this state folder does not know yet."""
         registration = await self.client.register(__version__, [unknown.task])
         offered = next((terms for terms in registration.tasks if terms.task == unknown.task), None)
@@ -206,7 +206,7 @@ class StepReporter:
     async def _closed(self, report: Report) -> StepClosed:
         return await self.client.close_step(report.task, report.task_step, report.units)
 
-    async def _deliver_one(self, report: Report) -> Terms | None:
+    async def _deliver_one(self, report: Report) -> StoredTerms | None:
         """The terms after the report, or None when the coordinator has already gone past its step."""
         try:
             opened = await self.client.open_step(
@@ -225,10 +225,10 @@ class StepReporter:
             )
             return None
         except KeyReused as error:
-            return await self._adopted(Terms(report.task, target_rate, 0.0, report.task_step + 1), error)
-        return Terms(report.task, target_rate, closed.dual_after, report.task_step + 1)
+            return await self._adopted(StoredTerms(report.task, target_rate, 0.0, report.task_step + 1), error)
+        return StoredTerms(report.task, target_rate, closed.dual_after, report.task_step + 1)
 
-    async def _adopted(self, terms: Terms, error: CoordinatorError) -> Terms:
+    async def _adopted(self, terms: StoredTerms, error: CoordinatorError) -> StoredTerms:
         """The coordinator's own view after it rejected a report: its next step and its λ."""
         self._notice(f"task {terms.task}: step {terms.next_step - 1} could not be reported ({error}); taking the coordinator's λ")
         budget = await self.client.get_budget(terms.task)

@@ -30,7 +30,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*/(?!.*\.(gguf|onnx)$)[A-Za-
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A model file or folder by the name to use with --model; `origin` is bundled, folder or hub."""
 
     name: str
@@ -79,22 +79,22 @@ def models_folder() -> Path:
     return user_data_path("edge-agent", appauthor=False) / "models"
 
 
-def all_models() -> Iterator[Found]:
+def all_models() -> Iterator[FoundModel]:
     """Every model file on this machine."""
     for origin, folder in (("bundled", bundled_folder()), ("folder", models_folder())):
-        yield from (Found(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
-        yield from (Found(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
+        yield from (FoundModel(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
+        yield from (FoundModel(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
     yield from hub_models()
 
 
-def hub_models() -> Iterator[Found]:
+def hub_models() -> Iterator[FoundModel]:
     """The hub cache's models; none without the package.
 
     OWNER/NAME where a repository has one GGUF file, or none but safetensors; OWNER/NAME/FILE.gguf where it has several.
     """
     try:
         for repo, paths in cached_models():
-            yield from (Found(repo if len(paths) == 1 else f"{repo}/{path.name}", path, "hub") for path in paths)
+            yield from (FoundModel(repo if len(paths) == 1 else f"{repo}/{path.name}", path, "hub") for path in paths)
     except ModelFileError:
         return
 

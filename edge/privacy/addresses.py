@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from edge.privacy.findings import Found
+from edge.privacy.findings import PrivateSpan
 
 _EMAIL = re.compile(
     r"(?<![\w.+-])(?:\w[\w.!#$&'*+/^`{|}~-]{0,63}|\"[^\"\n]{1,62}\")@\n?(?:(?:[\w](?:[\w-]{0,61}[\w])?\.)+(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,24})\b"
@@ -26,22 +26,22 @@ _MAC = re.compile(r"(?<![\w:.-])(?:(?:[0-9A-Fa-f]{2}:){5}|(?:[0-9A-Fa-f]{2}-){5}
 _FEWEST_GROUPS = 3
 
 
-def emails(text: str) -> Iterator[Found]:
+def emails(text: str) -> Iterator[PrivateSpan]:
     """`jo@mail.example.org`, also with a quoted name, a domain of other letters, or an address in brackets."""
     for match in _EMAIL.finditer(text):
         if text[match.start()] not in "/":
-            yield Found(match.start(), match.end(), "email", match.group().replace("\n", "").casefold())
+            yield PrivateSpan(match.start(), match.end(), "email", match.group().replace("\n", "").casefold())
 
 
-def ips(text: str) -> Iterator[Found]:
+def ips(text: str) -> Iterator[PrivateSpan]:
     """Addresses of version 4 and 6, with a network's length, and of network cards; a port after one stays."""
     for pattern in (_IP4, _IP6) if ":" in text else (_IP4,):
         for match in pattern.finditer(text):
             address = _address(match.group())
             if address is not None:
-                yield Found(match.start(), match.end(), "ip", address)
+                yield PrivateSpan(match.start(), match.end(), "ip", address)
     for match in _MAC.finditer(text):
-        yield Found(match.start(), match.end(), "ip", match.group().lower().replace("-", ":"))
+        yield PrivateSpan(match.start(), match.end(), "ip", match.group().lower().replace("-", ":"))
 
 
 def _address(text: str) -> str | None:
@@ -97,7 +97,7 @@ _OWNERS = frozenset({"response", "self", "this", "request", "res", "req", "resul
 _TRAILING = ".,;:!?"
 
 
-def paths(text: str) -> Iterator[Found]:
+def paths(text: str) -> Iterator[PrivateSpan]:
     """Paths (POSIX, home, Windows, network shares, file addresses), and names with a known ending."""
     web = [match.span() for match in _WEB.finditer(text)]
     starts = [start for start, _ in web]
@@ -106,7 +106,7 @@ def paths(text: str) -> Iterator[Found]:
             name = match.group().rstrip(_TRAILING).rstrip()
             place = bisect_right(starts, match.start()) - 1
             if _is_name(name) and not (place >= 0 and match.start() < web[place][1]):
-                yield Found(match.start(), match.start() + len(name), "path", name)
+                yield PrivateSpan(match.start(), match.start() + len(name), "path", name)
 
 
 def _is_name(name: str) -> bool:

@@ -20,7 +20,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrivateSpan:
     """One private thing: text[start:end]. Two with the same `value` are the same thing, however they are written."""
 
     start: int
@@ -29,19 +29,19 @@ class Found:
     value: str
 
 
-def resolved(found: Iterable[Found]) -> list[Found]:
+def resolved(found: Iterable[PrivateSpan]) -> list[PrivateSpan]:
     """Findings that do not overlap, in the order of the text: of those that do the longest counts, then the first, then the kind.
 
     What a longer finding covers in part is not left over in pieces: the longer one grows to cover both.
     """
-    kept: list[Found] = []
+    kept: list[PrivateSpan] = []
     for one in sorted(found, key=lambda one: (one.start, -one.end, KINDS.index(one.kind))):
         if not kept or one.start >= kept[-1].end:
             kept.append(one)
         elif one.end > kept[-1].end:
             first = kept[-1]
             longer = max((first, one), key=lambda each: (each.end - each.start, -KINDS.index(each.kind)))
-            kept[-1] = Found(first.start, one.end, longer.kind, f"{first.value}\x1f{one.value}")
+            kept[-1] = PrivateSpan(first.start, one.end, longer.kind, f"{first.value}\x1f{one.value}")
     return kept
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from edge.core.secret_forms import SECRET_FORMS
-from edge.privacy.findings import Found
+from edge.privacy.findings import PrivateSpan
 
 _VENDORS = tuple(
     re.compile(form)
@@ -95,7 +95,7 @@ _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_=-])[A-Za-z0-9+/_-]{16,4096}={0,2}(?![A-
 _BITS_OF_A_KEY, _BITS_OF_A_NAMED_KEY = 4.2, 3.0
 
 
-def secrets_in(text: str) -> Iterator[Found]:
+def secrets_in(text: str) -> Iterator[PrivateSpan]:
     """Private keys, vendors' keys, tokens, passwords after their name, and words that can only be random."""
     for form in (*_VENDORS, *SECRET_FORMS):
         yield from (_found(match, 0) for match in form.finditer(text) if not _is_plain_words(match.group()))
@@ -118,7 +118,7 @@ def encoded_texts(text: str) -> Iterator[tuple[int, int, str]]:
             yield match.start(), match.end(), plain
 
 
-def _passwords(text: str) -> Iterator[Found]:
+def _passwords(text: str) -> Iterator[PrivateSpan]:
     for match in _PASSWORDS.finditer(text):
         group = match.lastindex or 4
         value = match.group(group)
@@ -127,10 +127,10 @@ def _passwords(text: str) -> Iterator[Found]:
         if value.strip() and value.strip().lower() not in _CODE_WORDS:
             trimmed = len(value.rstrip(".!?:")) if group == 4 else len(value)
             if trimmed >= 3:
-                yield Found(match.start(group), match.start(group) + trimmed, "secret", value[:trimmed])
+                yield PrivateSpan(match.start(group), match.start(group) + trimmed, "secret", value[:trimmed])
 
 
-def _phrases(text: str) -> Iterator[Found]:
+def _phrases(text: str) -> Iterator[PrivateSpan]:
     """Passwords of several words without quotes, up to where the clause ends or a sentence goes on."""
     for match in _PHRASES.finditer(text):
         words = list(re.finditer(r"\S+", match.group(1)))
@@ -138,7 +138,7 @@ def _phrases(text: str) -> Iterator[Found]:
         length = _words_of_password([word.group().lower() for word in words], is_whole=is_whole)
         if length > 1:
             start, end = match.start(1), match.start(1) + words[length - 1].end()
-            yield Found(start, end, "secret", text[start:end])
+            yield PrivateSpan(start, end, "secret", text[start:end])
 
 
 def _words_of_password(words: Sequence[str], *, is_whole: bool) -> int:
@@ -188,5 +188,5 @@ def _decoded(word: str) -> str | None:
     return plain if all(char.isprintable() or char in "\r\n\t" for char in plain) else None
 
 
-def _found(match: re.Match[str], group: int) -> Found:
-    return Found(match.start(group), match.end(group), "secret", match.group(group))
+def _found(match: re.Match[str], group: int) -> PrivateSpan:
+    return PrivateSpan(match.start(group), match.end(group), "secret", match.group(group))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from edge.privacy.findings import Found, Kind, lower
+from edge.privacy.findings import Kind, PrivateSpan, lower
 
 _SHORTEST, _LONGEST_WORD = 6, 256
 """What is longer, such as a private key, has a form of its own that is found anywhere; it could repeat itself, and each place would be
@@ -56,7 +56,7 @@ class KnownWords:
 class Known:
     """Everything that was found in a conversation, ready to be searched for again: numbers in any grouping, all else as it was written."""
 
-    def __init__(self, known: Iterable[tuple[Found, str]]) -> None:
+    def __init__(self, known: Iterable[tuple[PrivateSpan, str]]) -> None:
         """Given with its text. Terms are not among it: they are found wherever they occur."""
         words = []
         self._numbers: _Tree = {}
@@ -67,11 +67,11 @@ class Known:
                 _put(self._numbers, signs, one)
         self._words = KnownWords(words)
 
-    def again(self, text: str) -> Iterator[Found]:
+    def again(self, text: str) -> Iterator[PrivateSpan]:
         """Its places in a text."""
         low = lower(text)
         for start, end, one in (*self._numbers_in(low), *self._words.places(low)):
-            yield Found(start, end, one.kind, one.value)
+            yield PrivateSpan(start, end, one.kind, one.value)
 
     def _numbers_in(self, text: str) -> Iterator[tuple[int, int, Any]]:
         """Start, end and value of the longest number, in any grouping, that begins at each place."""

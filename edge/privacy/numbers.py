@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edge.privacy.findings import Found
+from edge.privacy.findings import PrivateSpan
 
 _CARD = re.compile(
     r"(?<![\w.,])(?:\d{13,19}|\d{4}(?:(?:[ \n.-]| {2,3})\d{4}){3}(?:[ \n-]\d{1,3})?|3[47]\d{2}[ \n-]\d{6}[ \n-]\d{5})(?![\w]|[.,]\d)"
@@ -57,25 +57,25 @@ _CLAUSE_ENDS = re.compile(
 _DATE = re.compile(r"\d{4}[-./]\d{1,2}[-./]\d{1,2}|\d{1,2}[-./]\d{1,2}[-./]\d{4}")
 
 
-def cards(text: str) -> Iterator[Found]:
+def cards(text: str) -> Iterator[PrivateSpan]:
     """Card numbers of 13 to 19 digits with a known beginning and a right check digit, in one or in groups."""
     for match in _CARD.finditer(text):
         digits = _digits(match.group())
         if _CARD_BRANDS.fullmatch(digits) and passes_luhn(digits):
-            yield Found(match.start(), match.end(), "card", digits)
+            yield PrivateSpan(match.start(), match.end(), "card", digits)
 
 
-def ibans(text: str) -> Iterator[Found]:
+def ibans(text: str) -> Iterator[PrivateSpan]:
     """Bank accounts (IBAN) with right check digits, in one or in groups."""
     for match in _IBAN.finditer(text):
         for end in _ends_of_groups(match):
             account = re.sub(r"[ \n-]", "", text[match.start() : end]).upper()
             if _SHORTEST_IBAN <= len(account) <= _LONGEST_IBAN and _iban_checks(account):
-                yield Found(match.start(), end, "iban", account)
+                yield PrivateSpan(match.start(), end, "iban", account)
                 break
 
 
-def phones(text: str, region: str | None) -> Iterator[Found]:
+def phones(text: str, region: str | None) -> Iterator[PrivateSpan]:
     """Telephone numbers: international ones, those of `region` (two letters; None: of no region), and any after a word such as "phone"."""
     if _SEVERAL.search(text) is None:
         return
@@ -84,23 +84,23 @@ def phones(text: str, region: str | None) -> Iterator[Found]:
     yield from _of_a_plan(text, region)
 
 
-def _behind_a_word(text: str) -> Iterator[Found]:
+def _behind_a_word(text: str) -> Iterator[PrivateSpan]:
     for match in _AFTER_WORD.finditer(text):
         digits = _digits(match.group())
         enough = _FEWEST_DIGITS <= len(digits) <= _MOST_DIGITS and not _DATE.fullmatch(match.group())
         if enough and _PHONE_WORD.search(text[max(0, match.start() - 32) : match.start()]):
-            yield Found(match.start(), match.end(), "phone", digits)
+            yield PrivateSpan(match.start(), match.end(), "phone", digits)
 
 
-def _of_north_america(text: str) -> Iterator[Found]:
+def _of_north_america(text: str) -> Iterator[PrivateSpan]:
     from phonenumbers import is_valid_number, parse
 
     for match in _NORTH_AMERICAN.finditer(text):
         if _is_alone(text, match.start(), match.end()) and is_valid_number(number := parse(match.group(), "US")):
-            yield Found(match.start(), match.end(), "phone", f"+{number.country_code}{number.national_number}")
+            yield PrivateSpan(match.start(), match.end(), "phone", f"+{number.country_code}{number.national_number}")
 
 
-def _of_a_plan(text: str, region: str | None) -> Iterator[Found]:
+def _of_a_plan(text: str, region: str | None) -> Iterator[PrivateSpan]:
     from phonenumbers import Leniency, PhoneNumberMatcher
 
     for match in PhoneNumberMatcher(text, region or "ZZ", leniency=Leniency.VALID, max_tries=65535):
@@ -114,7 +114,7 @@ def _of_a_plan(text: str, region: str | None) -> Iterator[Found]:
         written = not raw.startswith("+") and _WRITTEN_AS_PHONE.fullmatch(raw) is not None
         national = (written or _is_in_one(text, start, end, raw, code)) and _is_alone(text, start, end)
         if (international or national) and not _DATE.fullmatch(raw):
-            yield Found(start, end, "phone", f"+{code}{match.number.national_number}")
+            yield PrivateSpan(start, end, "phone", f"+{code}{match.number.national_number}")
 
 
 def _is_alone(text: str, start: int, end: int) -> bool:

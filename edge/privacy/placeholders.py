@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from edge.privacy.findings import KINDS, Found
+from edge.privacy.findings import KINDS, PrivateSpan
 
 _NAMES = "|".join(kind.upper() for kind in KINDS)
 _TAKEN = re.compile(rf"(?i)({_NAMES})[\\_ -]{{0,2}}(\d{{1,6}})")
@@ -49,7 +49,7 @@ class Placeholders:
         self.originals: dict[str, str] = {}
         self.replaced: Counter[str] = Counter()
 
-    def name(self, one: Found, original: str) -> str:
+    def name(self, one: PrivateSpan, original: str) -> str:
         """The name for a thing without brackets, the old one where it has one; counts it."""
         self.replaced[one.kind] += 1
         key = (one.kind, one.value)
@@ -62,7 +62,7 @@ class Placeholders:
             self.originals[self._names[key]] = original
         return self._names[key]
 
-    def label(self, one: Found, original: str, after: str) -> str:
+    def label(self, one: PrivateSpan, original: str, after: str) -> str:
         """The name as it is written before the text `after`. Escaped where its brackets would otherwise become a link and stay."""
         name = self.name(one, original)
         return rf"\[{name}\]" if _LINK.match(after) else f"[{name}]"

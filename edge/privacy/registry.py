@@ -16,14 +16,14 @@ from functools import partial
 
 from edge.core.secret_forms import CUT, without_secrets
 from edge.privacy.addresses import emails, ips, paths
-from edge.privacy.findings import KINDS, Found, Kind, resolved, views_of
+from edge.privacy.findings import KINDS, Kind, PrivateSpan, resolved, views_of
 from edge.privacy.keys import encoded_texts, secrets_in
 from edge.privacy.known import Known, KnownWords
 from edge.privacy.numbers import cards, ibans, phones
 from edge.privacy.placeholders import LINK_CHARS, Placeholders, Restoring, changed_json, restored, spans_of_names, strings_in
-from edge.privacy.rules import NeverSend, Terms
+from edge.privacy.rules import NeverSend, PrivateTerms
 
-Detector = Callable[[str], Iterable[Found]]
+Detector = Callable[[str], Iterable[PrivateSpan]]
 
 
 class Finder:
@@ -32,7 +32,7 @@ class Finder:
     def __init__(self, kinds: Collection[Kind] = KINDS, terms: Sequence[str] = (), region: str | None = None) -> None:
         """`region`: the two letters of the country whose telephone numbers are known without a prefix. Raises ValueError for a bad term."""
         detectors: dict[Kind, Detector] = {
-            "term": Terms(terms).found,
+            "term": PrivateTerms(terms).found,
             "secret": secrets_in,
             "email": emails,
             "card": cards,
@@ -44,15 +44,15 @@ class Finder:
         self._detectors = [detector for kind, detector in detectors.items() if kind in kinds or (kind == "term" and terms)]
         self._reads_base64 = "secret" in kinds
 
-    def find(self, text: str) -> list[Found]:
+    def find(self, text: str) -> list[PrivateSpan]:
         """What is private, without overlaps, in the order of the text."""
-        found: list[Found] = []
+        found: list[PrivateSpan] = []
         for view in views_of(text):
             for detector in self._detectors:
-                found += [Found(*view.span(one.start, one.end), one.kind, one.value) for one in detector(view.text)]
+                found += [PrivateSpan(*view.span(one.start, one.end), one.kind, one.value) for one in detector(view.text)]
         if self._reads_base64:
             found += [
-                Found(start, end, "secret", text[start:end])
+                PrivateSpan(start, end, "secret", text[start:end])
                 for start, end, plain in encoded_texts(text)
                 if any(list(detector(plain)) for detector in self._detectors)
             ]
@@ -99,7 +99,7 @@ class Redacted:
         return Restoring(self.originals)
 
 
-class Registry:
+class PrivacyRegistry:
     """What one person holds to be private."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Registry:
         if not self.enabled:
             return Redacted(tuple(texts), json)
         every = [*texts, *(strings_in(json) if json else ())]
-        known: dict[tuple[str, str], tuple[Found, str]] = {}
+        known: dict[tuple[str, str], tuple[PrivateSpan, str]] = {}
         for text in every:
             known |= {(one.kind, one.value): (one, text[one.start : one.end]) for one in self._finder.find(text)}
         if not known:
@@ -173,7 +173,7 @@ class Registry:
         return _GROUPED.sub(lambda number: CUT if sum(map(str.isdigit, number[0])) > MOST_DIGITS else number[0], text)
 
 
-private_cut = Registry().cut
+private_cut = PrivacyRegistry().cut
 """Without a person's own terms."""
 
 
@@ -182,7 +182,7 @@ class _Replacing:
     """Puts names in the place of what is found, and of what was found elsewhere in the conversation."""
 
     finder: Finder
-    known: dict[tuple[str, str], tuple[Found, str]]
+    known: dict[tuple[str, str], tuple[PrivateSpan, str]]
     names: Placeholders
 
     def whole(self, conversation: Redacted) -> Redacted:
@@ -193,7 +193,7 @@ class _Replacing:
         return Redacted(texts, json, dict(self.names.originals), dict(self.names.replaced))
 
     def text(self, text: str, again: Known) -> str:
-        def label(one: Found) -> str:
+        def label(one: PrivateSpan) -> str:
             original = text[one.start : one.end]
             self.known.setdefault((one.kind, one.value), (one, original))
             return self.names.label(one, original, text[one.end : one.end + LINK_CHARS])
@@ -205,14 +205,14 @@ class _Replacing:
         if not (is_name and _PROGRAM_NAME.fullmatch(text)):
             return self.text(text, again)
         found = self._found(text, again)
-        return self.names.name(Found(0, len(text), found[0].kind, text), text) if found else text
+        return self.names.name(PrivateSpan(0, len(text), found[0].kind, text), text) if found else text
 
-    def _found(self, text: str, again: Known) -> list[Found]:
+    def _found(self, text: str, again: Known) -> list[PrivateSpan]:
         found = resolved([*self.finder.find(text), *again.again(text)])
         return _outside_names(found, text, self.names.originals)
 
 
-def _replaced(text: str, found: Iterable[Found], replacement: Callable[[Found], str]) -> str:
+def _replaced(text: str, found: Iterable[PrivateSpan], replacement: Callable[[PrivateSpan], str]) -> str:
     parts, place = [], 0
     for one in found:
         parts += [text[place : one.start], replacement(one)]
@@ -220,7 +220,7 @@ def _replaced(text: str, found: Iterable[Found], replacement: Callable[[Found], 
     return "".join([*parts, text[place:]])
 
 
-def _outside_names(found: Sequence[Found], text: str, originals: Mapping[str, str]) -> list[Found]:
+def _outside_names(found: Sequence[PrivateSpan], text: str, originals: Mapping[str, str]) -> list[PrivateSpan]:
     """What is found and does not overlap a placeholder's own name."""
     names = spans_of_names(text, originals) if originals else []
     ends = [end for _, end in names]

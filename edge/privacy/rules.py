@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from edge.core.limits import LIKE, checked_rule, checked_term
-from edge.privacy.findings import Found, folded, lower, views_of
+from edge.privacy.findings import PrivateSpan, folded, lower, views_of
 
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 _GAP = re.compile(r"[^\w]{0,3}|_|\s{1,8}")
@@ -28,7 +28,7 @@ _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[^\W\d_]+|\d+")
 _CAMEL = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]")
 
 
-class Terms:
+class PrivateTerms:
     """A list of terms, ready to be searched for."""
 
     def __init__(self, terms: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ class Terms:
         for known in self._by_first.values():
             known.sort(key=lambda entry: -len(entry[0]))
 
-    def found(self, text: str) -> Iterator[Found]:
+    def found(self, text: str) -> Iterator[PrivateSpan]:
         """The terms in a text whose characters are folded already but for their case."""
         low = lower(text)
         if self._by_first:
@@ -57,16 +57,16 @@ class Terms:
                 parts = self._words(low, [match.span() for match in _PART.finditer(text)])
                 yield from (one for one in parts if one.end - one.start >= _SHORTEST_PART)
         for term in self._unspaced:
-            yield from (Found(match.start(), match.end(), "term", term) for match in re.finditer(re.escape(term), low))
+            yield from (PrivateSpan(match.start(), match.end(), "term", term) for match in re.finditer(re.escape(term), low))
 
-    def _words(self, low: str, spans: Sequence[tuple[int, int]]) -> Iterator[Found]:
+    def _words(self, low: str, spans: Sequence[tuple[int, int]]) -> Iterator[PrivateSpan]:
         places = [(low[start:end], start, end) for start, end in spans]
         for index, (word, start, _) in enumerate(places):
             for first in dict.fromkeys((word, *_singulars(word))):
                 for words, form in self._by_first.get(first, ()):
                     end = _end_of(low, places, index, words)
                     if end:
-                        yield Found(start, end, "term", form)
+                        yield PrivateSpan(start, end, "term", form)
                         break
 
 

@@ -55,7 +55,7 @@ def open_channel(address: Address, credentials: ClientCredentials, options: Sequ
 async def why_no_handshake(
     address: Address, credentials: ClientCredentials, timeout_s: float, caller: Caller = DEVICE
 ) -> Why | None:
-    """Shake hands once to learn why a connection fails: one line and what to do, or None when TLS is not the reason."""
+    """Shake hands once to find out why a connection fails: one line and what to do, or None when TLS is not the reason."""
     if address.path:
         return None
     tls, section, who = credentials.tls, caller.section, f"the coordinator at {address}"

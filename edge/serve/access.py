@@ -42,7 +42,7 @@ _UNREAD_BYTES, _UNREAD_S = 16 << 20, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EndpointLimits:
     """What one client may take: body and header bytes, header lines, seconds until its whole body is here, and requests at once.
 
     A request counts among the `posts` from when its body is here. Those that steer the agent are counted apart from the others: the
@@ -56,7 +56,7 @@ class Limits:
     posts: int = 32
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = EndpointLimits()
 
 
 class Access:
@@ -78,7 +78,7 @@ class Access:
         steering: str = "/api/",
         origins: Iterable[str] = (),
         exposed: Iterable[str] = (),
-        limits: Limits = DEFAULT_LIMITS,
+        limits: EndpointLimits = DEFAULT_LIMITS,
         count: Callable[[str, str, int, float], None] = lambda method, route, status, seconds: None,
     ) -> None:
         """`count` gets every request: its method, its route's template, its status (499: nobody waited) and its seconds."""

@@ -29,7 +29,17 @@ from edge.serve.chat_schemas import (
 from edge.serve.ports import AnswerNote, AnswerService
 from edge.serve.reasoning import read_answer
 from edge.serve.schemas import JSONAnswer, usage_body
-from edge.serve.streaming import SSE_DONE, Choice, Event, choice_seed, collect_all, first_of, side_by_side, sse, unless_gone
+from edge.serve.streaming import (
+    SSE_DONE,
+    Event,
+    StreamedChoice,
+    choice_seed,
+    collect_all,
+    first_of,
+    side_by_side,
+    sse,
+    unless_gone,
+)
 from edge.state.answer_record import AnswerRequest
 
 NO_STORE = {"cache-control": "no-store"}
@@ -108,7 +118,9 @@ def questions_of(question: AnswerRequest, choices: int) -> list[AnswerRequest]:
     ]
 
 
-def completion_body(request: ChatRequest, question: AnswerRequest, choices: Sequence[Choice], created: int) -> dict[str, Any]:
+def completion_body(
+    request: ChatRequest, question: AnswerRequest, choices: Sequence[StreamedChoice], created: int
+) -> dict[str, Any]:
     """The `chat.completion` object. With several answers each choice carries its own `edge` object."""
     edges = [edge_metadata(request, choice.note) for choice in choices]
     bodies: list[dict[str, Any]] = []

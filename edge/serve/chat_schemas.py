@@ -26,7 +26,7 @@ from edge.serve.schemas import (
     explain,
     field_error,
 )
-from edge.state.answer_record import AnswerRequest, Standing
+from edge.state.answer_record import AnswerRequest, TaskStanding
 
 FUNCTION_NAME = "[A-Za-z0-9_-]{1,64}"
 MAX_BYTES = 1 << 20
@@ -466,7 +466,7 @@ def edge_metadata(request: ChatRequest, note: AnswerNote) -> dict[str, Any]:
     return {**note.to_json(), "ignored_parameters": list(request.ignored)}
 
 
-def answer_headers(note: AnswerNote | Standing, answer_id: str = "") -> dict[str, str]:
+def answer_headers(note: AnswerNote | TaskStanding, answer_id: str = "") -> dict[str, str]:
     """The metadata as response headers, for clients that drop unknown fields; of a stream what is known before it begins."""
     known: Mapping[str, Any] = {"id": answer_id, **note.to_json()}
     values = {name: known.get(field) for name, (field, _) in ANSWER_HEADERS.items()}

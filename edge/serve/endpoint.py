@@ -25,7 +25,7 @@ from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
 from edge.inference.backend import RawText
-from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, Limits
+from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, EndpointLimits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
@@ -34,7 +34,7 @@ from edge.serve.errors import RequestProblem, invalid_request, problem_of
 from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
 from edge.serve.response_routes import add_response_routes
-from edge.serve.schemas import ErrorBody
+from edge.serve.schemas import ErrorBody, JSONAnswer
 from edge.serve.unserved_routes import unserved_routes
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def build_app(
     names: Sequence[str] = LOOPBACK_NAMES,
     token: str = "",
     origins: Sequence[str] = (),
-    limits: Limits = DEFAULT_LIMITS,
+    limits: EndpointLimits = DEFAULT_LIMITS,
     loaded_model: str = "",
     context_tokens: int | None = None,
     texts: RawText | None = None,
@@ -121,8 +121,8 @@ class _Route(APIRoute):
             return super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            response: Response = await self.endpoint()
-            return response
+            found = await self.endpoint()
+            return found if isinstance(found, Response) else JSONAnswer(found)
 
         return answer
 

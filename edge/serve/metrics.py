@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,13 @@ from edge.serve.ports import AgentControl, AnswerNote
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from edge.serve.agent_schemas import BudgetsView, LedgerUsageView, StatusView, TaskBudgetView, UsageView
+
 METRICS = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "edge_agent_"
 _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_UNITS = {"calls": "Calls of", "tokens": "Tokens billed by", "spend_uusd": "Micro-USD charged by"}
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 _MOST_TASKS = 64
 _DESCRIPTION: dict[int | str, dict[str, Any]] = {
@@ -100,46 +103,46 @@ def add_metrics_route(app: FastAPI, meters: Meters, control: AgentControl) -> No
 class _Reported:
     """What the agent reports of itself, as prometheus_client collects it."""
 
-    def __init__(self, status: Mapping[str, Any], usage: Mapping[str, Any], budgets: Mapping[str, Any]) -> None:
+    def __init__(self, status: StatusView, usage: UsageView, budgets: BudgetsView) -> None:
         self._status, self._usage, self._budgets = status, usage, budgets
 
     def collect(self) -> Iterator[Metric]:
         """All families; those of which nothing is known are left out."""
         status, usage = self._status, self._usage
-        yield _counter("learning_steps", "Learning steps that were finished.", status.get("steps_done"))
-        yield _gauge("learning", "1 while it learns.", int(status.get("learning") == "learning"))
-        yield _gauge("adapter_version", "The adapter that answers.", status.get("adapter_version"))
-        yield _gauge("coordinator_reached", "1 while the coordinator can be reached.", int(bool(usage.get("online"))))
-        for unit, what in (("calls", "Calls of"), ("tokens", "Tokens billed by"), ("spend_uusd", "Micro-USD charged by")):
+        yield _counter("learning_steps", "Learning steps that were finished.", status.steps_done)
+        yield _gauge("learning", "1 while it learns.", int(status.learning == "learning"))
+        yield _gauge("adapter_version", "The adapter that answers.", status.adapter_version)
+        yield _gauge("coordinator_reached", "1 while the coordinator can be reached.", int(usage.online))
+        for unit, what in _UNITS.items():
             family = CounterMetricFamily(
                 f"{_PREFIX}cloud_{_unit(unit)}", f"{what} the cloud LLM since the first day.", labels=("purpose",)
             )
-            for purpose in ("serving", "learning"):
-                family.add_metric((purpose,), usage["all"][purpose][unit])
+            for purpose, used in (("serving", usage.all.serving), ("learning", usage.all.learning)):
+                family.add_metric((purpose,), getattr(used, unit))
             yield family
-        yield from _budget_families(usage.get("ledger") or {})
-        yield from _task_families(self._budgets.get("tasks") or ())
+        yield from _budget_families(usage.ledger)
+        yield from _task_families(self._budgets.tasks)
 
 
 def _unit(unit: str) -> str:
     return unit.replace("uusd", "micro_usd")
 
 
-def _budget_families(ledger: Mapping[str, Any]) -> Iterator[Metric]:
+def _budget_families(ledger: LedgerUsageView | None) -> Iterator[Metric]:
     for part, name, what in (
         ("used", "budget_used", "What is used of the budget."),
         ("limits", "budget_limit", "What the budget allows, where it has a limit."),
         ("left", "budget_left", "What is left of it."),
     ):
         family = GaugeMetricFamily(_PREFIX + name, what, labels=("unit",))
-        for unit, value in (ledger.get(part) or {}).items():
-            if value is not None:
+        for unit in _UNITS if ledger else ():
+            if (value := getattr(getattr(ledger, part), unit)) is not None:
                 family.add_metric((_unit(unit),), value)
         yield family
 
 
-def _task_families(tasks: Any) -> Iterator[Metric]:
-    rows = sorted(tasks, key=lambda row: str(row["task"]))[:_MOST_TASKS]
+def _task_families(tasks: Sequence[TaskBudgetView]) -> Iterator[Metric]:
+    rows = sorted(tasks, key=lambda row: row.task)[:_MOST_TASKS]
     for field, name, what in (
         ("dual", "dual", "λ, the cost of asking."),
         ("target_rate", "target_rate", "τ, the share of answers that may ask."),
@@ -147,8 +150,8 @@ def _task_families(tasks: Any) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(_PREFIX + name, what, labels=("task",))
         for row in rows:
-            if row.get(field) is not None:
-                family.add_metric((row["task"],), row[field])
+            if (value := getattr(row, field)) is not None:
+                family.add_metric((row.task,), value)
         yield family
 
 

@@ -1,6 +1,7 @@
 """What the HTTP endpoint needs of an agent: `AnswerService` answers questions, `AgentControl` is read and controlled.
 
-running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values.
+running_agent.py has both over a running agent, edge/testing/endpoint.py over prepared values. edge/cli/folder_agent.py has the second over
+a folder at rest, edge/cli/remote_control.py over HTTP.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edge.core.types import Mode, ScoredToken
 
 if TYPE_CHECKING:
-    from edge.cloud.sent import Choice
-    from edge.state.answer_record import AnswerRequest, Standing
+    from edge.cloud.sent import SentChoice
+    from edge.serve import agent_schemas as views
+    from edge.state.answer_record import AnswerRequest, TaskStanding
 
 INSTANCE = secrets.token_hex(8)
 """Names this process, so that a command does not take another agent's endpoint for that of its own state folder."""
@@ -105,90 +107,90 @@ class AnswerService(Protocol):
         """Stream one answer; the last piece has the note. Closing the iterator stops generation."""
         ...
 
-    def standing(self, task: str | None) -> Standing:
+    def standing(self, task: str | None) -> TaskStanding:
         """What is known before the next answer of this task (None: the agent's own)."""
         ...
 
 
 class AgentControl(Protocol):
-    """An agent to read and to control, in JSON values. Every method may raise EdgeError and nothing else."""
+    """An agent to read and to control, in the values of its routes. Every method may raise EdgeError and nothing else."""
 
-    async def why(self, answer_id: str) -> Mapping[str, Any]:
+    async def why(self, answer_id: str) -> views.ExplanationView:
         """How one answer came about (`last`: the newest one). Raises NotFound for an unknown id."""
         ...
 
-    async def headline(self) -> Mapping[str, Any]:
+    async def headline(self) -> views.HeadlineView:
         """Answered locally, right in the end, gained, and spent."""
         ...
 
-    async def status(self) -> Mapping[str, Any]:
+    async def status(self) -> views.StatusView:
         """What the agent is doing now: model, mode, learning, budget."""
         ...
 
-    async def steps(self, after: int) -> Sequence[Mapping[str, Any]]:
-        """Learning steps with a number above `after`, oldest first, each with its `step`."""
+    async def steps(self, after: int) -> Sequence[views.StepView]:
+        """Learning steps with a number above `after`, oldest first."""
         ...
 
-    async def adapters(self) -> Sequence[Mapping[str, Any]]:
-        """The adapter versions on disk, oldest first, each with its `version`."""
+    async def adapters(self) -> Sequence[views.AdapterVersionView]:
+        """The adapter versions on disk, oldest first."""
         ...
 
-    async def usage(self) -> Mapping[str, Any]:
+    async def usage(self) -> views.UsageView:
         """Calls, tokens and spend, of today and of all days, with what limits them and what is left."""
         ...
 
-    async def ready(self) -> Mapping[str, Any]:
+    async def ready(self) -> views.ReadinessView:
         """Whether questions can be answered now, and what of the agent works; no secrets, no paths. `ready` is the whole in one word."""
         ...
 
-    async def rollback(self, version: int) -> Mapping[str, Any]:
+    async def rollback(self, version: int) -> views.LineageView:
         """Serve and learn on from a version (0: the bare model). Raises NotFound, StateError or AdapterError."""
         ...
 
-    async def budget(self) -> Mapping[str, Any]:
-        """The budgets of all tasks with their dials, as `Overview.to_json` of edge/budget/overview.py."""
+    async def budget(self) -> views.BudgetsView:
+        """The budgets of all tasks with their dials."""
         ...
 
-    async def set_dial(self, task: str | None, target_rate: float | None) -> Mapping[str, Any]:
+    async def set_dial(self, task: str | None, target_rate: float | None) -> views.BudgetsView:
         """Turn the dial of a task, or of every one (None); the rate None takes it off. Gives the budgets. Raises UsageError."""
         ...
 
-    async def set_limits(self, changes: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    async def set_limits(self, changes: Mapping[str, Any] | None) -> views.BudgetsView:
         """Set hard limits of this device's own ledger, as fields of `BudgetLimits`; what is not named stays (None: the configuration's
         hold again). Gives the budgets. Raises UsageError where another coordinator rules."""
         ...
 
-    async def forget_task(self, task: str) -> Mapping[str, Any]:
+    async def forget_task(self, task: str) -> views.BudgetsView:
         """Strike out a label's dial. Gives the budgets. Raises NotFound."""
         ...
 
-    async def pause(self, paused: bool) -> Mapping[str, Any]:
+    async def pause(self, paused: bool) -> views.BudgetsView:
         """Ask no cloud until resumed, or again. Gives the budgets."""
         ...
 
-    async def whatif(self, rates: Sequence[float], task: str, last: int) -> Mapping[str, Any]:
+    async def whatif(self, rates: Sequence[float], task: str, last: int) -> views.WhatIfView:
         """What these rates would have meant for the last answers to a task ("": to any). Raises TooFewAnswers."""
         ...
 
-    async def sent(self, choice: Choice) -> Mapping[str, Any]:
-        """What left the device: `sent` (newest first), `next_before`, `dropped`, `waiting`."""
+    async def sent(self, choice: SentChoice) -> views.SentView:
+        """What left the device, newest first, and the step reports that wait."""
         ...
 
-    async def sent_entry(self, entry_id: int) -> Mapping[str, Any]:
+    async def sent_entry(self, entry_id: int) -> views.SentRequestView:
         """One of these with its content. Raises NotFound."""
         ...
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> views.FeedbackView:
         """Keep what a person thinks of an answer, durably: good, bad, or none to take it back; the last one counts.
 
         Raises NotFound for an unknown id, UsageError for another rating.
         """
         ...
 
-    async def report(self, since: float) -> Mapping[str, Any]:
+    async def report(self, since: float) -> views.ReportView:
         """What was learned, gained, forgotten and spent since a time (seconds since the epoch)."""
         ...
 
-    async def pause_learning(self, paused: bool) -> Mapping[str, Any]:
+    async def pause_learning(self, paused: bool) -> views.LearningPausedView:
         """Begin no further step, or go on; kept over restarts."""
         ...

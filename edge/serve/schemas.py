@@ -20,7 +20,14 @@ from edge.core.types import SamplingWishes
 
 MAX_TOKENS = 32_768
 MAX_CHOICES = 8
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _dumped(body: Any) -> Any:
+    """A model within what is encoded."""
+    return body.model_dump(mode="json")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_dumped).encode
 _LEAST_TOP_P = 1e-9
 """A top_p of 0 is the likeliest token alone."""
 
@@ -114,9 +121,9 @@ class Passed(RequestBody):
 
 
 class ResponseBody(BaseModel):
-    """A JSON object of a response, maybe with further fields."""
+    """A JSON object of a response, maybe with further fields; read from JSON, or from a value with fields of these names."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", from_attributes=True)
 
 
 _ASKS_NOTHING: tuple[Any, ...] = (None, {}, [], "disabled")

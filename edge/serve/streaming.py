@@ -62,7 +62,7 @@ async def first_of(events: AsyncGenerator[T, None]) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StreamedChoice:
     """One whole answer."""
 
     note: AnswerNote
@@ -76,25 +76,25 @@ def choice_seed(seed: int, index: int) -> int:
     return seed if index == 0 else derive_seed(seed, "choice", index) >> 1
 
 
-async def collect(reading: Reading) -> Choice:
+async def collect(reading: Reading) -> StreamedChoice:
     """The whole of one answer. Raises RequestProblem when it ends without its record."""
     text, tokens = {"reasoning": "", "content": ""}, list[ScoredToken]()
     async with aclosing(reading):
         async for event in reading:
             if isinstance(event, AnswerNote):
-                return Choice(event, text["content"], text["reasoning"], tuple(tokens))
+                return StreamedChoice(event, text["content"], text["reasoning"], tuple(tokens))
             text[event.channel] += event.text
             tokens += event.tokens
     raise RequestProblem(500, "the answer ended without its record", code="internal")
 
 
-async def collect_all(readings: Sequence[Reading]) -> list[Choice]:
+async def collect_all(readings: Sequence[Reading]) -> list[StreamedChoice]:
     """The whole answers, computed side by side, a few at a time; when one fails the others are given up."""
     if len(readings) == 1:
         return [await collect(readings[0])]
     room = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def in_turn(reading: Reading) -> Choice:
+    async def in_turn(reading: Reading) -> StreamedChoice:
         async with room:
             return await collect(reading)
 

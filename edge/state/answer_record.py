@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.core.types import NO_WISHES, ONLY_TEXT, AnswerForm, BeyondText, Message, Mode, SamplingWishes, ScoredToken, ToolUse
-from edge.state.events import Source
+
+if TYPE_CHECKING:
+    from edge.state.events import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class AnswerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TaskStanding:
     """What holds for a task before its next answer: the adapter that serves, λ, the dial's τ, and what is left as last reported."""
 
     task: str = ""

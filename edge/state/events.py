@@ -317,7 +317,7 @@ class Online(Event):
 class ReportsDelivered(Event):
     """Step reports that waited while the coordinator was away have been delivered, in order; λ is the coordinator's again."""
 
-    kind: ClassVar[str] = "outbox_delivered"
+    kind: ClassVar[str] = "waiting_reports_delivered"
     task: str
     reports: int
     dual: float

@@ -41,10 +41,6 @@ class Feedback:
     verdict: Rating
     correction: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {"id": self.id, "verdict": self.verdict, "correction": self.correction}
-
 
 @dataclass(frozen=True, slots=True)
 class RatedAnswer:

@@ -19,7 +19,7 @@ from typing import Any
 
 from edge.core.errors import StateError
 from edge.state.reader import LINE, POSITION, StateReader
-from edge.state.rows import Commit, Exam, Lineage, Position, Report, Terms, WentBackRow
+from edge.state.rows import Commit, Exam, Lineage, Position, Report, StoredTerms, WentBackRow
 from edge.state.schema import open_database
 
 GATE_MEMORY = "gate"
@@ -69,7 +69,7 @@ class StateFolder(StateReader):
         """Move to another place in the phases (a changed plan)."""
         self.set_meta(POSITION, json.dumps(asdict(position)))
 
-    def note_terms(self, terms: Terms) -> None:
+    def note_terms(self, terms: StoredTerms) -> None:
         """Keep what the coordinator reported of a task."""
         with self._db:
             self._put_terms(terms)
@@ -104,8 +104,8 @@ class StateFolder(StateReader):
                     "INSERT INTO demonstrated VALUES (?, 1) ON CONFLICT (item) DO UPDATE SET times = times + 1", (item,)
                 )
             self._db.executemany("REPLACE INTO kept_answers VALUES (?, ?, ?)", map(astuple, commit.kept))
-            if commit.unreported is not None:
-                self._queue(commit.unreported)
+            if commit.waiting_report is not None:
+                self._queue(commit.waiting_report)
 
     def put_exams(self, exams: Sequence[Exam], at: float) -> None:
         """Keep the results of exams that belong to no step."""
@@ -122,17 +122,17 @@ class StateFolder(StateReader):
                     "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
                 )
 
-    def delivered(self, report_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: StoredTerms | None) -> None:
         """Remove a delivered report and keep the task terms it brought, in one transaction."""
         with self._db:
-            self._db.execute("DELETE FROM outbox WHERE id = ?", (report_id,))
+            self._db.execute("DELETE FROM waiting_reports WHERE id = ?", (report_id,))
             if terms is not None:
                 self._put_terms(terms)
 
     def refused(self, report_id: int, reason: str) -> None:
         """Keep a report that the coordinator refused, and why."""
         with self._db:
-            self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (reason, report_id))
+            self._db.execute("UPDATE waiting_reports SET refused = ? WHERE id = ?", (reason, report_id))
 
     def put_request(
         self,
@@ -161,7 +161,7 @@ class StateFolder(StateReader):
     def _put_meta(self, key: str, value: str) -> None:
         self._db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _put_terms(self, terms: Terms) -> None:
+    def _put_terms(self, terms: StoredTerms) -> None:
         self._db.execute("REPLACE INTO terms VALUES (?, ?, ?, ?)", (terms.task, terms.target_rate, terms.dual, terms.next_step))
 
     def _put_exam(self, exam: Exam, at: float) -> None:
@@ -173,7 +173,7 @@ class StateFolder(StateReader):
     def _queue(self, report: Report) -> None:
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)
         self._db.execute(
-            "INSERT INTO outbox (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
+            "INSERT INTO waiting_reports (task, task_step, planned_prompts, group_size, target_rate, total_units, help_units,"
             " uncalled_units, own_rate, refused) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*place, report.units.total, report.units.help, report.units.uncalled, report.units.own_rate, report.refused),
         )

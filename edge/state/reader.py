@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, Terms
-from edge.state.schema import open_to_read
+from edge.state.rows import Lineage, Position, Report, StoredTerms
+from edge.state.schema import open_in_memory, open_to_read
 
 POSITION = "position"
 LINE = "line"
@@ -75,10 +75,10 @@ class StateReader:
         )
         return next(self._steps(query, phase, source), None)
 
-    def terms(self, task: str) -> Terms | None:
+    def terms(self, task: str) -> StoredTerms | None:
         """What the task was last held to, or None before its first step."""
         row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
-        return None if row is None else Terms(*row)
+        return None if row is None else StoredTerms(*row)
 
     def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), of one task or of all, oldest first."""
@@ -89,9 +89,9 @@ class StateReader:
         rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
-    def unreported(self) -> list[tuple[int, Report]]:
+    def waiting_reports(self) -> list[tuple[int, Report]]:
         """Step reports that the coordinator has not taken, oldest first, with their row ids."""
-        rows = self._db.execute("SELECT * FROM outbox ORDER BY id")
+        rows = self._db.execute("SELECT * FROM waiting_reports ORDER BY id")
         return [
             (row_id, Report(task, step, planned, size, rate, StepUnits(*units), refused))
             for row_id, task, step, planned, size, rate, *units, refused in rows
@@ -147,6 +147,17 @@ def reading(folder: Path) -> Iterator[StateReader | None]:
             yield reader
     except (sqlite3.Error, ValueError) as error:
         raise StateError(f"{path}: cannot be read: {error}", hint="move the file away to start afresh") from error
+
+
+@contextmanager
+def reading_or_nothing(folder: Path) -> Iterator[StateReader]:
+    """Likewise; where there is no state, one without any records."""
+    with ExitStack() as stack:
+        state = stack.enter_context(reading(folder))
+        if state is None:
+            state = StateReader()
+            state.folder, state._db = folder, stack.enter_context(closing(open_in_memory()))
+        yield state
 
 
 def no_state_in(folder: Path) -> StateError:

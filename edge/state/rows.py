@@ -10,7 +10,7 @@ from typing import Any, Literal
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
 
-Outcome = Literal["serves", "waits", "promoted", "refused"]
+AdapterOutcome = Literal["serves", "waits", "promoted", "refused"]
 """What becomes of a step's adapter: it serves at once (no gate), waits for the gate, or has passed or failed it."""
 
 
@@ -23,7 +23,7 @@ class Lineage:
     refusals: int = 0
     kept: tuple[int, ...] = ()
 
-    def after_step(self, step: int, base: int, outcome: Outcome, *, max_refusals: int = 1, keep: int = 3) -> Lineage:
+    def after_step(self, step: int, base: int, outcome: AdapterOutcome, *, max_refusals: int = 1, keep: int = 3) -> Lineage:
         """After the step that was trained from `base`. One whose base was left meanwhile changes nothing.
 
         The refusal number `max_refusals` in a row takes training back to the version that serves.
@@ -82,7 +82,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class StoredTerms:
     """Task terms: a task's last τ and λ, and the step that the coordinator expects next, which waiting reports come to first."""
 
     task: str
@@ -167,8 +167,8 @@ class Commit:
     cursor_source: str
     cursor_seed: int
     cursor: int
-    terms: Terms
-    unreported: Report | None
+    terms: StoredTerms
+    waiting_report: Report | None
     lineage: Lineage
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""

@@ -24,24 +24,6 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class GateRules:
-    """When and how candidates are judged."""
-
-    every: int = 10
-    """Steps between judgements; a phase's last step is judged too."""
-    anchors_per_task: int = 16
-    """Items of each task."""
-    max_drop: float = 0.2
-    """Largest fall of a task's share right, and SHARE_OF_ALL of it for all tasks together; 1: any fall is allowed."""
-    rate_window: int = 10
-    """Steps whose mean is the rate that is reported."""
-    max_refusals: int = 5
-    """This many in a row take training back to the adapter in use."""
-    keep: int = 3
-    """Versions that served and are stored, to go back to."""
-
-
-@dataclass(frozen=True, slots=True)
 class AnchorScore:
     """What became of one source's anchors: how many were right with the best adapter so far, how many of these the candidate lost, and how
     many it gained that were wrong. `example`: the question of one that was lost."""
@@ -73,16 +55,19 @@ class RateScore:
     before: float | None
 
 
-def refusal_of(anchors: Sequence[AnchorScore], rules: GateRules) -> str:
-    """Why the candidate may not serve, in one line; "" when it may."""
+def refusal_of(anchors: Sequence[AnchorScore], max_drop: float) -> str:
+    """Why the candidate may not serve, in one line; "" when it may.
+
+    `max_drop`: the largest fall of a task's share right, and SHARE_OF_ALL of it for all tasks together; 1: any fall is allowed.
+    """
     # A source that fell by more than allowed and beyond chance, whatever the number of sources; or all of them together, whose many
     # items show a smaller fall. With several sources each of the two tests has half of the level.
     half = LEVEL / 2 if len(anchors) > 1 else LEVEL
     level = strict_level([score.lost + score.gained for score in anchors], half)
-    fallen = [score for score in anchors if _fell(score, rules.max_drop) and lost_more(score.lost, score.gained, level)]
-    if not fallen and len(anchors) > 1 and rules.max_drop < 1.0:
+    fallen = [score for score in anchors if _fell(score, max_drop) and lost_more(score.lost, score.gained, level)]
+    if not fallen and len(anchors) > 1 and max_drop < 1.0:
         whole = together(anchors)
-        if _fell(whole, rules.max_drop * SHARE_OF_ALL) and lost_more(whole.lost, whole.gained, half):
+        if _fell(whole, max_drop * SHARE_OF_ALL) and lost_more(whole.lost, whole.gained, half):
             fallen = [whole]
     return "; ".join(
         f"{score.source}: {_percent(score.after)} of {score.items} validation questions right, "

@@ -34,7 +34,7 @@ from edge.core.clock import Clock, SystemClock
 from edge.core.machine import usable_cores
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import last_python_block
-from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox.role import Sandbox, SandboxLimits
 
 _REMEMBERED = 4096
 _CLOSE = 1e-6
@@ -66,7 +66,7 @@ class _BadTests(ValueError):
     """Tests in JSON that cannot be run; the message is the verdict's reason."""
 
 
-def judge_program(given: ProgramTests, sandbox: Sandbox, limits: Limits, clock: Clock) -> ProgramVerdict:
+def judge_program(given: ProgramTests, sandbox: Sandbox, limits: SandboxLimits, clock: Clock) -> ProgramVerdict:
     """One verdict, without memory of others; no text of the three raises. Raises SandboxError when the sandbox itself fails."""
     from edge.verifiers.sandbox.inside.wire import Unencodable
     from edge.verifiers.sandbox.session import run_functions
@@ -128,7 +128,7 @@ def _deeper_than(value: Any, depth: int) -> bool:
 
 
 def _judge_outputs(
-    source: str, cases: Sequence[tuple[Any, Any]], sandbox: Sandbox, limits: Limits, clock: Clock
+    source: str, cases: Sequence[tuple[Any, Any]], sandbox: Sandbox, limits: SandboxLimits, clock: Clock
 ) -> ProgramVerdict:
     from edge.verifiers.sandbox.session import run_whole
 
@@ -184,13 +184,13 @@ class ProgramJudge:
     def __init__(
         self,
         sandbox: Callable[[], Sandbox],
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         *,
         at_once: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._sandbox = functools.cache(sandbox)
-        self._limits = limits or Limits()
+        self._limits = limits or SandboxLimits()
         self._clock = clock or SystemClock()
         self._slots = threading.BoundedSemaphore(at_once or usable_cores())
         self._lock = threading.Lock()

@@ -18,10 +18,11 @@ from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, ProviderResult, why_not_openai
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.types import Message, TokenUsage
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import TOOLS, ProgrammedProvider
-from tests.service.upstream_server import (
+from tests.worlds import anthropic_traffic as traffic
+from tests.worlds.coordinator import TOOLS, ProgrammedProvider
+from tests.worlds.recordings import record
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.upstream_server import (
     answers,
     completion,
     delta,
@@ -32,7 +33,6 @@ from tests.service.upstream_server import (
     tool_answer,
     tool_stream,
 )
-from tests.unit.test_recorded_provider import record
 from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
 
 TOOL_CALLS = [{"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}]

@@ -13,7 +13,7 @@ from edge.core.errors import BudgetExhausted, InvalidRequest, KeyReused, NotFoun
 from edge.dagrpo.dual import dual_step
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, StepUnits
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedReply, ScriptedTerms
-from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator import CALLED, TOOLS, ProgrammedProvider, call, connected, running_coordinator
 
 DUAL, LR, TAU = 0.5, 0.1, 0.25
 TASK = {"controller": "paper", "target_rate": TAU, "dual_init": DUAL, "dual_lr": LR, "step_credit_kappa": 2.0}
@@ -44,8 +44,12 @@ async def make_client(request, tmp_path):
         await context.__aexit__(None, None, None)
 
 
-async def test_register_returns_the_terms_of_each_task(make_client) -> None:
-    client = await make_client()
+@pytest.fixture
+async def client(make_client):
+    return await make_client()
+
+
+async def test_register_returns_the_terms_of_each_task(client) -> None:
     registration = await client.register("1.0", ["math", "code"])
     assert [(terms.task, terms.target_rate, terms.dual, terms.next_step) for terms in registration.tasks] == [
         ("math", TAU, DUAL, 0),
@@ -53,15 +57,13 @@ async def test_register_returns_the_terms_of_each_task(make_client) -> None:
     ]
 
 
-async def test_open_step_returns_dual_rate_and_credit_and_is_idempotent(make_client) -> None:
-    client = await make_client()
+async def test_open_step_returns_dual_rate_and_credit_and_is_idempotent(client) -> None:
     first = await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5)
     assert (first.dual, first.target_rate, first.call_credit) == (DUAL, 0.5, 6)
     assert await client.open_step("math", 0, planned_prompts=6, group_size=4, target_rate=0.5) == first
 
 
-async def test_close_step_moves_the_dual_exactly_once(make_client) -> None:
-    client = await make_client()
+async def test_close_step_moves_the_dual_exactly_once(client) -> None:
     await client.open_step("math", 0, 2, 4, TAU)
     closed = await client.close_step("math", 0, StepUnits(8, 6))
     assert (closed.dual_before, closed.assist_rate) == (DUAL, 0.75)
@@ -72,8 +74,7 @@ async def test_close_step_moves_the_dual_exactly_once(make_client) -> None:
     assert (await client.open_step("math", 1, 2, 4, TAU)).dual == closed.dual_after
 
 
-async def test_impossible_units_are_refused_and_uncalled_requests_count(make_client) -> None:
-    client = await make_client()
+async def test_impossible_units_are_refused_and_uncalled_requests_count(client) -> None:
     with pytest.raises(InvalidRequest):
         await client.open_step("math", 0, 1, 8, 1.5)
     await client.open_step("math", 0, 1, 8, TAU)
@@ -84,22 +85,19 @@ async def test_impossible_units_are_refused_and_uncalled_requests_count(make_cli
     assert (closed.assist_rate, closed.discrepancies) == (1.0, ())
 
 
-async def test_step_number_with_a_gap_is_refused_with_the_expected_number(make_client) -> None:
-    client = await make_client()
+async def test_step_number_with_a_gap_is_refused_with_the_expected_number(client) -> None:
     with pytest.raises(StepMismatch) as caught:
         await client.open_step("math", 3, 2, 4, TAU)
     assert caught.value.expected_step == 0
 
 
-async def test_each_task_has_its_own_steps_and_dual(make_client) -> None:
-    client = await make_client()
+async def test_each_task_has_its_own_steps_and_dual(client) -> None:
     await client.open_step("math", 0, 2, 4, TAU)
     await client.close_step("math", 0, StepUnits(8, 8))
     assert (await client.open_step("code", 0, 2, 4, TAU)).dual == DUAL
 
 
-async def test_same_key_returns_the_same_answer_with_one_charge(make_client) -> None:
-    client = await make_client()
+async def test_same_key_returns_the_same_answer_with_one_charge(client) -> None:
     first = await client.complete(call(), 5.0)
     again = await client.complete(call(), 5.0)
     assert first.text == "WHAT IS 2+2?" and first.charged_uusd > 0 and not first.cached
@@ -108,8 +106,7 @@ async def test_same_key_returns_the_same_answer_with_one_charge(make_client) -> 
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_the_same_key_with_other_content_is_refused(make_client) -> None:
-    client = await make_client()
+async def test_the_same_key_with_other_content_is_refused(client) -> None:
     await client.complete(call(), 5.0)
     await client.complete(call("k2", openai_json=TOOLS), 5.0)
     for other in (call(prompt="something else"), call(openai_json=TOOLS), call("k2"), call("k2", openai_json='{"tools": []}')):
@@ -117,8 +114,7 @@ async def test_the_same_key_with_other_content_is_refused(make_client) -> None:
             await client.complete(other, 5.0)
 
 
-async def test_prompt_group_is_billed_once_regardless_of_who_asks_first(make_client) -> None:
-    client = await make_client()
+async def test_prompt_group_is_billed_once_regardless_of_who_asks_first(client) -> None:
     await client.open_step("math", 0, 4, 4, 0.5)
     calls = [call(f"k{i}", step=0, prompt_id="group") for i in range(6)]
     answers = await asyncio.gather(*(client.complete(each, 5.0) for each in calls))
@@ -128,14 +124,12 @@ async def test_prompt_group_is_billed_once_regardless_of_who_asks_first(make_cli
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_a_call_for_a_step_that_is_not_open_is_refused(make_client) -> None:
-    client = await make_client()
+async def test_a_call_for_a_step_that_is_not_open_is_refused(client) -> None:
     with pytest.raises(StepMismatch):
         await client.complete(call(step=0), 5.0)
 
 
-async def test_the_step_credit_bounds_the_calls_of_a_step(make_client) -> None:
-    client = await make_client()
+async def test_the_step_credit_bounds_the_calls_of_a_step(client) -> None:
     opened = await client.open_step("math", 0, planned_prompts=4, group_size=4, target_rate=TAU)
     assert opened.call_credit == 2
     for number in range(2):
@@ -154,8 +148,7 @@ async def test_exhausted_budget_is_refused_by_name_and_stored_answers_stay_avail
     assert (await client.complete(call(), 5.0)).text == "WHAT IS 2+2?"
 
 
-async def test_get_call_returns_a_stored_answer_and_starts_no_work(make_client) -> None:
-    client = await make_client()
+async def test_get_call_returns_a_stored_answer_and_starts_no_work(client) -> None:
     with pytest.raises(NotFound):
         await client.get_call("k1")
     asked = await client.complete(call(), 5.0)
@@ -163,8 +156,7 @@ async def test_get_call_returns_a_stored_answer_and_starts_no_work(make_client) 
     assert (await client.get_budget("math")).calls == 1
 
 
-async def test_tool_calls_are_returned_whole_streamed_and_replayed(make_client) -> None:
-    client = await make_client()
+async def test_tool_calls_are_returned_whole_streamed_and_replayed(client) -> None:
     called = {"finish_reason": "tool_calls", **json.loads(CALLED)}
     whole = await client.complete(call(openai_json=TOOLS), 5.0)
     assert (whole.text, json.loads(whole.openai_json)) == ("", called) and whole.charged_uusd > 0
@@ -173,15 +165,13 @@ async def test_tool_calls_are_returned_whole_streamed_and_replayed(make_client) 
     assert json.loads(deltas[-1].completion.openai_json) == called
 
 
-async def test_invalid_openai_fields_are_refused_without_charge(make_client) -> None:
-    client = await make_client()
+async def test_invalid_openai_fields_are_refused_without_charge(client) -> None:
     with pytest.raises(InvalidRequest, match="unknown field 'web_search_options'"):
         await client.complete(call(openai_json='{"web_search_options": {}}'), 5.0)
     assert (await client.get_budget("math")).calls == 0
 
 
-async def test_cancelling_an_answered_call_changes_nothing(make_client) -> None:
-    client = await make_client()
+async def test_cancelling_an_answered_call_changes_nothing(client) -> None:
     with pytest.raises(NotFound):
         await client.cancel_call("k1")
     answered = await client.complete(call(), 5.0)
@@ -201,8 +191,7 @@ async def test_watch_sends_the_budget_and_then_each_change(make_client) -> None:
         assert (seen.calls, seen.calls_limit) == (1, 3)
 
 
-async def test_stream_ends_with_the_whole_completion_and_can_be_replayed(make_client) -> None:
-    client = await make_client()
+async def test_stream_ends_with_the_whole_completion_and_can_be_replayed(client) -> None:
     deltas = [delta async for delta in client.stream_complete(call(), 5.0)]
     again = [delta async for delta in client.stream_complete(call(), 5.0)]
     assert "".join(delta.text for delta in deltas) == "".join(delta.text for delta in again) == "WHAT IS 2+2?"

@@ -16,10 +16,10 @@ from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.testing.backend import ScriptedBackend
-from tests.engine.made_up_lora import write_adapter
-from tests.engine.mlx_engines import mlx_backend
-from tests.engine.onnx_engines import onnx_backend
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.made_up_lora import write_adapter
+from tests.worlds.mlx_engines import mlx_backend
+from tests.worlds.onnx_engines import onnx_backend
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 MakeAdapter = Callable[[int], AdapterRef]
 SAMPLING = Sampling(max_tokens=20)

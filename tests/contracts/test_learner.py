@@ -9,9 +9,9 @@ from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.testing.learner import ScriptedLearner
 from edge.training.memory import MicroBatch, probe_groups
-from tests.engine.mlx_engines import mlx_learner
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.engine.tiny_learner import random_groups, tiny_learner
+from tests.worlds.mlx_engines import mlx_learner
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_learner import random_groups, tiny_learner
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 """The contract of LedgerStore for the proportional rule of λ (k_p, window and ceiling), for every store."""
-# ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from coordinator.ledger.accounts import dual_key
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import InvalidRequest, KeyReused
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
-from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
-from tests.unit.ledger_requests import NOW, close_request, open_request
+from tests.worlds.ledger_requests import NOW, close_request, open_request
 
 PI = {"dual_proportional": 0.5, "dual_window": 3, "dual_ceiling": 0.75}
 RULE = ProportionalIntegral(0.02, 0.5, 3, 0.75)
@@ -90,15 +88,6 @@ async def test_separate_duals_have_separate_windows(store: LedgerStore) -> None:
     second = [await take_step(store, step, asked, "g2", **PI) for step, asked in enumerate((0, 64, 128))]
     first += [await take_step(store, 2, 96, "g1", **PI)]
     assert (first, second) == (trace((128, 0, 96)), trace((0, 64, 128)))
-
-
-async def test_concurrently_open_steps_of_two_tasks_close_one_after_the_other(store: LedgerStore) -> None:
-    for task in ("g1", "g2"):
-        assert (await store.open_step(open_request(task=task, shared_dual=GLOBAL, **PI))).dual == 0.5
-    first = await store.close_step(close_request(help_units=96, task="g2"))
-    second = await store.close_step(close_request(help_units=0, task="g1"))
-    assert (second.dual, second.dual_before) == (0.5, first.dual_after)
-    assert [first.dual_after, second.dual_after] == trace((96, 0))
 
 
 async def test_controller_state_is_dropped_when_scope_or_gain_changes(store: LedgerStore) -> None:

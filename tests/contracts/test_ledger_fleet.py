@@ -1,5 +1,4 @@
 """The contract of LedgerStore for shared λ, budgets with floors and shared answers, for every store."""
-# ruff: noqa: F811 - the fixtures are imported
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ import pytest
 from coordinator.ledger.accounts import (
     AS_CONFIGURED,
     Amount,
+    AmountLimits,
     BudgetRow,
     BudgetTerms,
     InProgress,
-    Limits,
     Outdated,
-    Replay,
+    Replayed,
     Reserved,
     SetLimits,
     dual_key,
@@ -27,8 +26,7 @@ from coordinator.ledger.stores.changes import EVERYTHING
 from coordinator.ledger.stores.store import LedgerStore
 from edge.core.errors import BudgetExhausted, InvalidRequest, NotFound, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.contracts.test_ledger_store import opened, store  # noqa: F401 - fixtures; after each test the journal proves the tables
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
 QA = {"task": "qa", "shared_dual": dual_key("fleet", "", "qa")}
 
@@ -178,7 +176,7 @@ ONE = Amount(1, 0, 0)
 
 
 def fair(limit: int, share: float = 0.5) -> BudgetTerms:
-    return BudgetTerms(FLEET, Limits(calls=limit), round(share * 1_000_000))
+    return BudgetTerms(FLEET, AmountLimits(calls=limit), round(share * 1_000_000))
 
 
 async def spend(store: LedgerStore, device: str, calls: int, terms: BudgetTerms, label: str = "") -> int:
@@ -247,7 +245,7 @@ async def test_device_whose_first_call_does_not_fit_is_not_added(store: LedgerSt
 
 
 async def test_unused_part_of_a_hold_is_set_aside_again(store: LedgerStore) -> None:
-    terms = BudgetTerms(FLEET, Limits(uusd=1_000), 1_000_000)
+    terms = BudgetTerms(FLEET, AmountLimits(uusd=1_000), 1_000_000)
     for device in ("d1", "d2"):
         await store.reserve(reserve_request(device=device, hold=Amount(1, 0, 400), budgets=[terms]))
     assert (await fleet_row(store)).set_aside.uusd == 200
@@ -280,7 +278,7 @@ async def test_a_lowered_limit_lowers_the_floors(store: LedgerStore) -> None:
 
 async def test_each_budget_window_has_its_own_members(store: LedgerStore) -> None:
     for window, devices in (("2026-10", ("d1", "d2")), ("2026-11", ("d1",))):
-        terms = BudgetTerms(f"fleet@{window}", Limits(calls=8), 500_000)
+        terms = BudgetTerms(f"fleet@{window}", AmountLimits(calls=8), 500_000)
         for device in devices:
             await spend(store, device, 1, terms, window)
     rows = {row.key: row for row in await store.list_budgets_after("", 1_000, with_steps=True)}
@@ -308,7 +306,7 @@ async def test_concurrent_calls_respect_floors_and_limits(store: LedgerStore, se
 
 
 async def test_answer_is_shared_across_devices_only_under_a_fleet_key(store: LedgerStore) -> None:
-    for key, expected in (("c", Reserved), ("fleet:c", Replay)):
+    for key, expected in (("c", Reserved), ("fleet:c", Replayed)):
         await store.reserve(reserve_request(key, cache_key=key))
         await store.settle(settlement(key))
         assert isinstance(await store.reserve(reserve_request(key, device="d2", cache_key=key)), expected)
@@ -319,7 +317,7 @@ async def test_answer_is_shared_across_devices_only_under_a_fleet_key(store: Led
 async def test_answer_older_than_the_requested_age_is_not_reused(store: LedgerStore) -> None:
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement(now=NOW + 1.0))
-    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c", cache_since=NOW + 1.0)), Replay)
+    assert isinstance(await store.reserve(reserve_request("k2", cache_key="c", cache_since=NOW + 1.0)), Replayed)
     assert isinstance(await store.reserve(reserve_request("k3", cache_key="c", cache_since=NOW + 2.0)), Reserved)
 
 
@@ -348,7 +346,7 @@ async def test_disabled_device_gets_no_hold_step_or_answer_until_enabled(store: 
             await refused
     assert (await store.list_devices())[0].disabled
     await store.set_device_disabled("d1", False, NOW)
-    assert isinstance(await store.reserve(reserve_request()), Replay)
+    assert isinstance(await store.reserve(reserve_request()), Replayed)
 
 
 async def test_unseen_device_can_be_disabled_but_not_enabled(store: LedgerStore) -> None:
@@ -370,7 +368,7 @@ async def test_setting_limits_is_journalled_and_outdates_watched_versions(store:
     assert await store.reserve(reserve_request("late")) == Outdated(limits)
     assert (await store.get_budget("d1", "math", [])).limits == limits == await store.list_set_limits()
     assert not (await store.list_budgets_after("", 1_000, with_steps=True))
-    held = BudgetTerms("fleet", Limits(1, None, None))
+    held = BudgetTerms("fleet", AmountLimits(1, None, None))
     assert isinstance(await store.reserve(reserve_request("k1", budgets=[held], limits_version=1)), Reserved)
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k2", budgets=[held], limits_version=1))
@@ -411,10 +409,10 @@ async def received_in_time(heard: asyncio.Future[tuple[str, str]], found: set[tu
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (BudgetTerms("fleet@2026-10", Limits(5)), {EVERYTHING}),
-        (BudgetTerms("fleet_task[task:a]b]@2026-10", Limits(None, 900_000)), {("", "a]b")}),
-        (BudgetTerms("fleet", Limits()), set()),
-        (BudgetTerms("device[device:d1]", Limits(5)), set()),
+        (BudgetTerms("fleet@2026-10", AmountLimits(5)), {EVERYTHING}),
+        (BudgetTerms("fleet_task[task:a]b]@2026-10", AmountLimits(None, 900_000)), {("", "a]b")}),
+        (BudgetTerms("fleet", AmountLimits()), set()),
+        (BudgetTerms("device[device:d1]", AmountLimits(5)), set()),
     ],
     ids=lambda value: value.key if isinstance(value, BudgetTerms) else "",
 )

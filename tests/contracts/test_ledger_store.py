@@ -4,87 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from coordinator.ledger.accounts import (
     Amount,
+    AmountLimits,
     BudgetTerms,
+    CallEnded,
     CallState,
-    Ended,
     InProgress,
-    Limits,
-    Replay,
+    Replayed,
     Reserved,
     budget_key,
     step_budget_key,
 )
-from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.ledger.stores.postgres import PostgresLedgerStore
-from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres_read_only
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
-from coordinator.ledger.verify import VerifyReport, verify
 from edge.core.errors import BudgetExhausted, CoordinatorError, InvalidRequest, KeyReused, NotFound, StepMismatch
 from edge.dagrpo.dual import dual_step
-from tests.postgres_server import PostgresServer
-from tests.unit.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
-from tools.simulate.virtual.disk import Disk, DiskStore
-
-Verify = Callable[[], VerifyReport]
-Opened = tuple[LedgerStore, Verify]
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres", "simulated"])
-async def opened(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opened]:
-    if request.param == "memory":
-        memory = MemoryLedgerStore(NOW)
-        yield memory, lambda: verify(memory.tables)
-        return
-    if request.param == "postgres":
-        async with opened_postgres(request.getfixturevalue("postgres_server")) as opened:
-            yield opened
-        return
-    if request.param == "simulated":
-        disk = Disk(asyncio.get_running_loop(), random.Random(0))
-        simulated = await DiskStore.open(disk, NOW)
-        yield simulated, lambda: verify(disk.tables)
-        await simulated.aclose()
-        return
-    path = tmp_path / "ledger.sqlite3"
-    store = await SqliteLedgerStore.open(path, NOW)
-
-    def verify_path() -> VerifyReport:
-        with open_read_only(path) as rows:
-            return verify(rows)
-
-    yield store, verify_path
-    await store.aclose()
-
-
-@asynccontextmanager
-async def opened_postgres(server: PostgresServer) -> AsyncIterator[Opened]:
-    dsn = await server.clean_ledger()
-    store = await PostgresLedgerStore.open(dsn, NOW)
-
-    def verify_database() -> VerifyReport:
-        with open_postgres_read_only(dsn) as rows:
-            return verify(rows)
-
-    yield store, verify_database
-    await store.aclose()
-
-
-@pytest.fixture
-async def store(opened: tuple[LedgerStore, Verify]) -> AsyncIterator[LedgerStore]:
-    """The store; after each test its journal must prove its tables."""
-    store, verified = opened
-    yield store
-    assert (await asyncio.to_thread(verified)).lines()[0].startswith("verified")
+from tests.worlds.ledger_requests import FLEET, HOLD, NOW, ROOMY, close_request, open_request, reserve_request, settlement
 
 
 async def fleet(store: LedgerStore) -> tuple[Amount, Amount]:
@@ -108,7 +47,7 @@ async def test_same_key_is_in_progress_then_replayed_and_held_only_once(store: L
     assert await store.reserve(reserve_request()) == InProgress("k1")
     await store.settle(settlement())
     replay = await store.reserve(reserve_request())
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, Replayed)
     assert replay.call.result == "42"
     assert not replay.call.cached
     assert await fleet(store) == (Amount(1, 100, 300), Amount())
@@ -170,7 +109,7 @@ async def test_failed_call_is_charged_and_its_key_cannot_be_reused(store: Ledger
     await store.reserve(reserve_request(cache_key="c"))
     await store.fail("d1", "k1", 1, "garbage", charge, NOW)
     outcome = await store.reserve(reserve_request(cache_key="c"))
-    assert isinstance(outcome, Ended)
+    assert isinstance(outcome, CallEnded)
     assert (outcome.call.state, outcome.call.reason, outcome.call.charged) == (CallState.FAILED, "garbage", charge or HOLD)
     assert await fleet(store) == (charge or HOLD, Amount())
     assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved), "a failure is not cached"
@@ -187,12 +126,12 @@ async def test_expired_lease_leaves_the_call_in_doubt_charged_at_the_hold(store:
     assert await fleet(store) == (HOLD.plus(HOLD), Amount()), "an unconfirmed call is charged at the hold immediately"
     late = await store.settle(settlement())
     assert (late.applied, late.call.state) == (False, CallState.IN_DOUBT)
-    assert isinstance(await store.reserve(reserve_request()), Ended)
+    assert isinstance(await store.reserve(reserve_request()), CallEnded)
 
 
 @pytest.mark.parametrize("unit", ["calls", "tokens", "uusd"])
 async def test_each_unit_of_a_limit_refuses_a_call_that_exceeds_it(store: LedgerStore, unit: str) -> None:
-    terms = BudgetTerms(FLEET, Limits(**{unit: getattr(HOLD, unit) * 2}))
+    terms = BudgetTerms(FLEET, AmountLimits(**{unit: getattr(HOLD, unit) * 2}))
     for key in ("k1", "k2"):
         await store.reserve(reserve_request(key, budgets=[terms]))
     with pytest.raises(BudgetExhausted) as refused:
@@ -208,15 +147,15 @@ async def test_each_unit_of_a_limit_refuses_a_call_that_exceeds_it(store: Ledger
 
 async def test_refusal_names_the_current_limit_even_below_the_use(store: LedgerStore) -> None:
     for key in ("k1", "k2"):
-        await store.reserve(reserve_request(key, budgets=[BudgetTerms(FLEET, Limits(calls=2))]))
+        await store.reserve(reserve_request(key, budgets=[BudgetTerms(FLEET, AmountLimits(calls=2))]))
     with pytest.raises(BudgetExhausted) as refused:
-        await store.reserve(reserve_request("k3", budgets=[BudgetTerms(FLEET, Limits(calls=1))]))
+        await store.reserve(reserve_request("k3", budgets=[BudgetTerms(FLEET, AmountLimits(calls=1))]))
     metadata = refused.value.metadata
     assert (metadata["told"], metadata["used"], metadata["limit"]) == ("fleet calls 2 of 1", "2", "1")
 
 
 async def test_a_refusal_by_one_budget_leaves_no_hold_on_the_others(store: LedgerStore) -> None:
-    device = BudgetTerms(budget_key("device", "d1"), Limits(calls=0))
+    device = BudgetTerms(budget_key("device", "d1"), AmountLimits(calls=0))
     with pytest.raises(BudgetExhausted) as refused:
         await store.reserve(reserve_request(budgets=[ROOMY, device]))
     assert refused.value.metadata["scope"] == "device"
@@ -224,7 +163,7 @@ async def test_a_refusal_by_one_budget_leaves_no_hold_on_the_others(store: Ledge
 
 
 async def test_concurrent_calls_never_exceed_a_limit(store: LedgerStore) -> None:
-    terms = BudgetTerms(FLEET, Limits(calls=7))
+    terms = BudgetTerms(FLEET, AmountLimits(calls=7))
     asked = [store.reserve(reserve_request(f"k{number}", budgets=[terms])) for number in range(40)]
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert sum(isinstance(outcome, Reserved) for outcome in outcomes) == 7
@@ -233,7 +172,7 @@ async def test_concurrent_calls_never_exceed_a_limit(store: LedgerStore) -> None
 
 async def test_limit_lowered_below_use_refuses_only_calls_that_need_that_unit(store: LedgerStore) -> None:
     await store.reserve(reserve_request())
-    fewer_tokens = BudgetTerms(FLEET, Limits(tokens=100))
+    fewer_tokens = BudgetTerms(FLEET, AmountLimits(tokens=100))
     assert isinstance(await store.reserve(reserve_request("k2", hold=Amount(1, 0, 900), budgets=[fewer_tokens])), Reserved)
     with pytest.raises(BudgetExhausted):
         await store.reserve(reserve_request("k3", hold=Amount(1, 1, 900), budgets=[fewer_tokens]))
@@ -245,7 +184,7 @@ async def test_cached_answer_is_returned_without_charge(store: LedgerStore) -> N
     await store.reserve(reserve_request(cache_key="c"))
     await store.settle(settlement())
     replay = await store.reserve(reserve_request("k2", cache_key="c"))
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, Replayed)
     assert (replay.call.cached, replay.call.result, replay.call.charged) == (True, "42", Amount())
     assert await fleet(store) == (Amount(1, 100, 300), Amount())
     assert await store.reserve(reserve_request("k2", cache_key="c")) == replay
@@ -258,7 +197,7 @@ async def test_a_prompt_group_of_a_step_makes_one_call(store: LedgerStore) -> No
     assert await store.reserve(reserve_request("k2", **group)) == InProgress("k1")
     await store.settle(settlement())
     replay = await store.reserve(reserve_request("k2", **group))
-    assert isinstance(replay, Replay)
+    assert isinstance(replay, Replayed)
     assert replay.call.cached
     with pytest.raises(KeyReused):
         await store.reserve(reserve_request("k3", step=0, prompt_id="p", fingerprint="other"))
@@ -271,7 +210,7 @@ async def test_refunded_group_call_frees_the_group_for_another_key(store: Ledger
     await store.refund("d1", "k1", 1, "refused", NOW)
     assert isinstance(await store.reserve(reserve_request("k2", **group)), Reserved)
     await store.settle(settlement("k2"))
-    assert isinstance(await store.reserve(reserve_request("k1", **group)), Replay)
+    assert isinstance(await store.reserve(reserve_request("k1", **group)), Replayed)
 
 
 async def test_a_step_holds_its_calls_to_its_credit(store: LedgerStore) -> None:
@@ -310,7 +249,7 @@ async def test_an_answer_is_replayed_also_after_its_step_was_closed(store: Ledge
     await store.reserve(reserve_request(step=0))
     await store.settle(settlement())
     await store.close_step(close_request())
-    assert isinstance(await store.reserve(reserve_request(step=0)), Replay)
+    assert isinstance(await store.reserve(reserve_request(step=0)), Replayed)
 
 
 async def test_opening_a_step_again_returns_the_first_result(store: LedgerStore) -> None:
@@ -414,7 +353,7 @@ async def test_budget_version_only_grows(store: LedgerStore) -> None:
 
 
 async def test_watchers_receive_the_budgets_with_a_new_version(store: LedgerStore) -> None:
-    changes, own = store.changes(), (BudgetTerms("device", Limits(calls=100)),)  # nobody else's concern
+    changes, own = store.changes(), (BudgetTerms("device", AmountLimits(calls=100)),)  # nobody else's concern
     first = asyncio.create_task(anext(changes))
     await asyncio.sleep(0)
     await store.reserve(reserve_request(budgets=own))
@@ -449,7 +388,7 @@ async def test_non_text_parts_of_an_answer_are_stored_replayed_and_purged(store:
     plain = settled.result_sha256
     assert (settled.beyond_text, await store.get_call("d1", "k1")) == (called, settled)
     again = await store.reserve(reserve_request("k2", cache_key="c"))
-    assert isinstance(again, Replay) and (again.call.beyond_text, again.call.result_sha256) == (called, plain)
+    assert isinstance(again, Replayed) and (again.call.beyond_text, again.call.result_sha256) == (called, plain)
     await store.reserve(reserve_request("k3"))
     assert (await store.settle(settlement("k3"))).call.result_sha256 != plain, "the journal vouches for the calls of tools, too"
     assert await store.purge_results(NOW + 100.0, NOW + 100.0) == 3
@@ -462,7 +401,7 @@ async def test_purged_answers_are_gone_and_charges_stay(store: LedgerStore) -> N
     assert await store.purge_results(NOW, NOW + 5.0) == 0
     assert await store.purge_results(NOW + 100.0, NOW + 100.0) == 1
     outcome = await store.reserve(reserve_request(cache_key="c"))
-    assert isinstance(outcome, Ended)
+    assert isinstance(outcome, CallEnded)
     assert (outcome.call.state, outcome.call.result, outcome.call.charged.uusd) == (CallState.COMPLETED, None, 300)
     assert isinstance(await store.reserve(reserve_request("k2", cache_key="c")), Reserved)
 
@@ -538,7 +477,7 @@ async def test_calls_are_paged_by_device_and_key_without_repeats(store: LedgerSt
 
 
 async def test_budgets_are_paged_and_step_credits_only_on_request(store: LedgerStore) -> None:
-    budgets = [BudgetTerms(budget_key("device", name), Limits()) for name in ("c", "a", "b")]
+    budgets = [BudgetTerms(budget_key("device", name), AmountLimits()) for name in ("c", "a", "b")]
     await store.open_step(open_request())
     await store.reserve(reserve_request(step=0, budgets=[ROOMY, *budgets]))
     first = await store.list_budgets_after("", 3)

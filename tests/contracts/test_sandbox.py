@@ -14,10 +14,10 @@ import pytest
 
 from edge.core.errors import UsageError
 from edge.verifiers.sandbox import choice
-from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
-from tests.sandboxes import ISOLATING, judged, usable_sandbox
+from edge.verifiers.sandbox.role import Confined, Sandbox, SandboxLimits, Streams
+from tests.worlds.sandboxes import ISOLATING, judged, usable_sandbox
 
-LIMITS = Limits(wall_s=10.0)
+LIMITS = SandboxLimits(wall_s=10.0)
 
 
 @pytest.fixture(params=[*ISOLATING, "none"])

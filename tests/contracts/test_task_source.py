@@ -14,7 +14,7 @@ from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
 from tests.shared_data import shared_data
-from tests.unit.data_set_files import hub_folder
+from tests.worlds.data_set_files import hub_folder
 
 PRACTICE = [f"practice:{name}" for name in (*FAMILIES, *GROUPS)]
 LEARNABLE = [*PRACTICE, "jsonl", *(name for name in DATA_SETS if name != "humaneval"), "real gsm8k"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
+from edge.models import hub
 
 
 @pytest.fixture
@@ -31,3 +33,13 @@ async def llama(worker: EngineWorker) -> AsyncIterator[Callable[..., LlamaCppBac
     yield open_one
     for backend in opened:
         await backend.aclose()
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The agent's models folder; the hub's cache next to it is empty."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))
+    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
+    return folder

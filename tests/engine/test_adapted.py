@@ -16,7 +16,7 @@ from edge.models.decoder import FeedForward, RMSNorm, attention, attention_mask
 from edge.models.spec import DecoderSpec
 from edge.training import lora
 from edge.training.lora import round_frozen
-from tests.engine.tiny_learner import SPEC, VOCAB, tiny_decoder
+from tests.worlds.tiny_learner import SPEC, VOCAB, tiny_decoder
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

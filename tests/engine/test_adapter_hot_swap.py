@@ -18,9 +18,10 @@ from edge.core.worker import EngineWorker, Priority
 from edge.inference.adapters import write_gguf_adapter
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import Decoder
-from tests.engine.changed_gguf import Parts, changed, putting
-from tests.engine.made_up_lora import write_adapter, write_peft_adapter
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.batched_engine import refuses_each
+from tests.worlds.changed_gguf import Parts, changed, putting
+from tests.worlds.made_up_lora import write_adapter, write_peft_adapter
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 QUESTION = [Message("user", "What is 2 + 3?")]
@@ -114,8 +115,8 @@ async def test_swaps_under_load_never_mix_versions(backend: LlamaCppBackend, tin
         assert response == expected[response.adapter_version]
 
 
-def broken_adapters(folder: Path, model: TinyModel) -> dict[str, Path]:
-    """Unusable adapter folders, by the defect. Those made of parts of the good adapter are loaded by llama.cpp, which then gives
+def broken_adapters(folder: Path, model: TinyModel) -> list[Path]:
+    """Unusable adapter folders, each named by its defect. Those made of parts of the good adapter are loaded by llama.cpp, which then gives
     nonsense."""
     good = folder / "good" / "adapter.gguf"
     write_adapter(good.parent, model, 1)
@@ -136,21 +137,13 @@ def broken_adapters(folder: Path, model: TinyModel) -> dict[str, Path]:
         (folder / name).mkdir()
         changed(good, folder / name / "adapter.gguf", change)
     names = ("missing", "mismatched", "cut short", "corrupt", "empty", "cut in header", *changes)
-    return {name: folder / name for name in names}
+    return [folder / name for name in names]
 
 
 async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_stays(
     backend: LlamaCppBackend, tiny: TinyModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await backend.swap_adapter(write_adapter(tmp_path / "used", tiny, 7))
-    before = await backend.sample_group(QUESTION, SAMPLING, [1])
-    for name, folder in broken_adapters(tmp_path / "broken", tiny).items():
-        with pytest.raises(AdapterError) as caught:
-            await backend.swap_adapter(AdapterRef(8, str(folder)))
-        assert "\n" not in str(caught.value), name
-        assert str(folder) in str(caught.value), name
-        assert await backend.sample_group(QUESTION, SAMPLING, [1]) == before, name
-        assert backend.adapter_version == 7, name
+    await refuses_each(backend, write_adapter(tmp_path / "used", tiny, 7), broken_adapters(tmp_path / "broken", tiny))
     assert capfd.readouterr().err == ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.bench.harness import Part
+from tools.bench.harness import MeasuredPart
 from tools.bench.part import main
 from tools.bench.table import rows
 from tools.bench.table.jobs import LEAN, Jobs
@@ -27,7 +27,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     return found
 
 
-def run(part: Part, folder: Path) -> dict[str, Any]:
+def run(part: MeasuredPart, folder: Path) -> dict[str, Any]:
     """A part's process, in this one."""
     job, result = folder / "job.json", folder / "result.json"
     job.write_text(json.dumps({**part.job, "scratch": str(folder / "scratch")}), encoding="utf-8")
@@ -78,13 +78,3 @@ def test_floor_is_computed_from_model_speeds(jobs: Jobs, learned: dict[str, Any]
     found = run(jobs.speed({"tiny": model}, 0.01), jobs.out)
     row = rows.floor_row([found], {"a step": ([learned], "tiny", 16, 2.0)})
     assert row.verdicts[0].value > 0.0
-
-
-def test_the_trainer_is_compared_with_the_sampler_on_the_file_and_on_the_original(jobs: Jobs) -> None:
-    files = make_random(jobs.models / "four", "tiny", ["F16", "Q4_K_M"], transformers=False)
-    items = jobs.items(gguf_file(jobs.models, "tiny", "Q8_0"), WORK)
-    part = jobs.mismatch(files[1], files[0], items, prompts=2, tokens=6, context=64, random=True)
-    found = run(part, jobs.out)
-    assert found["file"]["tokens"] == found["original"]["tokens"] == 2 * 8 * 6
-    assert found["original"]["mean_abs_logprob_diff"] > 3 * found["file"]["mean_abs_logprob_diff"]
-    assert sum(found["types"].values()) == pytest.approx(1.0, abs=0.01)

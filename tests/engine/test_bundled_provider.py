@@ -13,7 +13,7 @@ from coordinator.config import UpstreamConfig
 from coordinator.providers.bundled import BundledProvider
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
 
 QUESTIONS = [f"How much is {number} and {number * 37 % 11}? " * (1 + number % 5) for number in range(24)]
 

@@ -13,7 +13,7 @@ from edge.core.errors import EdgeError, ModelFileError
 from edge.core.types import Message
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel, Vocabulary
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, write_tiny_model
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, write_tiny_model
 
 TRIMMING = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
 SPLITTING = (

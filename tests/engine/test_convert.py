@@ -20,8 +20,8 @@ from edge.inference.gguf_model import GgufModel
 from edge.models.convert import convert
 from edge.models.decoder import load_decoder
 from edge.models.gguf_reader import open_gguf
-from tests.engine.hf_folder import LLAMA3_ROPE, tokenizer_json, write_hf_folder
 from tests.shared_data import shared_data
+from tests.worlds.hf_folder import LLAMA3_ROPE, tokenizer_json, write_hf_folder
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 IDS = [5, 40, 7, 300, 12, 99, 3, 17, 256, 8, 41, 60]

@@ -14,26 +14,16 @@ from edge.cli import main
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import read_header
 from edge.inference.gguf_model import check_gguf_file
-from edge.models import hub
 from edge.models.hf_folder import stored_tensors
 from edge.models.quantise import quantise
-from tests.engine.changed_gguf import Parts, Tensor, changed, putting
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.changed_gguf import Parts, Tensor, changed, putting
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.tiny_gguf import write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", "qwen2").path
-
-
-@pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
-    return folder
 
 
 SENSELESS = {

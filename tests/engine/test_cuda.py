@@ -16,7 +16,7 @@ from edge.sizing import training_device, training_memory
 from edge.training.batching import Row
 from edge.training.learner import LearnerSettings, UpdateRule
 from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_learner import adapter_of, equal, random_groups, saved, stub_converter, tiny_learner
+from tests.worlds.tiny_learner import adapter_of, equal, random_groups, saved, stub_converter, tiny_learner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU")
 on_both = pytest.mark.skipif(not llama_offloads(), reason="llama.cpp is built for the processor alone")

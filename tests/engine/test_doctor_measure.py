@@ -14,7 +14,7 @@ from edge.app.engines import installed, open_backend
 from edge.app.settings import model_file
 from edge.cli import doctor, main, measure
 from edge.cli.doctor import llama_fault, trial_command
-from edge.cli.measure import EngineRates, Measured
+from edge.cli.measure import EngineRates, MachineMeasures
 from edge.cli.settings import Settings
 from edge.config.device_profile import MEASURED, Pick, pick_profile
 from edge.config.loader import resolve
@@ -92,7 +92,7 @@ def test_profile_is_used_by_run_and_simulation_on_the_matching_machine(report: t
     assert result["measured"]["machine"] == machine_facts().fingerprint
     assert pick_profile([profile], profile.parent, machine_facts) == Pick(profile, MEASURED)
     lines = "\n".join(
-        measure.measured_lines(Measured(config.device, ModelCost(**result["model"]), RATES, BatchAdvice(**advice), None))
+        measure.measured_lines(MachineMeasures(config.device, ModelCost(**result["model"]), RATES, BatchAdvice(**advice), None))
     )
     assert "tokens/s" in lines and "floor of a step: not known" in lines
 

@@ -14,8 +14,8 @@ from edge.models.streamed import open_streamed
 from edge.training import lora
 from edge.training.learner import LORA_TARGETS, LoraSpec
 from edge.training.memory import BatchLimits, ModelShape, OutOfMemory, ProbePlan, TrainingSetting, make_fit
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.engine.tiny_learner import VOCAB, adapter_of, equal, policy_gradients, random_groups, tiny_decoder, tiny_learner
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_learner import VOCAB, adapter_of, equal, policy_gradients, random_groups, tiny_decoder, tiny_learner
 
 
 def _gradients(decoder, *, checkpointing: bool, shared: bool, bf16: bool = False) -> dict[str, torch.Tensor]:

@@ -17,8 +17,8 @@ from edge.inference.adapters import check_adapter, write_gguf_adapter
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import WentBack
 from edge.state.feedback import Feedback
-from tests.engine.test_learning_step import tiny_config
-from tests.unit.agent_world import give_feedback, reported
+from tests.worlds.agent import give_feedback, reported
+from tests.worlds.tiny_run import tiny_config
 
 
 def gated_config(state: Path, *sets: str) -> AgentConfig:
@@ -62,7 +62,7 @@ async def test_corrected_answer_is_learned_on_this_device_only(tmp_path: Path) -
         answer = await agent.answerer.answer(replace(AnswerRequest((asked,)), mode="local-only"))
         give_feedback(agent, Feedback(answer.id, "bad", "7") if answer.final != "7" else Feedback(answer.id, "good"))
         await agent.learn(3)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         report = reported(agent, 0.0)
     assert steps[0].source == "practice:group1" and steps[1].source == f"mine:{answer.task}"
     assert (steps[1].scores.prompts, steps[1].scores.responses, steps[1].cloud.cloud_calls) == (1, 4, 0)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import torch
+from tests.engine.mlx_engines import require_mlx
 
 from edge.core.forms import ResponseForm
 from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Message, PromptGroup, Sampling
@@ -17,7 +18,6 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.training.batching import Row, targets_of
 from edge.training.loss import token_scores, with_help_bias
-from tests.engine.mlx_engines import require_mlx
 
 NANO = bundled_folder() / "nano-edge.gguf"
 QUESTION = [Message("user", "What is 17 + 25?")]

@@ -21,8 +21,8 @@ from edge.inference.json_grammar import MalformedSchema, object_grammar, schema_
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import find_model
 from edge.serve.answer_forms import tool_use
-from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
 from tests.random_schemas import random_schema, with_a_false_keyword
+from tests.worlds.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
 
 SCHEMAS = 200
 QUESTION = [Message("user", "What is 4 + 1?")]

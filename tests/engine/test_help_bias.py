@@ -11,8 +11,8 @@ from edge.core.events import MemorySink
 from edge.core.types import BiasedDecision
 from edge.training.batching import Row, targets_of
 from edge.training.loss import token_scores, with_help_bias
-from tests.engine.mlx_engines import require_mlx
-from tests.engine.test_learning_step import learn, tiny_config
+from tests.worlds.mlx_engines import require_mlx
+from tests.worlds.tiny_run import learn, tiny_config
 
 VOCAB, WIDTH, HELP = 24, 8, (3, 5, 7)
 ROWS = (

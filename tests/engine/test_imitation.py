@@ -8,7 +8,7 @@ from edge.core.types import Demonstration, KeptAnswer
 from edge.core.worker import EngineWorker
 from edge.training.batching import kept_rows
 from edge.training.learner import MOST_IMITATIONS, UpdateRule
-from tests.engine.tiny_learner import random_groups, tiny_learner
+from tests.worlds.tiny_learner import random_groups, tiny_learner
 
 PROMPT, OTHER, ANSWER = (1, 2, 3), (1, 3), (10, 11, 12, 0)
 

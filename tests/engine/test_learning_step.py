@@ -15,8 +15,6 @@ import pytest
 from edge.app.agents import build_agent
 from edge.app.measuring import evaluate
 from edge.app.settings import latest_adapters
-from edge.config.agent import resolve_agent_config
-from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorUnavailable, ModelFileError
 from edge.core.events import FanOutSink, MemorySink
 from edge.core.types import Message
@@ -25,36 +23,13 @@ from edge.evaluation.plan import EvalPlan
 from edge.learning.run_folder import RunFolder
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import StepFinished
-
-
-def tiny_config(state: Path, *sets: str) -> AgentConfig:
-    """Few prompts, one thread, and temperature as in learning."""
-    return resolve_agent_config(
-        sets=[
-            f"state_folder={state}",
-            "learning.prompts_per_step=3",
-            "learning.group_size=4",
-            "learning.max_tokens=96",
-            "learning.torch_threads=1",
-            "engine.threads=1",
-            "engine.max_rows=12",
-            "coordinator.max_output_tokens=128",
-            "gate.enabled=false",
-            *sets,
-        ]
-    ).config
+from tests.worlds.tiny_run import learn, tiny_config
 
 
 def numbers(step: StepFinished) -> dict[str, Any]:
     """The values that must be equal in a repeated run."""
     quiet = ("seconds", "seconds_by_part", "tokens_per_s", "at")
     return {key: value for key, value in step.to_json().items() if key not in quiet}
-
-
-async def learn(config: AgentConfig, steps: int, sink: Any = None) -> tuple[list[StepFinished], Any]:
-    async with build_agent(config, sink or MemorySink()) as agent:
-        await agent.learn(steps)
-        return agent.steps(), await agent.link.budget()
 
 
 async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger(tmp_path: Path) -> None:
@@ -65,7 +40,7 @@ async def test_two_real_steps_write_checkpoints_run_folder_and_a_matching_ledger
         before = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         finished = await agent.learn(2)
         after = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        steps, budget = agent.steps(), await agent.link.budget()
+        steps, budget = agent.components.state.steps(), await agent.link.budget()
         summary = folder.finish(steps, finished, agent.adapter.in_use())
     folder.close()
     assert [step.step for step in steps] == [1, 2]
@@ -98,7 +73,7 @@ async def test_without_a_coordinator_the_agent_answers_learns_and_reports_offlin
         with pytest.raises(CoordinatorUnavailable):
             await agent.link.budget()
     assert answer.source in ("local", "local-fallback")
-    assert (status.online, status.outbox, status.steps_done) == (False, 1, 1)
+    assert (status.online, status.waiting_reports, status.steps_done) == (False, 1, 1)
 
 
 async def test_an_evaluation_reports_accuracies_with_their_rate_and_is_repeatable(tmp_path: Path) -> None:
@@ -189,7 +164,7 @@ async def test_with_a_gate_real_steps_are_promoted_only_after_evaluation_and_res
         waiting = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
         await agent.learn(1)
         promoted = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 4?"),)))
-        whole = agent.steps()
+        whole = agent.components.state.steps()
     assert (waiting.adapter_version, promoted.adapter_version) == (0, 2)
     assert [step.adapter.gate for step in whole] == ["", "promoted"]
     assert (whole[1].adapter.gate_before, whole[1].time.seconds_by_part.gate > 0) != (None, False)

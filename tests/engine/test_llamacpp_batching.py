@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.rng import stream
-from edge.core.types import Message, PromptGroup, Sampling
-from edge.core.worker import EngineWorker, Priority
+from edge.core.types import Sampling
+from edge.core.worker import EngineWorker
 from edge.inference.batched import KV_BYTES, rows_that_fit
 from edge.inference.llamacpp import LlamaCppBackend
-from tests.engine.made_up_lora import write_adapter
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.batched_engine import concurrent, one_by_one, question
+from tests.worlds.made_up_lora import write_adapter
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=48)
 
@@ -39,42 +39,12 @@ async def opened(model: TinyModel, **options: int) -> AsyncIterator[LlamaCppBack
         worker.close()
 
 
-def question(number: int) -> list[Message]:
-    """Questions of very different lengths."""
-    return [Message("user", f"Question {number}: " + "how many? " * (number * 3 % 23))]
-
-
-async def one_by_one(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
-    """Each response on its own, nothing else in flight."""
-    groups = []
-    for number in numbers:
-        singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in seeds]
-        groups.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
-    return groups
-
-
-async def concurrent(backend: LlamaCppBackend, numbers: range, seeds: range) -> list[PromptGroup]:
-    """Concurrent requests that arrive at odd moments, with served requests and a withdrawn one in between."""
-    random = stream(1, "arrivals")
-
-    async def late(number: int) -> PromptGroup:
-        await asyncio.sleep(random.random() * 0.02)
-        priority = Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT
-        return await backend.sample_group(question(number), ROLLOUT, seeds, priority)
-
-    withdrawn = asyncio.create_task(backend.sample_group(question(99), Sampling(max_tokens=200), range(6)))
-    groups = await asyncio.gather(*(late(number) for number in numbers))
-    withdrawn.cancel()
-    await asyncio.gather(withdrawn, return_exceptions=True)
-    return list(groups)
-
-
 @pytest.mark.parametrize("adapted", [False, True], ids=["bare", "with an adapter"])
 async def test_same_seeds_give_the_same_bits_alone_and_in_a_batch(tiny: TinyModel, tmp_path: Path, adapted: bool) -> None:
     async with opened(tiny) as backend:
         await backend.swap_adapter(write_adapter(tmp_path / "adapter", tiny, 1) if adapted else None)
-        expected = await one_by_one(backend, range(6), range(4))
-        assert await concurrent(backend, range(6), range(4)) == expected
+        expected = await one_by_one(backend, ROLLOUT, range(6), range(4))
+        assert await concurrent(backend, ROLLOUT, range(6), range(4)) == expected
         lengths = {len(response.token_ids) for group in expected for response in group.responses}
         assert len(lengths) > 2  # rows ended at different times, so rows were refilled and moved
 
@@ -83,7 +53,7 @@ async def test_number_of_rows_does_not_change_results(tiny: TinyModel) -> None:
     results = []
     for options in ({"max_rows": 8}, {"max_rows": 1, "serving_rows": 1}, {"max_rows": 3}):
         async with opened(tiny, **options) as backend:
-            results.append(await concurrent(backend, range(4), range(5)))
+            results.append(await concurrent(backend, ROLLOUT, range(4), range(5)))
     assert all(result == results[0] for result in results[1:])
 
 

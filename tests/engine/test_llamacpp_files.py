@@ -14,7 +14,7 @@ from edge.core.types import Message, Sampling
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.models.quantise import quantise
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, write_tiny_model
 
 OpenLlama = Callable[..., LlamaCppBackend]
 UNUSABLE: dict[str, tuple[Callable[[bytes], bytes], str]] = {

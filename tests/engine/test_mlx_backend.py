@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.core.errors import AdapterError, ModelFileError
-from edge.core.types import AdapterRef, Message, PromptGroup, Sampling
-from edge.core.worker import EngineWorker, Priority
+from edge.core.errors import ModelFileError
+from edge.core.types import Message, Sampling
+from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
-from tests.engine.hf_folder import tiny_tokenizer
-from tests.engine.made_up_lora import write_adapter, write_peft_adapter
-from tests.engine.mlx_engines import mlx_backend, require_mlx, write_mlx_folder
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, TinyModel, write_tiny_model
+from tests.worlds.batched_engine import concurrent, one_by_one, question, refuses_each
+from tests.worlds.hf_folder import tiny_tokenizer
+from tests.worlds.made_up_lora import write_adapter, write_peft_adapter
+from tests.worlds.mlx_engines import mlx_backend, require_mlx, write_mlx_folder
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=10)
 
@@ -29,38 +29,18 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.gguf", architecture, quantised=kind == "Q8_0")
 
 
-def question(number: int) -> list[Message]:
-    """Questions of very different lengths; the longest takes more than one step of places."""
-    return [Message("user", f"Question {number}: " + "how many? " * (number * 13 % 30))]
-
-
-async def concurrent(backend: object, numbers: range, seeds: range) -> list[PromptGroup]:
-    """Concurrent requests, with a served request and a withdrawn one in between."""
-    sample = backend.sample_group  # type: ignore[attr-defined]
-    withdrawn = asyncio.create_task(sample(question(99), Sampling(max_tokens=100), range(3)))
-    priorities = {number: Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT for number in numbers}
-    groups = asyncio.gather(*(sample(question(number), ROLLOUT, seeds, priorities[number]) for number in numbers))
-    await asyncio.sleep(0.05)
-    withdrawn.cancel()
-    await asyncio.gather(withdrawn, return_exceptions=True)
-    return list(await groups)
-
-
 async def test_same_seeds_give_the_same_bits_alone_in_a_batch_and_with_other_rows(
     tiny: TinyModel, worker: EngineWorker, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", tiny, 1)
     backend = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=10)
     await backend.swap_adapter(adapter)
-    alone = []
-    for number in range(4):
-        singles = [await backend.sample_group(question(number), ROLLOUT, [seed]) for seed in range(3)]
-        alone.append(PromptGroup(singles[0].prompt_ids, tuple(single.responses[0] for single in singles)))
-    assert await concurrent(backend, range(4), range(3)) == alone
+    alone = await one_by_one(backend, ROLLOUT, range(4), range(3))
+    assert await concurrent(backend, ROLLOUT, range(4), range(3)) == alone
     await backend.aclose()
     narrow = mlx_backend(tiny.path, worker, n_ctx=384, max_rows=2, serving_rows=1)
     await narrow.swap_adapter(adapter)
-    assert await concurrent(narrow, range(4), range(3)) == alone
+    assert await concurrent(narrow, ROLLOUT, range(4), range(3)) == alone
     await narrow.aclose()
 
 
@@ -83,28 +63,18 @@ async def test_an_unusable_adapter_is_refused_in_one_line_and_the_one_in_use_sta
     tiny: TinyModel, worker: EngineWorker, tmp_path: Path
 ) -> None:
     backend = mlx_backend(tiny.path, worker)
-    await backend.swap_adapter(write_adapter(tmp_path / "used", tiny, 7))
-    before = await backend.sample_group(question(1), ROLLOUT, [1])
-    for name in ("missing", "other rank", "cut", "other shape"):
-        folder = tmp_path / name
-        if name != "missing":
-            write_peft_adapter(folder, tiny)
-        if name == "other rank":
-            config = json.loads((folder / "adapter_config.json").read_text()) | {"r": 5}
-            (folder / "adapter_config.json").write_text(json.dumps(config))
-        if name == "cut":
-            file = folder / "adapter_model.safetensors"
-            file.write_bytes(file.read_bytes()[:-100])
-        if name == "other shape":
-            odd = write_tiny_model(tmp_path / "odd.gguf", "qwen2")
-            odd.state["model.layers.0.mlp.up_proj.weight"] = np.ones((96, 32), dtype=np.float32)
-            write_peft_adapter(folder, odd)
-        with pytest.raises(AdapterError) as caught:
-            await backend.swap_adapter(AdapterRef(8, str(folder)))
-        assert "\n" not in str(caught.value), name
-        assert str(folder) in str(caught.value), name
-        assert backend.adapter_version == 7, name
-        assert await backend.sample_group(question(1), ROLLOUT, [1]) == before, name
+    names = ("other rank", "cut", "other shape")
+    folders = {name: tmp_path / name for name in ("missing", *names)}
+    for name in names:
+        write_peft_adapter(folders[name], tiny)
+    file = folders["other rank"] / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"r": 5}))
+    file = folders["cut"] / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    odd = write_tiny_model(tmp_path / "odd.gguf", "qwen2")
+    odd.state["model.layers.0.mlp.up_proj.weight"] = np.ones((96, 32), dtype=np.float32)
+    write_peft_adapter(folders["other shape"], odd)
+    await refuses_each(backend, write_adapter(tmp_path / "used", tiny, 7), list(folders.values()))
     await backend.aclose()
 
 

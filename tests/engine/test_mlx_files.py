@@ -11,7 +11,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from edge.core.errors import ModelFileError
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_gguf import write_tiny_model
 
 mx = pytest.importorskip("mlx.core", reason="MLX has no wheel for this platform")
 pytest.importorskip("mlx_lm", reason="MLX has no wheel for this platform")

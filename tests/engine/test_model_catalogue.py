@@ -9,23 +9,12 @@ import pytest
 
 from edge.cli import main
 from edge.core.errors import ModelFileError
-from edge.models import hub
 from edge.models.catalogue import all_models, find_model, look_at
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.onnx_engines import require_onnx
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.onnx_engines import require_onnx
+from tests.worlds.tiny_gguf import write_tiny_model
 
 COMMIT = "b" * 40
-
-
-@pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The agent's models folder; the hub's cache next to it is empty."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    monkeypatch.setenv("EDGE_AGENT_MODELS", str(folder))
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
-    return folder
 
 
 def cached(models: Path, repo: str) -> Path:

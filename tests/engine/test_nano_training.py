@@ -126,16 +126,13 @@ def test_a_decoder_grows_only_into_a_larger_one_of_its_kind() -> None:
     ("words", "next_step"),
     [
         (("export", "nano-edge", "--weights", "{}/final.pt"), "python -m tools.nano train nano-edge"),
-        (("spread", "{}/model.gguf"), "GGUF"),
         (("passes", "{}/model.gguf"), "edge/models/files"),
-        (("card", "{}/other.json"), "eval --json-out"),
         (("train", "nano-edge", "--folder", "{}/run", "--grow-from", "{}/model.gguf"), "model.gguf"),
     ],
 )
 def test_a_file_that_is_missing_or_of_another_kind_is_one_line(
     words: tuple[str, ...], next_step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "other.json").write_text('{"scores": {}}')
     monkeypatch.setattr("sys.argv", ["tools.nano", *(word.format(tmp_path) for word in words)])
     assert ending(main) in (1, 2)
     [line] = capsys.readouterr().err.splitlines()

@@ -10,7 +10,7 @@ import torch
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.training.learner import UpdateRule
-from tests.engine.tiny_learner import adapter_of, equal, random_groups, tiny_learner
+from tests.worlds.tiny_learner import adapter_of, equal, random_groups, tiny_learner
 
 PROMPT, FOREIGN = (1, 2, 3), (10, 11, 12, 0)
 

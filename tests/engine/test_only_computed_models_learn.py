@@ -13,8 +13,8 @@ from edge.core.types import Message, Sampling
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.models.streamed import open_streamed
-from tests.engine.changed_gguf import Parts, changed, putting
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.changed_gguf import Parts, changed, putting
+from tests.worlds.tiny_gguf import write_tiny_model
 
 IDS = torch.tensor([[1, 2, 3, 10, 11]])
 

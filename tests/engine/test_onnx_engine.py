@@ -13,9 +13,9 @@ from edge.core.worker import EngineWorker
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.onnx_backend import BUCKET, OnnxBackend, OnnxEngine, OnnxGraph
 from edge.models.decoder import Decoder, load_decoder
-from tests.engine.made_up_lora import write_peft_adapter
-from tests.engine.onnx_engines import onnx_backend, onnx_graph
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.made_up_lora import write_peft_adapter
+from tests.worlds.onnx_engines import onnx_backend, onnx_graph
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 TOLERANCE = 2e-4
 """Largest difference of a logit: float32 sums in another order."""

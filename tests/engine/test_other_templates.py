@@ -15,7 +15,7 @@ from edge.dagrpo.prompts import SYSTEM_PROMPT, prompt_messages
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel, Vocabulary
 from edge.inference.llamacpp import LlamaCppBackend
-from tests.engine.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, TOOL_TEMPLATE, write_tiny_model
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, TOOL_TEMPLATE, write_tiny_model
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

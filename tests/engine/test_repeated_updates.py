@@ -13,7 +13,7 @@ from edge.core.worker import EngineWorker
 from edge.training.learner import LearnerSettings, UpdateRule
 from edge.training.mlx_learner import MlxLearner
 from edge.training.torch_learner import SequenceLogprobs, TorchLearner, held_back
-from tests.engine.tiny_learner import adapter_of, equal, random_groups, tiny_learner
+from tests.worlds.tiny_learner import adapter_of, equal, random_groups, tiny_learner
 
 GROUPS = random_groups(11)
 CAP = 1e-6

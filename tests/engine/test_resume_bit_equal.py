@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from edge.core.errors import StateError
 from edge.training.lora_learner import read_state, write_state
-from tests.engine.tiny_learner import equal, random_groups, saved, tiny_learner
+from tests.worlds.tiny_learner import equal, random_groups, saved, tiny_learner
 
 FILE = "learner.safetensors"
 

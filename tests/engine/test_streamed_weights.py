@@ -16,8 +16,8 @@ from edge.models.decoder import load_decoder
 from edge.models.ggml import ggml_type
 from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.engine.tiny_learner import assert_near, policy_gradients, random_groups
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_learner import assert_near, policy_gradients, random_groups
 
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 """Types that ggml itself has no way to turn into floats: they hold activations, or whole numbers."""

@@ -17,7 +17,7 @@ from edge.training import lora
 from edge.training.batching import live_rows
 from edge.training.device import choose_dtype
 from edge.training.learner import LoraSpec
-from tests.engine.tiny_learner import adapted, assert_near, policy_gradients, random_groups, saved, tiny_decoder, tiny_learner
+from tests.worlds.tiny_learner import adapted, assert_near, policy_gradients, random_groups, saved, tiny_decoder, tiny_learner
 
 
 def _autograd_reference(groups) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from edge.training.device import choose_device, graphics_memory, has_fast_bf16
 from edge.training.learner import LoraSpec
 from edge.training.loss import policy_loss, token_scores
 from edge.training.torch_learner import projection_of
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.tiny_gguf import write_tiny_model
 
 META = torch.device("meta")
 

@@ -19,17 +19,17 @@ from aiohttp import web
 
 from coordinator.failpoints import VARIABLE
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.loopback import answering
-from tests.service.processes import CoordinatorProcess, command
-from tests.service.upstream_server import completion, delta, event
 from tests.simulate.summary import note
+from tests.worlds.coordinator_process import CoordinatorProcess, command
+from tests.worlds.loopback import answering
+from tests.worlds.upstream_server import completion, delta, event
 from tools.simulate.faults.checker import check
 from tools.simulate.faults.device import Notebook, SimulatedDevice, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceEvent, DeviceLog
-from tools.simulate.faults.terms import History, TaskTerms, Terms
+from tools.simulate.faults.terms import DrawnTaskTerms, DrawnTerms, History
 from tools.simulate.faults.upstream import UpstreamEvent
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.verdict import WorldVerdict
 
 DUAL_LR = 0.05
 FLEET_CAPS = (5_000, 2_000_000, 3_000_000)
@@ -168,7 +168,7 @@ class Rig:
         self.kills += 1
         self.injected[f"killed {how}"] += 1
 
-    async def settle_down(self) -> Verdict:
+    async def settle_down(self) -> WorldVerdict:
         """End all faults: let the devices finish, let every lease expire, look up the outcome of every call, stop, and check everything."""
         self.upstream.mood, self.upstream.on_request = (), lambda _: None
         for device in self._devices:
@@ -183,13 +183,13 @@ class Rig:
         await self.process.stop()
         return await self._judge(open_files)
 
-    async def _judge(self, open_files: int) -> Verdict:
+    async def _judge(self, open_files: int) -> WorldVerdict:
         state = ("--state", str(self.process.state))
         code, stdout, stderr = await command("ledger", "verify", *state)
         assert code == 0, stdout + stderr
         code, stdout, stderr = await command("ledger", "export", *state)
         assert code == 0, stderr
-        terms = Terms(tasks={"math": TaskTerms(dual_lr=DUAL_LR)}, caps={"fleet": FLEET_CAPS, "device": DEVICE_CAPS})
+        terms = DrawnTerms(tasks={"math": DrawnTaskTerms(dual_lr=DUAL_LR)}, caps={"fleet": FLEET_CAPS, "device": DEVICE_CAPS})
         rules = Rules(History(((float("-inf"), terms),)), hold_slack_ms=60_000)
         verdict = check([json.loads(line) for line in stdout.splitlines()], self.upstream.log, self.log, rules)
         verdict.check("I14", open_files < 100, f"{open_files} files are open at the end")

@@ -16,8 +16,8 @@ import pytest
 
 from coordinator.failpoints import NAMES
 from tests.faults.rig import Rig, locked, rig
-from tests.service.loopback import proxied
 from tests.until import until
+from tests.worlds.loopback import proxied
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, sockets and limits of POSIX")
 LIES = ("break", "garbage", "error", "reject", "busy", "no_usage", "hang")

@@ -24,10 +24,10 @@ from edge.models.convert import convert
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings, LoraSpec
 from edge.training.torch_learner import TorchLearner
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.mlx_engines import require_mlx
-from tests.engine.onnx_engines import onnx_graph
-from tests.golden.trained_adapters import convert_adapter, random_groups
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.mlx_engines import require_mlx
+from tests.worlds.onnx_engines import onnx_graph
+from tests.worlds.trained_adapters import convert_adapter, random_groups
 
 SUMS_NATS = 1e-3
 """Worst |Δ log p| per token between two ways of adding up float32 products."""

@@ -19,9 +19,9 @@ from edge.core.worker import EngineWorker
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
-from tests.engine.mlx_engines import SPEC, mlx_backend, mlx_learner, require_mlx
-from tests.engine.tiny_gguf import TinyModel, write_tiny_model
-from tests.golden.trained_adapters import convert_adapter, other_row_order, twice_the_scale
+from tests.worlds.mlx_engines import SPEC, mlx_backend, mlx_learner, require_mlx
+from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
+from tests.worlds.trained_adapters import convert_adapter, other_row_order, twice_the_scale
 
 EXACT_NATS = 2e-4
 """Worst |Δ log p| per token between two ways of adding up the same float32 products."""

@@ -20,8 +20,9 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.golden.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.trained_adapters import convert_adapter, other_row_order, random_groups, twice_the_scale
+from tools.bench.table.models import make_random
 
 BUNDLED = Path(__file__).parents[2] / "edge" / "models" / "files"
 EXACT_NATS = 0.03
@@ -106,3 +107,13 @@ async def test_sampler_and_trainer_score_guided_responses_alike(name) -> None:
             assert len(found) == len(chosen) < len(response.token_ids)
             differences += [found[number] - response.logprobs[place] for number, place in enumerate(chosen) if place not in free]
         assert np.abs(differences).mean() < INT8_NATS
+
+
+async def test_the_trainer_computes_with_the_weights_that_are_served_not_with_the_original_ones(tmp_path) -> None:
+    original, served = make_random(tmp_path, "tiny", ["F16", "Q4_K_M"], transformers=False)
+    fresh = random_groups(99, 300)
+    async with _engines(served) as (learner, backend):
+        by_sampler, by_trainer = await _logprobs(backend.score, fresh), await _logprobs(learner.logprobs, fresh)
+    async with _engines(original) as (other, _):
+        by_original = await _logprobs(other.logprobs, fresh)
+    assert np.abs(by_original - by_sampler).mean() > 3 * np.abs(by_trainer - by_sampler).mean()

@@ -23,8 +23,8 @@ import pytest
 
 from edge.verifiers.program import ProgramVerdict
 from edge.verifiers.sandbox import bubblewrap
-from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, Streams
-from tests.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
+from edge.verifiers.sandbox.role import Confined, Sandbox, SandboxLimits, Streams
+from tests.worlds.sandboxes import BRIEF, ISOLATING, LIMITS, judged, usable_sandbox
 
 if TYPE_CHECKING:
     import psutil
@@ -46,7 +46,9 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return usable_sandbox(request.param)
 
 
-def cheat(sandbox: Sandbox, code: str, tests: str = TESTS, *, limits: Limits = LIMITS, preamble: str = "") -> ProgramVerdict:
+def cheat(
+    sandbox: Sandbox, code: str, tests: str = TESTS, *, limits: SandboxLimits = LIMITS, preamble: str = ""
+) -> ProgramVerdict:
     """Judge a program that must not pass."""
     verdict = judged(sandbox, code, tests, limits=limits, preamble=preamble)
     assert not verdict.passed
@@ -54,7 +56,7 @@ def cheat(sandbox: Sandbox, code: str, tests: str = TESTS, *, limits: Limits = L
     return verdict
 
 
-def probe(sandbox: Sandbox, code: str, given: object = None, *, limits: Limits = LIMITS) -> None:
+def probe(sandbox: Sandbox, code: str, given: object = None, *, limits: SandboxLimits = LIMITS) -> None:
     """Judge a program whose `reached(given)` returns what it could access."""
     verdict = judged(sandbox, code, f"assert reached({given!r}) == []\n", limits=limits)
     assert verdict.passed, verdict.reason
@@ -379,7 +381,7 @@ class SlowJudge:
         self.name, self.protection = sandbox.name, sandbox.protection
         self._started = 0
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         self._started += 1
         late = "import time; time.sleep(1)\n" if self._started == 1 else ""
         return self._sandbox.start(late + boot, streams, limits)
@@ -428,7 +430,9 @@ while time.time() < end:
 time.sleep(1000)
 """
     done: list[ProgramVerdict] = []
-    caller = threading.Thread(target=lambda: done.append(judged(sandbox, code, CASES, limits=Limits(wall_s=2.0))), daemon=True)
+    caller = threading.Thread(
+        target=lambda: done.append(judged(sandbox, code, CASES, limits=SandboxLimits(wall_s=2.0))), daemon=True
+    )
     caller.start()
     caller.join(60.0)
     assert [verdict.reason for verdict in done] == ["time limit in case 1"]
@@ -1128,7 +1132,7 @@ def f(x): return x
 
 VICTIM = """
 import sys
-from tests.sandboxes import usable_sandbox, judged, LIMITS
+from tests.worlds.sandboxes import usable_sandbox, judged, LIMITS
 print("ready", flush=True)
 judged(usable_sandbox(sys.argv[1]), sys.argv[2], "assert f(1) == 1", limits=LIMITS)
 """
@@ -1164,7 +1168,7 @@ CROWD = """
 import sys, threading
 from edge.verifiers.sandbox import boot
 from edge.verifiers.sandbox.choice import SANDBOXES
-from tests.sandboxes import judged, LIMITS
+from tests.worlds.sandboxes import judged, LIMITS
 sandbox = SANDBOXES.load(sys.argv[1])()
 boot.LOADER = f"# {sys.argv[2]}\\n{boot.LOADER}"
 programs = ["while True: pass", "def f(x): return x", "import time; time.sleep(1000)", "import os; os.closerange(0, 64)\\nwhile True: pass"]

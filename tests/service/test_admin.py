@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
@@ -15,20 +15,13 @@ from coordinator.ledger.journal import GENESIS, entry_hash
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, ConfigError
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.health import is_serving
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, call_pb2
-from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
-
-
-@asynccontextmanager
-async def administrator(folder):
-    """A stub at the admin listener of the coordinator in `folder`."""
-    async with grpc.aio.insecure_channel(f"unix:{folder}/admin.sock") as channel:
-        yield admin_pb2_grpc.AdminServiceStub(channel)
+from tests.worlds.coordinator import Held, ProgrammedProvider, administrator, call, connected, running_coordinator
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -208,7 +201,7 @@ async def test_administration_is_never_served_unencrypted_to_other_machines(tmp_
 async def test_admin_works_on_loopback_and_can_be_disabled(tmp_path) -> None:
     async with running_coordinator(tmp_path, ProgrammedProvider(), admin_listen=("127.0.0.1:0",)) as coordinator:
         address, _ = coordinator.serving.admin_addresses
-        token = Tokens(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
+        token = TokenAuthority(TokenStore(tmp_path), AuthConfig(), SystemClock()).issue("admin", "operator")
         async with grpc.aio.insecure_channel(address) as channel:
             stub, request = admin_pb2_grpc.AdminServiceStub(channel), admin_pb2.ListDevicesRequest()
             assert not (await stub.ListDevices(request, metadata=(("authorization", f"Bearer {token}"),))).devices

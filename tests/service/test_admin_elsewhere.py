@@ -15,16 +15,11 @@ from coordinator.cli import main
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.service.pki import Written
 from edge.core.errors import BudgetExhausted, Unauthenticated
-from tests.service.in_process import call
-from tests.service.security import SecureFleet, device
-from tests.unit.ledger_requests import read_export
+from tests.worlds.coordinator import call
+from tests.worlds.ledger_requests import read_export
+from tests.worlds.secure_fleet import SecureFleet, device
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
-
-
-@pytest.fixture
-def fleet(tmp_path) -> SecureFleet:
-    return SecureFleet(tmp_path)
 
 
 @pytest.fixture

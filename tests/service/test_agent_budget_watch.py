@@ -16,10 +16,9 @@ from edge.rpc.client import BudgetSnapshot
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc
 from edge.serve.running_agent import RunningAgent
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.test_concurrent_calls import raw_channel
-from tests.unit.agent_world import World
 from tests.until import until
+from tests.worlds.agent import World
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, raw_channel, running_coordinator
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +87,9 @@ async def test_running_agent_shows_the_watched_budget_and_polls_only_without_a_w
     async with world.agent() as agent:
         await until(lambda: agent.link.watch.newest(agent.link.watch.task) is not None)
         world.client.fail_next("get_budget", CoordinatorUnavailable("must not be asked"), times=9)
-        assert (await RunningAgent(agent).status())["budget"]["dual"] == world.terms.dual_init
+        assert (await RunningAgent(agent).status()).budget.dual == world.terms.dual_init
         await agent.link.watch.aclose()
-        assert (await RunningAgent(agent).status())["budget"] is None
+        assert (await RunningAgent(agent).status()).budget is None
 
 
 async def test_watched_task_is_the_one_being_learned(tmp_path) -> None:

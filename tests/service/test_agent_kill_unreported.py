@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,9 +16,9 @@ from aiohttp import web
 
 from edge.state.events import StepFinished
 from edge.state.folder import StateFolder
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
-from tests.service.upstream_server import running_upstream
-from tests.service.warm_processes import LearningAgent
+from tests.worlds.coordinator_process import CoordinatorProcess, coordinator_process, ledger_rows, settings_for, verify
+from tests.worlds.upstream_server import Upstream
+from tests.worlds.warm_processes import LearningAgent
 
 LIMIT_S = 600.0
 MANY_STEPS = 5000
@@ -124,36 +123,32 @@ def committed(folder: Path) -> tuple[list[tuple[StepFinished, int]], int]:
     """The committed steps with their numbers at the coordinator, and how many reports wait."""
     with StateFolder(folder / "state") as state:
         numbers = [int(number) for (number,) in state.rows("SELECT task_step FROM steps ORDER BY step")]
-        return list(zip(state.steps(), numbers, strict=True)), len(state.unreported())
+        return list(zip(state.steps(), numbers, strict=True)), len(state.waiting_reports())
 
 
 def reported(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
-    database = sqlite3.connect(f"file:{coordinator.state / 'ledger.sqlite3'}?mode=ro", uri=True)
-    database.row_factory = sqlite3.Row
-    try:
-        rows = [dict(row) for row in database.execute("SELECT * FROM step WHERE closed ORDER BY step")]
-    finally:
-        database.close()
+    rows = ledger_rows(coordinator.state, "SELECT * FROM step WHERE closed ORDER BY step")
     return [row | {name: float.fromhex(row[name]) for name in ("dual", "dual_after", "assist_rate")} for row in rows]
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
-async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(tmp_path: Path, kills: int) -> None:
+async def test_committed_steps_equal_reported_steps_wherever_the_agent_is_killed(
+    tmp_path: Path, kills: int, upstream: Upstream
+) -> None:
     killer = Killer(kills)
-    async with running_upstream() as upstream:
-        upstream.reply = wrong
-        async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
-            async with relay(tmp_path, coordinator.address, killer.on_reply) as address:
-                while killer.kills < kills:
-                    assert await live(tmp_path, address, MANY_STEPS, killer) == -9
-                done = len(committed(tmp_path)[0])
-                assert await live(tmp_path, address, done + LAST_STEPS) == 0
-            await coordinator.stop()
-            steps, waiting = committed(tmp_path)
-            closed = reported(coordinator)
-            code, stdout, stderr = await command("ledger", "verify", "--state", str(coordinator.state))
+    upstream.reply = wrong
+    async with coordinator_process(tmp_path, settings_for(upstream)) as coordinator:
+        async with relay(tmp_path, coordinator.address, killer.on_reply) as address:
+            while killer.kills < kills:
+                assert await live(tmp_path, address, MANY_STEPS, killer) == -9
+            done = len(committed(tmp_path)[0])
+            assert await live(tmp_path, address, done + LAST_STEPS) == 0
+        await coordinator.stop()
+        steps, waiting = committed(tmp_path)
+        closed = reported(coordinator)
+        await verify(coordinator)
     print(f"{kills} kills, {killer.kept_back} replies kept back, {len(steps)} steps committed, {len(closed)} reported")
-    assert (code, waiting) == (0, 0), stdout + stderr
+    assert waiting == 0
     assert killer.kept_back > 0
     assert [row["step"] for row in closed] == list(range(len(steps)))
     assert [event.control.assist_rate for event, _ in steps] == [row["assist_rate"] for row in closed]

@@ -10,12 +10,12 @@ from typing import Any
 
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.served import in_a_thread
-from tests.service.test_openai_client import TOKEN, Served, ask, client_of, scripted
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
+from tests.worlds.metrics_page import Sample, samples_of
+from tests.worlds.openai_agent import TOKEN, Served, ask, client_of, scripted
+from tests.worlds.served_agent import in_a_thread
 
 SECRET = "the-colour-of-my-house"
 
@@ -30,12 +30,11 @@ def get(url: str, token: str = "") -> tuple[int, str, str]:
         return error.code, "", ""
 
 
-def scraped(url: str, token: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def scraped(url: str, token: str = "") -> Sample:
     status, kind, text = get(f"{url}/metrics", token)
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert SECRET not in text and TOKEN not in text
-    families = text_string_to_metric_families(text)
-    return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
+    return samples_of(text)
 
 
 def value(samples: Any, name: str, **labels: str) -> float:

@@ -15,11 +15,12 @@ from coordinator.ledger.accounts import CallState, step_budget_key
 from coordinator.ledger.budgets import fits_again_in_s
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.transitions import STOPPED
-from coordinator.providers.provider import ProviderError, ProviderResult
+from coordinator.providers.provider import ProviderResult
 from coordinator.service.server import SERVICE
 from edge.cloud.group_calls import for_who_demanded_the_cloud
 from edge.core.errors import (
     BudgetExhausted,
+    CallCancelled,
     ConfigError,
     CoordinatorError,
     CoordinatorUnavailable,
@@ -30,32 +31,17 @@ from edge.core.errors import (
     UsageError,
 )
 from edge.core.types import TokenUsage
-from edge.rpc.client import StepUnits
+from edge.rpc.client import CallProgress, StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.serve.errors import problem_of
 from edge.testing.clock import ManualClock
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
-from tests.service.loopback import proxied
 from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, failing, fleet_use, running_coordinator
+from tests.worlds.loopback import proxied
 
 HOLD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE_UUSD = 10 + 2 * 5
 FAST = {"max_retries": 0}
-
-
-def failing(**error):
-    """A behaviour that raises a ProviderError."""
-
-    async def behave(request):
-        raise ProviderError("scripted", **error)
-
-    return behave
-
-
-async def usage(store: MemoryLedgerStore):
-    """(calls, tokens, micro-USD) committed and reserved over the whole fleet."""
-    row = next(row for row in await store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
-    return (row.committed.calls, row.committed.uusd), (row.reserved.calls, row.reserved.uusd)
 
 
 async def test_call_is_charged_what_it_used_and_no_hold_stays(tmp_path) -> None:
@@ -64,7 +50,7 @@ async def test_call_is_charged_what_it_used_and_no_hold_stays(tmp_path) -> None:
         completion = await client.complete(call(), 5.0)
         assert (completion.charged_uusd, completion.usage, completion.model) == (CHARGE_UUSD, TokenUsage(10, 5), "m")
         assert completion.budget is not None and completion.budget.spend_uusd == CHARGE_UUSD
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+        assert await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
 @pytest.mark.parametrize("reported", [None, TokenUsage(0, 0), TokenUsage(0, 5)])
@@ -95,7 +81,7 @@ async def test_a_hundred_concurrent_callers_of_one_group_make_one_upstream_call(
         await client.open_step("math", 0, 8, 8, 1.0)
         calls = [call(f"k{number}", step=0, prompt_id="g") for number in range(100)]
         answers = await asyncio.gather(*(client.complete(each, 20.0) for each in calls))
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+        assert await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
     assert len(provider.requests) == 1 and sum(each.charged_uusd for each in answers) == CHARGE_UUSD
 
 
@@ -106,7 +92,7 @@ async def test_concurrent_calls_never_exceed_a_limit(tmp_path) -> None:
     async with running_coordinator(tmp_path, provider, store=store, budgets=budgets), connected(tmp_path) as client:
         calls = [call(f"k{number}", f"what is {number:>2}?", temperature=number / 100) for number in range(60)]
         answers = await asyncio.gather(*(client.complete(each, 20.0) for each in calls), return_exceptions=True)
-        committed, reserved = await usage(store)
+        committed, reserved = await fleet_use(store)
     refused = [each for each in answers if isinstance(each, BudgetExhausted)]
     assert committed[1] <= limit and reserved == (0, 0)
     assert len(refused) + committed[0] == 60 and refused and len(provider.requests) == committed[0]
@@ -134,34 +120,40 @@ async def test_disconnecting_client_does_not_stop_settlement(tmp_path) -> None:
         await asyncio.gather(asking, return_exceptions=True)
         held.release.set()
         recovered = await client.complete(call(), 5.0)
-        assert recovered.text == "WHAT IS 2+2?" and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+        assert recovered.text == "WHAT IS 2+2?" and await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
-async def test_a_client_that_leaves_the_queue_costs_nothing(tmp_path) -> None:
+@pytest.mark.parametrize("leaves", [False, True], ids=["cancelled", "left"])
+async def test_a_queued_call_that_is_cancelled_or_left_is_dropped_without_charge(tmp_path, leaves: bool) -> None:
     held, store = Held(), MemoryLedgerStore()
-    provider = ProgrammedProvider(held)
-    gate = Gate("default", 1, 10)
-    settings = {"gate": gate}
-    async with running_coordinator(tmp_path, provider, store=store, alias_settings=settings), connected(tmp_path) as client:
-        first = asyncio.create_task(client.complete(call("k1", "one"), 10.0))
+    provider, gate = ProgrammedProvider(held), Gate("default", 1, 10)
+    async with running_coordinator(tmp_path, provider, store=store, alias_settings={"gate": gate}), connected(tmp_path) as client:
+        first = asyncio.create_task(client.complete(call("k1", "one"), 20.0))
         await held.reached.wait()
-        second = asyncio.create_task(client.complete(call("k2", "two"), 10.0))
+        second = asyncio.create_task(client.complete(call("k2", "two"), 20.0))
         await until(lambda: gate.waiting)
-        second.cancel()
+        if leaves:
+            second.cancel()
+        else:
+            cancelled = await client.cancel_call("k2")
+            assert (cancelled.progress, cancelled.charged_uusd) == (CallProgress.DROPPED, 0)
+        with pytest.raises(asyncio.CancelledError if leaves else CallCancelled):
+            await second
         await until(lambda: not gate.waiting)
         held.release.set()
         await first
         with pytest.raises(NotFound):
             await client.get_call("k2")
+        assert await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
     assert len(provider.requests) == 1
 
 
 async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusable(tmp_path, caplog) -> None:
-    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="refused", executed=False))
+    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing())
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, **FAST) as client:
         with pytest.raises(CoordinatorUnavailable) as caught:
             await client.complete(call(), 5.0)
-        assert caught.value.reason == "UPSTREAM_FAILED" and await usage(store) == ((0, 0), (0, 0))
+        assert caught.value.reason == "UPSTREAM_FAILED" and await fleet_use(store) == ((0, 0), (0, 0))
         assert any("refused" in line and "scripted" in line for line in caplog.messages)  # what failed, not its word alone
         provider.behaviour = answer
         assert (await client.complete(call(), 5.0)).charged_uusd == CHARGE_UUSD
@@ -170,7 +162,7 @@ async def test_call_not_taken_by_the_upstream_costs_nothing_and_its_key_is_reusa
 
 @pytest.mark.parametrize(("executed", "state"), [(None, CallState.IN_DOUBT), (True, CallState.FAILED)])
 async def test_possibly_executed_call_is_charged_at_the_hold_and_its_key_is_spent(tmp_path, executed, state) -> None:
-    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing(kind="http_500", executed=executed))
+    store, provider = MemoryLedgerStore(), ProgrammedProvider(failing("http_500", executed))
     async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path) as client:
         errors = []
         for ask in (lambda: client.complete(call(), 5.0), lambda: client.complete(call(), 5.0), lambda: client.get_call("k1")):
@@ -179,7 +171,7 @@ async def test_possibly_executed_call_is_charged_at_the_hold_and_its_key_is_spen
             errors.append((str(caught.value), caught.value.metadata))
         assert errors[0] == errors[1] == errors[2]
         assert errors[0][1] == {"charged_uusd": str(HOLD_UUSD), "state": str(state), "cause": "http_500"}
-        assert await usage(store) == ((1, HOLD_UUSD), (0, 0)) and len(provider.requests) == 1
+        assert await fleet_use(store) == ((1, HOLD_UUSD), (0, 0)) and len(provider.requests) == 1
         provider.behaviour = answer
         assert (await client.complete(call("k2"), 5.0)).text == "WHAT IS 2+2?"
 
@@ -193,7 +185,7 @@ async def test_hanging_upstream_is_cut_and_charged_in_doubt(tmp_path) -> None:
     ):
         with pytest.raises(OutcomeUnknown):
             await client.complete(call(), 10.0)
-        assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
+        assert await fleet_use(store) == ((1, HOLD_UUSD), (0, 0))
 
 
 async def test_provider_bug_is_charged_in_doubt_and_reveals_nothing(tmp_path) -> None:
@@ -205,7 +197,7 @@ async def test_provider_bug_is_charged_in_doubt_and_reveals_nothing(tmp_path) ->
         with pytest.raises(CoordinatorError) as caught:
             await client.complete(call(), 5.0)
         assert caught.value.reason == "INTERNAL" and "secret" not in str(caught.value)
-        assert await usage(store) == ((1, HOLD_UUSD), (0, 0))
+        assert await fleet_use(store) == ((1, HOLD_UUSD), (0, 0))
 
 
 async def test_nothing_is_sent_upstream_while_the_ledger_cannot_be_written(tmp_path) -> None:
@@ -229,7 +221,7 @@ async def test_settlement_waits_until_the_ledger_recovers(tmp_path) -> None:
         await asyncio.sleep(0.1)
         store.heal()
         assert (await asking).charged_uusd == CHARGE_UUSD
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
+        assert await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
 async def test_unknown_tasks_are_refused_where_tasks_are_named(tmp_path) -> None:
@@ -271,34 +263,7 @@ async def test_a_lost_reply_is_recovered_and_charged_once(tmp_path, ask) -> None
         held.release.set()
         assert await asking == "WHAT IS 2+2?"
         await client.aclose()
-        assert len(provider.requests) == 1 and await usage(store) == ((1, CHARGE_UUSD), (0, 0))
-
-
-async def test_drain_settles_running_calls_and_refuses_new_ones(tmp_path) -> None:
-    held, store = Held(), MemoryLedgerStore()
-    provider = ProgrammedProvider(held)
-    async with (
-        running_coordinator(tmp_path, provider, store=store) as coordinator,
-        connected(tmp_path, **FAST) as client,
-        grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
-    ):
-        health = health_pb2_grpc.HealthStub(channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        running = asyncio.create_task(client.complete(call("k1"), 10.0))
-        await held.reached.wait()
-        draining = asyncio.create_task(coordinator.drain(10.0))
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        for ask in (client.complete(call("k2", "new"), 5.0), client.open_step("math", 0, 4, 4, 0.5), client.register("1", [])):
-            with pytest.raises(CoordinatorUnavailable) as caught:
-                await ask
-            assert caught.value.reason == "DRAINING"
-        held.release.set()
-        assert (await running).charged_uusd == CHARGE_UUSD
-        await draining
-        assert await usage(store) == ((1, CHARGE_UUSD), (0, 0))
-        watch.cancel()
-    assert not (tmp_path / "c.sock").exists() and len(provider.requests) == 1
+        assert len(provider.requests) == 1 and await fleet_use(store) == ((1, CHARGE_UUSD), (0, 0))
 
 
 async def test_calls_beyond_the_drain_grace_are_charged_in_doubt(tmp_path) -> None:
@@ -313,10 +278,30 @@ async def test_calls_beyond_the_drain_grace_are_charged_in_doubt(tmp_path) -> No
         with pytest.raises(OutcomeUnknown) as caught:
             await running
     row = await store.get_call("local", "k1")
-    assert row.state is CallState.IN_DOUBT and await usage(store) == ((1, HOLD_UUSD), (0, 0))
+    assert row.state is CallState.IN_DOUBT and await fleet_use(store) == ((1, HOLD_UUSD), (0, 0))
     assert (
         caught.value.metadata == {"charged_uusd": str(HOLD_UUSD), "state": "in_doubt", "cause": STOPPED} and row.reason == STOPPED
     )
+
+
+async def test_health_watchers_hear_of_a_drain_before_its_last_call_ends_and_the_socket_goes(tmp_path) -> None:
+    held = Held()
+    async with (
+        running_coordinator(tmp_path, ProgrammedProvider(held)) as coordinator,
+        connected(tmp_path, **FAST) as client,
+        grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        running = asyncio.create_task(client.complete(call("k1"), 10.0))
+        await held.reached.wait()
+        draining = asyncio.create_task(coordinator.drain(10.0))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        held.release.set()
+        assert (await running).charged_uusd == CHARGE_UUSD
+        await draining
+        watch.cancel()
+    assert not (tmp_path / "c.sock").exists()
 
 
 async def test_health_is_reported_for_existing_services_only(tmp_path) -> None:

@@ -39,14 +39,14 @@ async def test_limit_applies_immediately_and_across_restarts_and_can_be_removed(
         control = RunningAgent(agent)
         assert (await agent.answerer.answer(question(1))).source == "cloud"
         budgets = await control.set_limits({"spend_limit_uusd": 20, "period": "month"})
-        assert budgets["limits"]["words"] == "0.00002 USD a month" and budgets["limits"]["renews_at"] > 0
+        assert budgets.limits.words == "0.00002 USD a month" and budgets.limits.renews_at > 0
         with pytest.raises(BudgetExhausted) as refused:
             await agent.answerer.answer(question(2))
         assert "0.00002 USD" in str(refused.value)
     async with build_agent(config, MemorySink()) as agent:
         with pytest.raises(CoordinatorError):
             await agent.answerer.answer(question(3))
-        assert (await RunningAgent(agent).set_limits(None))["limits"]["words"] == "no limit"
+        assert (await RunningAgent(agent).set_limits(None)).limits.words == "no limit"
         assert (await agent.answerer.answer(question(4))).source == "cloud"
 
 
@@ -57,11 +57,11 @@ async def test_every_view_shows_the_same_used_and_left_of_a_limit(tmp_path: Path
         for number, task in enumerate(["chat", "another", agent.components.curriculum.present_task, "chat", "another"]):
             await agent.answerer.answer(replace(question(number), task=task))
             status, budgets, usage = await control.status(), await control.budget(), await control.usage()
-            shown = [budgets["device"], status["budget"], status["quota"], *budgets["tasks"]]
-            spent = {one["spend_uusd"] for one in shown} | {usage["ledger"]["used"]["spend_uusd"]}
-            assert spent == {usage["all"]["serving"]["spend_uusd"]}, (task, shown)
+            shown = [budgets.device, status.budget, status.quota, *budgets.tasks]
+            spent = {one.spend_uusd for one in shown} | {usage.ledger.used.spend_uusd}
+            assert spent == {usage.all.serving.spend_uusd}, (task, shown)
             used += spent
-        assert used == sorted(set(used)) and budgets["device"]["spend_left_uusd"] == 100_000 - used[-1]
+        assert used == sorted(set(used)) and budgets.device.spend_left_uusd == 100_000 - used[-1]
 
 
 async def test_limits_set_during_a_coordinator_restart_apply_and_end_no_child(tmp_path: Path) -> None:

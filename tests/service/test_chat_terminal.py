@@ -15,7 +15,8 @@ from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.service.pseudo_terminal import (
+from tests.until import until
+from tests.worlds.pseudo_terminal import (
     ALT_ENTER,
     CTRL_C,
     CTRL_D,
@@ -27,7 +28,6 @@ from tests.service.pseudo_terminal import (
     at_a_terminal,
     pasted,
 )
-from tests.until import until
 
 PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote("", "local", "answered on this device", adapter_version=6, latency_s=0.4, final="4")
@@ -43,7 +43,7 @@ def answers() -> ScriptedAnswers:
 @pytest.fixture
 async def state(answers: ScriptedAnswers, tmp_path: Path) -> AsyncIterator[Path]:
     control = ScriptedControl(answers)
-    control.state = {"budget": {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}}
+    control.state["budget"] = {**BUDGET, "spend_uusd": 1500, "spend_limit_uusd": 2_000_000}
     async with serving(build_app(answers, control, ManualClock()), "127.0.0.1", 0) as url:
         with announced(tmp_path, url):
             yield tmp_path

@@ -17,11 +17,10 @@ from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.in_process import ProgrammedProvider, running_coordinator
-from tests.service.served import served
-from tests.service.warm_commands import edge_agent
-from tests.unit.agent_world import World
-from tests.unit.test_whatif import asks_about_even_numbers
+from tests.worlds.agent import World, asks_about_even_numbers
+from tests.worlds.coordinator import ProgrammedProvider, running_coordinator
+from tests.worlds.served_agent import served
+from tests.worlds.warm_commands import edge_agent
 
 
 @pytest.fixture
@@ -61,8 +60,8 @@ def test_idle_folder_shows_its_budget_without_model_or_coordinator(used: Path, c
 
 async def is_steered(world: World) -> None:
     async with world.agent() as agent:
-        dial = agent.budgets.dial()
-        assert (dial.target_rate, dial.known_log_odds, agent.budgets.quota().state) == (0.15, 24, "paused")
+        dial = agent.access.dial()
+        assert (dial.target_rate, dial.known_log_odds, agent.access.quota().state) == (0.15, 24, "paused")
 
 
 def test_settings_of_an_idle_folder_apply_to_the_next_agent(world: World, used: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.made_up_lora import write_adapter
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.service.warm_commands import Ended, run_command
+from tests.worlds.made_up_lora import write_adapter
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.warm_commands import Ended, run_command
 
 SMALL = ["--tasks", "practice:arith", "--set", "engine.threads=1"]
 

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.service.warm_commands import run_command
+from tests.worlds.warm_commands import run_command
 
 SETTINGS = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=24", "gate.enabled=false")
 SMALL = [word for setting in SETTINGS for word in ("--set", setting)]

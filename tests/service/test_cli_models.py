@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import constants
 
 from edge.cli import main
-from tests.engine.hf_folder import write_hf_folder
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.service.hub_server import Hub, serving
-from tests.service.warm_commands import run_command
+from tests.worlds.hf_folder import write_hf_folder
+from tests.worlds.hub_server import Hub, serving
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.warm_commands import run_command
 
 REPO = "maker/tiny-GGUF"
 

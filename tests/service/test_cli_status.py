@@ -15,10 +15,9 @@ from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.testing.coordinator import ScriptedTerms
-from tests.service.served import served
-from tests.service.warm_commands import edge_agent
-from tests.unit.agent_world import World
-from tests.unit.test_whatif import asks_about_even_numbers
+from tests.worlds.agent import World, asks_about_even_numbers
+from tests.worlds.served_agent import served
+from tests.worlds.warm_commands import edge_agent
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ async def test_running_agent_reports_address_process_rates_and_spend(world: Worl
         assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
         assert "1 step of 4 done" in shown["learning"] and "answers of chat 50.0 %" in shown["assist rate"]
         agent.learning.pause(True)
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         code, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
     found = json.loads(out)
     assert (found["running"], found["address"], found["pid"], found["model"]) == (True, url, os.getpid(), "scripted")
@@ -69,7 +68,7 @@ async def test_status_shows_the_last_steps_assist_rate_with_that_steps_target(tm
     async with served(world) as (agent, _):
         await agent.learn(1)
         _, out, _ = await edge_agent("status", "--json", "--state", str(world.folder))
-        [step] = agent.steps()
+        [step] = agent.components.state.steps()
     learning = json.loads(out)["learning"]
     assert (learning["assist_rate"], learning["target_rate"]) == (step.to_json()["assist_rate"], 0.3)
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import pytest
 from edge.cli import main
 from edge.cli.remote import announced
 from edge.core.errors import BudgetExhausted, CloudOff, ContextOverflow, CoordinatorUnavailable
+from edge.serve.agent_schemas import FeedbackView
 from edge.serve.endpoint import build_app
-from edge.serve.ports import AnswerNote
+from edge.serve.ports import INSTANCE, AnswerNote
 from edge.serve.server import serving
 from edge.serve.token_file import make_token
 from edge.testing.clock import ManualClock
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.service.warm_commands import Ended, edge_agent
+from tests.worlds.warm_commands import Ended, edge_agent
 
 PIECES = ["<think>\nStep 1: 2+2=4\n</think>\n<answer>", "\\boxed{4}", "</answer>"]
 NOTE = AnswerNote(
@@ -41,9 +42,9 @@ class Judged(ScriptedControl):
 
     def __init__(self, answers: ScriptedAnswers) -> None:
         super().__init__(answers)
-        self.judged: list[Mapping[str, Any]] = []
+        self.judged: list[FeedbackView] = []
 
-    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> Mapping[str, Any]:
+    async def feedback(self, answer_id: str, verdict: str, correction: str | None) -> FeedbackView:
         kept = await super().feedback(answer_id, verdict, correction)
         self.judged.append(kept)
         return kept
@@ -252,7 +253,7 @@ async def test_feedback_reaches_the_agent_from_chat_and_from_the_command(
     assert code == 0 and f"noted: good · id {first}" in err
     code, out, _ = await edge_agent("feedback", f"chatcmpl-{first}", "bad", "seven", "--state", str(state))
     assert (code, out) == (0, f'noted: bad, right is "seven" · id {first}\n')
-    assert [(one["id"], one["verdict"], one["correction"]) for one in control.judged] == [
+    assert [(one.id, one.verdict, one.correction) for one in control.judged] == [
         (first, "good", None),
         (first, "bad", "it is five"),
         (second, "good", None),
@@ -282,3 +283,34 @@ async def test_adapters_learning_and_report_come_from_the_running_agent(state: P
     assert (code, json.loads(out)) == (0, {"paused": False, "waiting": ""})
     code, out, _ = await edge_agent("report", "--since", "2026-03-01", *place, "--json")
     assert (code, json.loads(out)["tasks"]) == (0, [])
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+PIECE = b'data: {"choices": [{"delta": {"content": "4"}}]}\n'
+CUTS = {
+    "before the headers": b"",
+    "within the headers": b"HTTP/1.1 200 OK\r\ntransfer-",
+    "within a chunk": HEAD + b"%x\r\n%s" % (len(PIECE) + 9, PIECE),
+    "between two chunks": HEAD + b"%x\r\n%s\r\n" % (len(PIECE), PIECE),
+    "at the end without its note": HEAD + b"%x\r\n%s\r\n0\r\n\r\n" % (len(PIECE), PIECE),
+    "by what is no HTTP": b"SSH-2.0-other\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", CUTS.values(), ids=CUTS)
+async def test_an_answer_that_is_cut_is_one_line_of_error(tmp_path: Path, sent: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        alive = json.dumps({"status": "ok", "instance": INSTANCE}).encode()
+        health = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(alive), alive)
+        writer.write(health if b"/health" in request else sent)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with announced(tmp_path, f"http://127.0.0.1:{port}"):
+            code, _, err = await edge_agent("ask", "2+2?", "--state", str(tmp_path))
+    assert code == 1
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error"]
+    assert "went away" in err or "cut off" in err

@@ -4,8 +4,6 @@ ledger's calls match the agent's records, and every step is reported once."""
 from __future__ import annotations
 
 import asyncio
-import json
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -22,9 +20,9 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Offline, Online
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
-from tests.service.upstream_server import Upstream, hangs, running_upstream
-from tests.unit.agent_world import HELP, World, local_answer, mixed_script, number_in, recorded
+from tests.worlds.agent import HELP, World, local_answer, mixed_script, number_in
+from tests.worlds.coordinator_process import CoordinatorProcess, coordinator_process, ledger_rows, settings_for, verify
+from tests.worlds.upstream_server import Upstream, hangs, running_upstream
 
 POLICY = ClientPolicy(connect_timeout_s=2.0, control_deadline_s=10.0, max_retries=1)
 STEPS = 4
@@ -84,33 +82,10 @@ async def all_is_known(agent: Agent) -> None:
             await asyncio.sleep(0.05)
 
 
-def served_calls(coordinator: CoordinatorProcess) -> dict[str, tuple[str, int]]:
-    """State and charge of the calls outside learning, by key."""
-    database = sqlite3.connect(f"file:{coordinator.state / 'ledger.sqlite3'}?mode=ro", uri=True)
-    try:
-        rows = database.execute("SELECT key, state, charged_uusd FROM call WHERE step < 0").fetchall()
-    finally:
-        database.close()
-    return {key: (state, charged) for key, state, charged in rows}
-
-
-def closed_steps(coordinator: CoordinatorProcess) -> list[int]:
-    database = sqlite3.connect(f"file:{coordinator.state / 'ledger.sqlite3'}?mode=ro", uri=True)
-    try:
-        return [step for (step,) in database.execute("SELECT step FROM step WHERE closed ORDER BY step")]
-    finally:
-        database.close()
-
-
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     with reading(folder) as state:
         assert state is not None
         return {record["id"]: record for record in state.requests(1000)}
-
-
-async def verified(coordinator: CoordinatorProcess) -> None:
-    code, stdout, stderr = await command("ledger", "verify", "--state", str(coordinator.state))
-    assert code == 0, stdout + stderr
 
 
 async def reached_again(agent: Agent) -> None:
@@ -135,56 +110,29 @@ async def test_coordinator_killed_while_serving_and_learning_loses_and_double_co
             cut = await under_way
             away = await ask(agent, 4)
             await agent.learn(max_steps=1)
-            assert (agent.status().outbox, agent.status().online) == (1, False)
-            assert agent.budgets.quota().state == "offline"
+            assert (agent.status().waiting_reports, agent.status().online) == (1, False)
+            assert agent.access.quota().state == "offline"
             upstream.reply = right_after_a_while
             await coordinator.start()
             await reached_again(agent)
             back = [await ask(agent, number) for number in range(5, 7)]
             await agent.learn()
             await all_is_known(agent)
-            assert (agent.status().outbox, agent.status().steps_done) == (0, STEPS)
+            assert (agent.status().waiting_reports, agent.status().steps_done) == (0, STEPS)
             await agent.learning.session.reporter.deliver()
             dual = (await agent.link.budget("math")).dual
-            assert agent.steps()[-1].control.dual_after == dual
+            assert agent.components.state.steps()[-1].control.dual_after == dual
         assert [record.source for record in (*first, *back)] == ["cloud"] * 5
         assert [(record.source, record.final) for record in (cut, away)] == [("local-fallback", "3")] * 2
         assert len(world.events(Offline)) == len(world.events(Online)) == 1
         await coordinator.stop()
-        kept, calls = records(world.folder), served_calls(coordinator)
+        kept = records(world.folder)
+        charges = ledger_rows(coordinator.state, "SELECT key, charged_uusd FROM call WHERE step < 0 AND charged_uusd > 0")
         assert set(kept) == {f"q{number}" for number in range(7)}
         charged = {record["call_key"]: record["charged_uusd"] for record in kept.values() if record["charged_uusd"]}
-        assert charged == {key: uusd for key, (_, uusd) in calls.items() if uusd}
+        assert charged == {row["key"]: row["charged_uusd"] for row in charges}
         assert kept["q3"]["call_state"] == "in_doubt" and kept["q3"]["charged_uusd"] > 0
         assert kept["q4"]["call_state"] == "never_arrived"
-        assert closed_steps(coordinator) == list(range(STEPS))
-        await verified(coordinator)
-
-
-async def test_lost_reply_is_found_by_its_key_and_paid_once(tmp_path: Path) -> None:
-    async with upstream_and_coordinator(tmp_path) as (upstream, coordinator), world_over(tmp_path, coordinator) as world:
-        async with world.agent() as agent:
-            honest = world.client.stream_complete
-
-            async def lost(call: Any, deadline_s: float) -> Any:
-                async for _ in honest(call, deadline_s):
-                    pass
-                await coordinator.kill_9()
-                async for delta in honest(call, deadline_s):
-                    yield delta
-
-            world.client.stream_complete = lost  # type: ignore[method-assign]
-            record = await ask(agent, 0)
-            assert (record.source, record.call_state, record.charged_uusd) == ("local-fallback", "unsettled", 0)
-        await coordinator.start()
-        world.client = GrpcCoordinatorClient(coordinator.address, policy=POLICY)  # type: ignore[assignment]
-        async with world.agent() as agent:
-            await all_is_known(agent)
-            found = recorded(agent, "q0")
-        await world.client.aclose()
-        assert (found.call_state, found.charged_uusd, found.cloud_tokens) == ("completed", 20, 15)
-        assert served_calls(coordinator) == {found.call_key: ("completed", 20)}
-        assert len(upstream.keys) == 1
-        assert json.dumps(records(world.folder)).count('"charged_uusd": 20') == 1
-        await coordinator.stop()
-        await verified(coordinator)
+        closed = ledger_rows(coordinator.state, "SELECT step FROM step WHERE closed ORDER BY step")
+        assert [row["step"] for row in closed] == list(range(STEPS))
+        await verify(coordinator)

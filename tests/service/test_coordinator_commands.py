@@ -15,12 +15,12 @@ from cryptography import x509
 
 from coordinator.cli import main
 from coordinator.config import BudgetsConfig
-from coordinator.ledger.accounts import BudgetRow, BudgetTerms, Limits, OpenStepRequest, share_key
+from coordinator.ledger.accounts import AmountLimits, BudgetRow, BudgetTerms, OpenStepRequest, share_key
 from coordinator.ledger.budgets import SCOPES, BudgetBook, limits_in_ledger, window_label
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, exclusive_lock
 from edge.core.clock import SystemClock
 from edge.dagrpo.dual import ProportionalIntegral
-from tests.unit.ledger_requests import close_request, open_request, reserve_request
+from tests.worlds.ledger_requests import close_request, open_request, reserve_request
 
 
 def outcome(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -147,6 +147,29 @@ def test_export_continues_after_an_entry_and_can_be_compressed(capsys, state, tm
     assert gzip.decompress(rest.read_bytes()).decode() == "".join(whole.splitlines(keepends=True)[2:])
 
 
+def test_every_report_on_ledger_and_tokens_is_one_json_object_for_scripts(capsys, state, tmp_path) -> None:
+    def reported(*arguments: object) -> dict[str, object]:
+        code, out, err = outcome(capsys, *arguments, "--state", state, "--json")
+        assert (code, err, out.count("\n")) == (0, "", 1), arguments
+        return dict(json.loads(out))
+
+    journal, token = tmp_path / "journal.jsonl", tmp_path / "token"
+    assert reported("ledger", "export", "--after", 1, "--output", journal)["entries"] == len(journal.read_text().splitlines())
+    assert reported("ledger", "verify")["ok"] and reported("ledger", "backup", tmp_path / "copy")["ok"]
+    assert reported("token", "issue", "lamp", "--task", "math", "--out", token)["file"] == str(token)
+    issued = reported("token", "issue", "eve", "--role", "admin")
+    assert (issued["role"], issued["name"], str(issued["token"]).count(".")) == ("admin", "eve", 2)
+    signing = reported("token", "rotate")["kid"]
+    assert reported("token", "revoke", "lamp")["epoch"] == 1
+    listed = reported("token", "list")
+    assert [key["kid"] for key in listed["keys"] if key["ends_at"] is None] == [signing]
+
+
+def test_export_to_stdout_is_json_lines_with_and_without_the_option(capsys, state) -> None:
+    plain, asked = (outcome(capsys, "ledger", "export", "--state", state, *more) for more in ((), ("--json",)))
+    assert plain == asked and all(json.loads(line)["seq"] for line in plain[1].splitlines())
+
+
 def test_export_never_replaces_a_file_and_leaves_none_when_it_fails(capsys, state, tmp_path) -> None:
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
@@ -167,7 +190,7 @@ def test_export_into_a_full_place_is_one_line(state) -> None:
 def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, state, tmp_path) -> None:
     async def spend() -> None:
         store = await SqliteLedgerStore.open(state / "ledger.sqlite3", 1_700_000_000.0)
-        await store.reserve(reserve_request(budgets=[BudgetTerms("device[device:d]@2026-10", Limits(calls=12))]))
+        await store.reserve(reserve_request(budgets=[BudgetTerms("device[device:d]@2026-10", AmountLimits(calls=12))]))
         await store.aclose()
 
     asyncio.run(spend())
@@ -182,7 +205,7 @@ def test_limits_come_from_the_ledger_where_no_configuration_is_given(capsys, sta
 def test_spending_is_shown_beside_the_limit_of_the_next_call(capsys, tmp_path) -> None:
     now = SystemClock().now()
     month = f"device[device:d]@{window_label('month', now)}"
-    budgets = [BudgetTerms(key, Limits(calls=12)) for key in ("fleet", month, "device[device:d]@2020-01")]
+    budgets = [BudgetTerms(key, AmountLimits(calls=12)) for key in ("fleet", month, "device[device:d]@2020-01")]
 
     async def spend() -> None:
         store = await SqliteLedgerStore.open(tmp_path / "ledger.sqlite3", now)
@@ -267,7 +290,7 @@ def test_windows_are_calendar_periods_in_utc() -> None:
 def test_limits_in_a_ledger_show_their_window(window) -> None:
     limits = BudgetsConfig.model_validate({scope: {"window": window, "calls_limit": 2} for scope in SCOPES})
     rows = [BudgetRow(each.key, each.limits, each.limits) for each in BudgetBook(limits).terms("d", "math", 1_700_000_000.0)]
-    shares = [BudgetRow(share_key(rows[-1].key, "d"), Limits(), Limits())]
+    shares = [BudgetRow(share_key(rows[-1].key, "d"), AmountLimits(), AmountLimits())]
     assert limits_in_ledger(rows + shares) == limits
 
 

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from edge.core.errors import BudgetExhausted, CoordinatorError
 from edge.rpc.client import StepUnits
-from tests.service.browser import CHROMIUM, chromium
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.security import SecureFleet
+from tests.worlds.browser import CHROMIUM
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.secure_fleet import SecureFleet
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the console"),
@@ -25,12 +25,6 @@ OVERFLOWS = "document.documentElement.scrollWidth > innerWidth"
 SMALLEST = """[...document.querySelectorAll('svg text')].map((node) => node.getBoundingClientRect().height)"""
 UNNAMED = """[...document.querySelectorAll('input, button, section, svg, table')].filter((node) =>
   !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby') && !node.labels?.length && !node.textContent.trim()).length"""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser():
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest_asyncio.fixture(loop_scope="module")

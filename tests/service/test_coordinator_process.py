@@ -6,32 +6,23 @@ import asyncio
 import sys
 
 import pytest
-from aiohttp import web
 
-from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, OutcomeUnknown
+from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.client import StepUnits
-from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.in_process import call
-from tests.service.processes import CoordinatorProcess, balances, command, coordinator_process, is_running, settings_for
-from tests.service.upstream_server import good_reply, hangs, running_upstream
 from tests.until import until
-
-CHARGE_UUSD = 10 + 2 * 5
-
-
-@pytest.fixture
-async def upstream():
-    async with running_upstream() as upstream:
-        yield upstream
-
-
-def client_of(child: CoordinatorProcess, **policy) -> GrpcCoordinatorClient:
-    return GrpcCoordinatorClient(child.address, policy=ClientPolicy(**policy))
-
-
-async def verify(child: CoordinatorProcess) -> None:
-    code, stdout, stderr = await command("ledger", "verify", "--state", str(child.state))
-    assert code == 0, stdout + stderr
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import (
+    CHARGE_UUSD,
+    CoordinatorProcess,
+    balances,
+    client_of,
+    command,
+    coordinator_process,
+    is_running,
+    settings_for,
+    verify,
+)
+from tests.worlds.upstream_server import good_reply, hangs
 
 
 async def test_backup_made_while_serving_can_replace_the_ledger(tmp_path, upstream) -> None:
@@ -107,41 +98,6 @@ async def test_client_survives_a_restart_with_the_same_key(tmp_path, upstream) -
         assert (await asking).charged_uusd == CHARGE_UUSD
         await client.aclose()
     assert upstream.keys == ["local|k1|1"]
-
-
-async def test_kill_9_during_many_calls_leaves_a_consistent_ledger(tmp_path, upstream) -> None:
-    settings = settings_for(upstream, budgets={"device": {"calls_limit": 12}})
-    async with coordinator_process(tmp_path, settings) as child:
-        client = client_of(child, max_retries=0)
-
-        async def sometimes_slow(request: web.Request) -> web.StreamResponse:
-            if len(upstream.keys) % 3 == 0:
-                return await hangs(request)
-            return await good_reply(request)
-
-        upstream.reply = sometimes_slow
-        calls = [call(f"k{number}", f"q{number}") for number in range(20)]
-        asking = [asyncio.create_task(client.complete(each, 30.0)) for each in calls]
-        await until(lambda: len(upstream.keys) >= 12)
-        await child.kill_9()
-        await asyncio.gather(*asking, return_exceptions=True)
-        upstream.reply = good_reply
-        await child.start()
-        await client.aclose()
-        client = client_of(child, max_retries=0)
-        outcomes = await asyncio.gather(*(client.complete(each, 30.0) for each in calls), return_exceptions=True)
-        await client.aclose()
-        answered = [each for each in outcomes if not isinstance(each, Exception)]
-        unconfirmed = [each for each in outcomes if isinstance(each, OutcomeUnknown)]
-        refused = [each for each in outcomes if isinstance(each, BudgetExhausted)]
-        assert (len(answered) + len(unconfirmed), len(refused)) == (12, 8)
-        spent = sum(each.charged_uusd for each in answered) + sum(int(each.metadata["charged_uusd"]) for each in unconfirmed)
-        device = (await balances(child.state))["device[device:local]"]
-        assert device["calls"] == {"committed": 12, "reserved": 0, "limits": 12}
-        assert device["uusd"]["committed"] == spent
-        assert len(upstream.keys) == len(set(upstream.keys)) == 12
-        await child.stop()
-        await verify(child)
 
 
 async def test_it_stops_when_its_parent_was_killed(tmp_path, upstream) -> None:

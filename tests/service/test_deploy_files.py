@@ -19,11 +19,10 @@ from coordinator.service.metrics import exposition
 from coordinator.service.telemetry import Sources
 from edge.core.errors import BudgetExhausted, OutcomeUnknown
 from edge.rpc.client import StepUnits
-from tests.service.in_process import call
-from tests.service.metrics_page import scraped
-from tests.service.processes import command, coordinator_process, settings_for
-from tests.service.test_coordinator_process import client_of
-from tests.service.upstream_server import hangs, running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import client_of, command, coordinator_process, settings_for
+from tests.worlds.metrics_page import scraped
+from tests.worlds.upstream_server import hangs
 
 DEPLOY = Path(coordinator.deploy.__path__[0])
 NAME = re.compile(r"\b(?:edge_coordinator|process)_[a-z_]+")
@@ -41,7 +40,7 @@ def compose() -> dict:
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
-async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check_works(tmp_path) -> None:
+async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check_works(tmp_path, upstream) -> None:
     health = (
         "healthcheck",
         "--config",
@@ -51,23 +50,22 @@ async def test_every_metric_in_the_deploy_files_is_exported_and_the_health_check
         "--timeout-s",
         "1",
     )
-    async with running_upstream() as upstream:
-        limits = {"device": {"calls_limit": 2}, "fleet": {"spend_limit_uusd": 10**6}}
-        settings = settings_for(upstream, budgets=limits, metrics_listen="127.0.0.1:0")
-        async with coordinator_process(tmp_path, settings, "--json") as child:
-            client = client_of(child, max_retries=0)
-            await client.open_step("math", 0, 4, 4, 0.5)
-            await client.complete(call("k1", "a", step=0), 10.0)
-            await client.close_step("math", 0, StepUnits(16, 4))
-            upstream.reply = hangs
-            with pytest.raises(OutcomeUnknown):
-                await client.complete(call("k2", "b"), 2.0)
-            with pytest.raises(BudgetExhausted):
-                await client.complete(call("k3", "c", prompt_id="p2"), 10.0)
-            await client.aclose()
-            shown = {name for name, _ in await scraped(json.loads(child.serving_line)["metrics_url"])}
-            assert (await command(*health))[:2] == (0, f"SERVING on unix:{tmp_path}/state/admin.sock\n")
-            await child.stop()
+    limits = {"device": {"calls_limit": 2}, "fleet": {"spend_limit_uusd": 10**6}}
+    settings = settings_for(upstream, budgets=limits, metrics_listen="127.0.0.1:0")
+    async with coordinator_process(tmp_path, settings, "--json") as child:
+        client = client_of(child, max_retries=0)
+        await client.open_step("math", 0, 4, 4, 0.5)
+        await client.complete(call("k1", "a", step=0), 10.0)
+        await client.close_step("math", 0, StepUnits(16, 4))
+        upstream.reply = hangs
+        with pytest.raises(OutcomeUnknown):
+            await client.complete(call("k2", "b"), 2.0)
+        with pytest.raises(BudgetExhausted):
+            await client.complete(call("k3", "c", prompt_id="p2"), 10.0)
+        await client.aclose()
+        shown = {name for name, _ in await scraped(json.loads(child.serving_line)["metrics_url"])}
+        assert (await command(*health))[:2] == (0, f"SERVING on unix:{tmp_path}/state/admin.sock\n")
+        await child.stop()
     code, out, problem = await command(*health)
     assert (code, out) == (1, "") and "NOT_SERVING" in problem
     panels = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]

@@ -15,8 +15,7 @@ from coordinator.ledger.stores.sqlite import SqliteLedgerStore
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import PermissionDenied
 from edge.rpc.v1 import admin_pb2
-from tests.service.in_process import Held, ProgrammedProvider, call, connected, running_coordinator
-from tests.service.test_admin import administrator
+from tests.worlds.coordinator import Held, ProgrammedProvider, administrator, call, connected, running_coordinator
 
 ASIDE = {"console_listen": "127.0.0.1:0"}
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from edge.core.errors import EdgeError
-from edge.serve.access import Limits
+from edge.serve.access import EndpointLimits
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.endpoint import build_app
 from edge.serve.server import TimedProtocol, serving
@@ -23,7 +23,7 @@ from tests.until import until
 
 ASK = json.dumps({"messages": [{"role": "user", "content": "2+2?"}]}).encode()
 FRIEND = "https://notes.example"
-LIMITS = Limits(body_s=0.2)
+LIMITS = EndpointLimits(body_s=0.2)
 
 
 class Hasty(TimedProtocol):
@@ -191,7 +191,7 @@ async def test_non_http_bytes_get_the_common_error_form(answers: ScriptedAnswers
 
 
 async def test_incomplete_bodies_do_not_occupy_request_places(answers: ScriptedAnswers) -> None:
-    async with served(answers, limits=Limits(posts=2)) as port:
+    async with served(answers, limits=EndpointLimits(posts=2)) as port:
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         for _, writer in slow:
             writer.write(post(ASK[:9], length=500))
@@ -204,7 +204,7 @@ async def test_incomplete_bodies_do_not_occupy_request_places(answers: ScriptedA
 async def test_kill_switch_works_under_full_load(answers: ScriptedAnswers) -> None:
     free = asyncio.Event()
     answers.wait_before = {0: free}
-    async with served(answers, limits=Limits(posts=2)) as port, asyncio.TaskGroup() as group:
+    async with served(answers, limits=EndpointLimits(posts=2)) as port, asyncio.TaskGroup() as group:
         for _ in range(2):
             group.create_task(reply_to(port, post()))
         await until(lambda: len(answers.asked) == 2)

@@ -20,8 +20,14 @@ TOKEN = "a-token-of-enough-letters"
 NOTE = AnswerNote("", "cloud", "asked", "stop", 11, 7, 1.25, 0.5, 3, None, 20, 99, 6, 0.4, "4", "math", 0.2, 0.3, 10)
 ANSWERS = ScriptedAnswers(["<think>\na\n</think>\n<answer>", "\\boxed{4}", "</answer>"], note=NOTE)
 CONTROL = ScriptedControl(ANSWERS)
-CONTROL.log = [{"step": 1}, {"step": 2}]
-CONTROL.versions = [{"version": 2, "serving": True}]
+CONTROL.log = [{"step": number, "assist_rate": 0.4, "target_rate": 0.3} for number in (1, 2)]
+CONTROL.versions = [
+    {
+        "version": 2, "folder": "/none/step-2/adapter", "at": 0.0, "phase": 0, "task": "math", "source": "practice", "base": 1,
+        "size_bytes": 2048, "gate": "", "gate_reason": "", "gate_before": None, "gate_after": None, "kept_accuracy": 0.8,
+        "joint_accuracy": 0.9, "assist_rate": 0.25, "serving": True, "head": True, "on_line": True, "damage": "",
+    }
+]  # fmt: skip
 TEXTS = ScriptedBackend(["some text"])
 APP = build_app(ANSWERS, CONTROL, ManualClock(1000.0), names=(*LOOPBACK_NAMES, "testserver"), token=TOKEN, texts=TEXTS)
 AUTHORIZED = {"authorization": f"Bearer {TOKEN}"}

@@ -6,22 +6,20 @@ import asyncio
 import re
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.http import HttpLimits
 from edge.core.errors import CoordinatorError, InvalidRequest, NotFound
-from tests.service.in_process import TOOLS, call, connected, running_coordinator
-from tests.service.upstream_server import (
+from tests.worlds.coordinator import TOOLS, call, connected, running_coordinator
+from tests.worlds.http_api import brokered
+from tests.worlds.upstream_server import (
     Behaviour,
     answers,
     completion,
     disconnects,
     hangs,
-    openai_provider,
-    running_upstream,
     sends,
 )
 from tools.simulate.faults.upstream import SimulatedUpstream, UpstreamMood
@@ -57,15 +55,12 @@ def row_with(text: str) -> list[str]:
 async def test_every_fault_ends_as_the_failure_table_says(tmp_path, row: str, behaviour: Behaviour, charged: int | None) -> None:
     """`charged` in micro-USD; None: the hold."""
     _, reported, shown, cost, _ = row_with(row)
-    store: Any = MemoryLedgerStore()
-    async with running_upstream(behaviour) as upstream:
-        provider: Any = openai_provider(upstream.base_url, limits=HttpLimits(max_response_bytes=50_000))
-        async with running_coordinator(tmp_path, provider, store=store), connected(tmp_path, max_retries=0) as client:
-            reason = "the answer"
-            try:
-                await client.complete(call(), 1.0 if behaviour is hangs else 20.0)
-            except CoordinatorError as error:
-                reason = error.reason
+    async with brokered(tmp_path, behaviour, limits=HttpLimits(max_response_bytes=50_000)) as (client, store, _):
+        reason = "the answer"
+        try:
+            await client.complete(call(), 1.0 if behaviour is hangs else 20.0)
+        except CoordinatorError as error:
+            reason = error.reason
     kept = await store.get_call("local", "k1")
     hold = next(entry.data()["hold"][2] for entry in store.tables.journal if entry.kind == "reserve")
     assert re.search(rf"\b{reason}\b", reported) and f"`{kept.state}`" in shown

@@ -15,37 +15,27 @@ from coordinator.app import Coordinator
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import Breaker, BreakerState
 from coordinator.calls.broker import Broker
-from coordinator.calls.flights import Progress
+from coordinator.calls.flights import FlightProgress
 from coordinator.calls.prices import DatedPrices, Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import BreakerConfig, BudgetsConfig, CoordinatorConfig, LegConfig, TaskConfig
+from coordinator.config import BreakerConfig, BudgetsConfig, LegConfig, ServerConfig, TaskConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.verify import verify
-from coordinator.providers.provider import ProviderError
 from edge.core.errors import CoordinatorUnavailable, OutcomeUnknown
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.testing.clock import ManualClock
-from tests.service.in_process import PRICE, Held, ProgrammedProvider, answer, call, connected
-from tests.unit.prices import price_from
 from tests.until import until
+from tests.worlds.coordinator import PRICE, Held, ProgrammedProvider, answer, call, connected, failing, fleet_use
+from tests.worlds.prices import price_from
 
 DEAR = Price(10_000_000, 20_000_000)  # ten times PRICE
 HOLD = 10 + 4 * len("what is 2+2?") + 2 * 20
 CHARGE = 10 + 2 * 5
 ONCE = {"max_retries": 0}
 BREAKER = BreakerConfig(failures_to_open=3, first_pause_s=30.0)
-
-
-def failing(kind: str = "refused", executed: bool | None = False, retry_after_s: float | None = None):
-    """A behaviour that raises a ProviderError."""
-
-    async def behave(request):
-        raise ProviderError("scripted", kind=kind, executed=executed, retry_after_s=retry_after_s)
-
-    return behave
 
 
 class Pair:
@@ -72,7 +62,7 @@ class Pair:
         legs = [{"upstream": name, "order": order} for order, name in enumerate(names)]
         upstreams = {"upstreams": {"first": {}, "second": {}, "third": {}}, "aliases": {"default": legs}}
         listen = {"listen": (f"unix:{folder}/c.sock",), "state_dir": str(folder)}
-        settings = CoordinatorConfig.model_validate({**listen, **upstreams, **config})
+        settings = ServerConfig.model_validate({**listen, **upstreams, **config})
         async with Coordinator(settings, store=self.store, upstreams=self.upstreams), connected(folder, **ONCE) as client:
             yield client
 
@@ -82,8 +72,8 @@ class Pair:
 
     async def fleet(self) -> tuple[int, int]:
         """Micro-USD committed and reserved over everything."""
-        row = next(row for row in await self.store.list_budgets_after("", 1_000, with_steps=True) if row.key == "fleet")
-        return row.committed.uusd, row.reserved.uusd
+        (_, committed), (_, reserved) = await fleet_use(self.store)
+        return committed, reserved
 
     async def journal(self) -> list[tuple[str, dict]]:
         """(kind, body) of every entry about attempts."""
@@ -221,7 +211,7 @@ async def test_full_upstream_is_skipped(tmp_path) -> None:
 
 
 async def test_stream_starts_once_after_a_fallback() -> None:
-    pair, clock, progress = Pair(failing()), ManualClock(), Progress()
+    pair, clock, progress = Pair(failing()), ManualClock(), FlightProgress()
     table = UpstreamTable(pair.upstreams, {"default": (LegConfig(upstream="first"), LegConfig(upstream="second", order=1))})
     broker = Broker(pair.store, table, StepController(pair.store, {"*": TaskConfig()}, clock), BudgetBook(BudgetsConfig()), clock)
     completion = await broker.complete("d1", call(), 10.0, progress)
@@ -236,7 +226,7 @@ async def test_call_is_charged_at_the_price_of_its_reservation_day(tmp_path) -> 
     prices = DatedPrices.of(
         [price_from(date.fromisoformat("2026-09-01"), PRICE), price_from(date.fromisoformat("2026-09-22"), DEAR)],
     )
-    settings = CoordinatorConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
+    settings = ServerConfig.model_validate({"listen": (f"unix:{tmp_path}/c.sock",), "state_dir": str(tmp_path)})
     upstream = Upstream("default", provider, "m", prices, Gate("default", 8, 0), 20.0, 1000)
     store = MemoryLedgerStore()
     async with (

@@ -21,7 +21,7 @@ from edge.core.errors import (
 )
 from edge.rpc.errors import row_for, to_status, trailing_metadata
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2_grpc
-from tests.service.in_process import call, connected
+from tests.worlds.coordinator import call, connected
 
 ANSWER = call_pb2.CompleteResponse(completion=call_pb2.Completion(call_key="k1", text="four"))
 STORED = call_pb2.GetCallResponse(completion=ANSWER.completion)

@@ -12,7 +12,7 @@ import pytest
 
 from edge.core.errors import BudgetExhausted, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError
 from edge.rpc.address import is_loopback
-from edge.serve.access import Limits
+from edge.serve.access import EndpointLimits
 from edge.serve.endpoint import build_app
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
@@ -36,7 +36,7 @@ def control(answers: ScriptedAnswers) -> ScriptedControl:
 
 @pytest.fixture
 async def url(answers: ScriptedAnswers, control: ScriptedControl) -> AsyncIterator[str]:
-    async with serving(build_app(answers, control, ManualClock(1000.0), limits=Limits(posts=3)), "127.0.0.1", 0) as base:
+    async with serving(build_app(answers, control, ManualClock(1000.0), limits=EndpointLimits(posts=3)), "127.0.0.1", 0) as base:
         yield base
 
 

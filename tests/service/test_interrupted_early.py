@@ -50,7 +50,7 @@ AGENT = ["-m", "edge.cli", "tasks", "list"]
         (["-m", "coordinator", "--help"], "typer"),
         (["-m", "tools.simulate", "--help"], "argparse"),
         (["-m", "tools.experiments", "--help"], "edge.learning.step"),
-        (["-m", "tools.nano", "card", "none.json"], "tools.nano.card"),
+        (["-m", "tools.nano", "export", "nano-edge", "--weights", "none.pt"], "tools.nano.export"),
     ],
 )
 def test_an_interrupt_while_modules_are_imported_ends_without_a_traceback(

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,14 +24,14 @@ from edge.core.types import Message, Sampling, TaskItem
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import FAMILIES
-from tests.service.environments import environment
+from tests.worlds.agent_process import agent_process
+from tests.worlds.environments import environment
 
 pytestmark = pytest.mark.long  # installs the harness in an environment of its own
 REQUIREMENTS = Path(__file__).with_name("lm_eval_requirements.txt")
 TIMEOUT_S = 240
 MAX_TOKENS = 200
 SEED = 5
-WAIT_S = 60.0
 BOXED = re.compile(r"boxed\{([^}]*)\}")
 
 ARITH = {
@@ -102,26 +101,8 @@ def _found(folder: Path, task: str) -> Evaluated:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An `edge-agent run` that serves only, with its embedded coordinator."""
-    folder = tmp_path_factory.mktemp("agent")
-    command = [sys.executable, "-m", "edge.cli", "run", "--no-learn", "--port", "0", "--state", str(folder / "state"), "--json"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--set", "engine.threads=1"], stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-    try:
-        yield asyncio.run(_announced(process, folder))
-    finally:
-        process.terminate()
-        process.wait(WAIT_S)
-
-
-async def _announced(process: subprocess.Popen[bytes], folder: Path) -> str:
-    file = folder / "state" / "endpoint.json"
-    async with asyncio.timeout(WAIT_S):
-        while not file.is_file():
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            await asyncio.sleep(0.1)
-    return str(json.loads(file.read_text())["url"])
+    with agent_process(tmp_path_factory.mktemp("agent") / "state", "--no-learn", "--json") as url:
+        yield url
 
 
 @pytest.fixture

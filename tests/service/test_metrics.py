@@ -8,14 +8,13 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
-from coordinator.providers.provider import ProviderError
 from coordinator.service.instruments import MeasuredStore
-from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, Meters
+from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, CoordinatorMeters
 from coordinator.service.sideport import Route, SidePort
 from edge.core.clock import SystemClock
 from edge.core.errors import (
@@ -27,10 +26,10 @@ from edge.core.errors import (
     OutcomeUnknown,
 )
 from edge.rpc.client import StepUnits
-from tests.service.in_process import Held, ProgrammedProvider, answer, call, connected, running_coordinator
-from tests.service.metrics_page import get, scraped, scraped_after, value
-from tests.service.security import SecureFleet
-from tests.unit.ledger_requests import HOLD, NOW, reserve_request
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, connected, failing, running_coordinator
+from tests.worlds.ledger_requests import HOLD, NOW, reserve_request
+from tests.worlds.metrics_page import get, scraped, scraped_after, value
+from tests.worlds.secure_fleet import SecureFleet
 
 SIDES = {"metrics_listen": "127.0.0.1:0"}
 
@@ -44,17 +43,10 @@ async def test_calls_tokens_charges_and_refusals_are_counted(tmp_path) -> None:
     ):
         for key in ("a", "b"):
             await client.complete(call(key, key), 10.0)
-
-        async def refused(request):
-            raise ProviderError("no", kind="http_429", executed=False)
-
-        async def lost(request):
-            raise ProviderError("no", kind="deadline", executed=None)
-
-        provider.behaviour = refused
+        provider.behaviour = failing("http_429")
         with pytest.raises(CoordinatorUnavailable):
             await client.complete(call("c", "c"), 10.0)
-        provider.behaviour = lost
+        provider.behaviour = failing("deadline", None)
         with pytest.raises(OutcomeUnknown) as unconfirmed:
             await client.complete(call("d", "d"), 10.0)
         provider.behaviour = answer
@@ -94,7 +86,7 @@ async def test_open_hold_is_shown_until_it_is_settled(tmp_path) -> None:
 
 
 async def test_hold_charged_by_a_sweep_is_counted_in_doubt() -> None:
-    meters = Meters()
+    meters = CoordinatorMeters()
     store = MeasuredStore(MemoryLedgerStore(NOW), meters, lambda: 0.0, None)
     await store.reserve(reserve_request(hold=Amount(1, 100, 900)))
     assert list(meters.holds_uusd.values()) == [900]
@@ -108,9 +100,9 @@ async def test_what_a_killed_run_left_open_is_counted_in_doubt_and_logged(tmp_pa
         await killed.reserve(reserve_request(key))
     copy_file(tmp_path / "killed.sqlite3", tmp_path / LEDGER_FILE)
     await killed.aclose()
-    meters = Meters()
+    meters = CoordinatorMeters()
     for _start in range(2):
-        store = await open_store(CoordinatorConfig(state_dir=str(tmp_path)), SystemClock())
+        store = await open_store(ServerConfig(state_dir=str(tmp_path)), SystemClock())
         MeasuredStore(store, meters, lambda: 0.0, None)
         await store.aclose()
     assert meters.doubt_uusd == 3 * HOLD.uusd and sum("3 calls of an earlier run" in line for line in caplog.messages) == 1
@@ -182,7 +174,7 @@ async def test_unreadable_ledger_drops_only_the_budget_series(tmp_path) -> None:
 
 
 def test_devices_and_tasks_beyond_the_limit_get_no_series() -> None:
-    meters = Meters(devices=2)
+    meters = CoordinatorMeters(devices=2)
     for number in range(5):
         meters.task_now(f"d{number}", "math", 0.5, 0.3)
     assert meters.named_pairs() == [("d0", "math"), ("d1", "math")]
@@ -191,7 +183,7 @@ def test_devices_and_tasks_beyond_the_limit_get_no_series() -> None:
 
 
 def test_an_upstream_that_answers_with_every_status_gets_a_bounded_number_of_series() -> None:
-    meters = Meters()
+    meters = CoordinatorMeters()
     for alias in ("a", "b"):
         for status in range(300, 1000):
             meters.upstream_took(alias, f"http_{status}", 0.1)
@@ -258,11 +250,8 @@ async def test_incomplete_and_silent_connections_are_closed_while_others_are_ser
 
 
 async def test_failing_upstream_is_shown_as_skipped(tmp_path) -> None:
-    async def broken(request):
-        raise ProviderError("no", kind="http_503", executed=False)
-
     async with (
-        running_coordinator(tmp_path, ProgrammedProvider(broken), **SIDES) as it,
+        running_coordinator(tmp_path, ProgrammedProvider(failing("http_503")), **SIDES) as it,
         connected(tmp_path, max_retries=0) as client,
     ):
         before = await scraped(it.serving.metrics_url)

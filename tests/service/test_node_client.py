@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.service.processes import coordinator_process, settings_for
-from tests.service.upstream_server import good_reply, running_upstream
+from tests.worlds.coordinator_process import coordinator_process, settings_for
+from tests.worlds.upstream_server import good_reply, running_upstream
 
 CLIENT = Path(__file__).parent / "node_client"
 INSTALL_TIMEOUT_S = 180.0

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from edge.cli.remote import announcement
-from edge.core.clock import SystemClock
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
-from edge.rpc.client import CloudCall, CloudDelta
-from edge.serve.endpoint import build_app
-from edge.serve.running_agent import AgentAnswers, RunningAgent
-from edge.serve.server import serving
-from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.service.served import in_a_thread
-from tests.unit.agent_world import HELP, World, local_answer
+from edge.testing.coordinator import ScriptedTerms
+from tests.worlds.agent import World
+from tests.worlds.agent_process import agent_process
+from tests.worlds.openai_agent import CALL, QUESTION, Served, ask, client_of, scripted
+from tests.worlds.served_agent import in_a_thread
 
-QUESTION: Any = [{"role": "user", "content": "What is 4 + 1?"}]
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
-TOOL_CALLS = json.dumps({"finish_reason": "tool_calls", "tool_calls": [CALL]})
 FORM: Any = {
     "type": "json_schema",
     "json_schema": {
@@ -38,58 +25,6 @@ FORM: Any = {
         "schema": {"type": "object", "properties": {"sum": {"type": "integer"}, "text": {"type": "string"}}},
     },
 }
-TOKEN = "a-token-of-enough-letters"
-
-
-class CallsTools:
-    """The scripted coordinator, whose cloud LLM calls the tools it is given."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.sent: list[CloudCall] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.client, name)
-
-    async def stream_complete(self, call: CloudCall, deadline_s: float) -> AsyncIterator[CloudDelta]:
-        self.sent.append(call)
-        tools = "tools" in json.loads(call.openai_json or "{}")
-        async for delta in self.client.stream_complete(call, deadline_s):
-            if delta.completion is not None and tools:
-                delta = replace(delta, completion=replace(delta.completion, openai_json=TOOL_CALLS))
-            yield delta if delta.completion is not None or not tools else replace(delta, text="")
-
-
-def scripted(messages: Any, sampling: Any, seed: int) -> str:
-    """Asks for help with 4 + 1, answers the rest, and writes a form where one is required."""
-    text = messages[-1].content
-    if sampling.grammar:
-        thought = "hard" if "4 + 1" in text else "add"
-        return f'<think>\nStep 1: {thought}\n</think>\n<answer>{{"sum": 2, "text": "</answer>"}}'
-    return HELP if "4 + 1" in text and not sampling.suppress_help else local_answer(2)
-
-
-class Served:
-    """A served agent, with the calls its cloud received."""
-
-    def __init__(self, world: World, token: str = "") -> None:
-        self.world = world
-        self.cloud = CallsTools(ScriptedCoordinatorClient(lambda call: local_answer(5), terms=world.terms))
-        world.client = self.cloud  # type: ignore[assignment]
-        self._token = token
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[str]:
-        async with self.world.agent() as agent:
-            self.agent = agent
-            app = build_app(AgentAnswers(agent), RunningAgent(agent), SystemClock(), token=self._token, context_tokens=1024)
-            async with serving(app, "127.0.0.1", 0) as url:
-                yield url
-
-    def idle(self) -> bool:
-        """Whether no request is being served, within some seconds."""
-        pause = threading.Event()
-        return any(not self.agent.precedence.busy or pause.wait(0.01) for _ in range(1000))
 
 
 @pytest.fixture
@@ -100,20 +35,6 @@ def world(tmp_path: Path) -> World:
 @pytest.fixture
 def served(world: World) -> Served:
     return Served(world)
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with in_a_thread(served.open) as url, client_of(url) as client:
-        yield client
-
-
-def client_of(url: str, key: str = "none", **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
-
-
-def ask(client: openai.OpenAI, **fields: Any) -> Any:
-    return client.chat.completions.create(**{"model": "edge", "messages": QUESTION, **fields})
 
 
 def test_answer_has_its_reasoning_usage_and_source(client: openai.OpenAI) -> None:
@@ -268,37 +189,9 @@ def test_client_timeout_stops_the_answer(world: World) -> None:
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The bundled model, served by `edge-agent run` without a cloud."""
-    state = tmp_path_factory.mktemp("nano")
-    words = (
-        "run",
-        "--no-learn",
-        "--port",
-        "0",
-        "--state",
-        str(state),
-        "--set",
-        "engine.threads=1",
-        "--set",
-        "model.context_tokens=700",
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge.cli", *words],
-        env={**os.environ, "EDGE_AGENT_NO_CLOUD": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        watchdog = threading.Timer(60, process.kill)
-        watchdog.start()
-        assert process.stdout is not None
-        assert any(b"OpenAI-compatible at" in line for line in process.stdout)
-        watchdog.cancel()
-        found = announcement(state)
-        assert found is not None
-        yield str(found["url"])
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    words = ("--no-learn", "--set", "model.context_tokens=700")
+    with agent_process(tmp_path_factory.mktemp("nano") / "state", *words, EDGE_AGENT_NO_CLOUD="1") as url:
+        yield url
 
 
 def test_the_bundled_model_answers_the_client(nano: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 from coordinator.providers.openai_compatible import OpenAICompatibleProvider
 from coordinator.providers.provider import ProviderDelta, ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.service.real_servers import API_KEY, MODEL, RealServer, litellm_proxy, llama_server
-from tests.service.upstream_server import openai_provider, provider_request
+from tests.worlds.real_servers import API_KEY, MODEL, RealServer, litellm_proxy, llama_server
+from tests.worlds.upstream_server import openai_provider, provider_request
 
 MISSING = [
     name for name in ("uvicorn", "fastapi", "sse_starlette", "starlette_context", "pydantic_settings") if find_spec(name) is None

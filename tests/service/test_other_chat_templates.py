@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from edge.cli.remote import announcement
-from tests.engine.tiny_gguf import write_tiny_model
+from tests.worlds.agent_process import agent_process
+from tests.worlds.tiny_gguf import write_tiny_model
 
 TEMPLATES = Path(__file__).parents[1] / "engine" / "templates"
 SYSTEM, QUESTION = {"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Who runs the mill?"}
 ANSWER = {"role": "assistant", "content": "Ilka."}
 START_S = 60
-SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=8", "engine.threads=1")
+SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=8")
 
 
 def model(folder: Path, template: str, control_tokens: tuple[str, ...]) -> str:
@@ -38,30 +36,12 @@ async def ended(*words: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-@asynccontextmanager
-async def running_agent(folder: Path, path: str) -> AsyncIterator[str]:
-    """The base address of an agent that learns from a file of questions."""
-    tasks, state = folder / "questions.csv", folder / "state"
+def running_agent(folder: Path, path: str) -> AbstractContextManager[str]:
+    """An agent that learns from a file of questions."""
+    tasks = folder / "questions.csv"
     tasks.write_text("question,answer\nWho runs the mill?,Ilka\nWho rows the ferry?,Mia\n")
-    words = ("--model", path, "--tasks", str(tasks), "--port", "0", "--state", str(state))
     settings = [word for setting in ("model.context_tokens=2048", *SMALL) for word in ("--set", setting)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "edge.cli", "run", *words, *settings),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(START_S):
-            while "OpenAI-compatible at" not in (line := (await process.stdout.readline()).decode()):
-                assert line
-        found = announcement(state)
-        assert found is not None
-        yield found["url"]
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.communicate(), START_S)
+    return agent_process(folder / "state", "--model", path, "--tasks", str(tasks), *settings)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +51,12 @@ async def running_agent(folder: Path, path: str) -> AsyncIterator[str]:
 async def test_a_model_of_another_family_answers_and_learns(family: str, control_tokens: tuple[str, ...], tmp_path: Path) -> None:
     path = model(tmp_path, (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8"), control_tokens)
 
-    async with running_agent(tmp_path, path) as url, aiohttp.ClientSession(url) as client:
+    with running_agent(tmp_path, path) as url:
+        await answers_and_learns(url)
+
+
+async def answers_and_learns(url: str) -> None:
+    async with aiohttp.ClientSession(url) as client:
 
         async def chat(*messages: Any) -> int:
             body = {"model": "edge-local", "messages": messages, "max_tokens": 4}

@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from edge.core.errors import CoordinatorUnavailable
 from edge.serve.endpoint import _PAGE
-from tests.service import page_checks as checks
-from tests.service.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page, chromium
-from tests.service.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
+from tests.worlds import page_checks as checks
+from tests.worlds.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page
+from tests.worlds.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the page"),
@@ -42,12 +42,6 @@ PLAIN = {
     "cut \\boxed{\\frac{1}{2}": "cut \\frac{1}{2}",
     "```tex\n\\boxed{7}\n``` and \\boxed{8}": "```tex\n\\boxed{7}\n``` and 8",
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -621,16 +615,21 @@ async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text
     control.log = [{**one, "task": text} for one in control.log]
     hostile = dict.fromkeys(("task", "gate", "gate_reason", "damage"), text)
     control.versions = [{**control.versions[-1], **hostile, "version": 3, "serving": False}]
-    control.state |= {**dict.fromkeys(("waiting", "task", "coordinator", "mode"), text), "model": {"name": text}, "steps_done": 4}
+    control.state |= {
+        **dict.fromkeys(("waiting", "task", "coordinator", "mode"), text),
+        "model": {**control.state["model"], "name": text},
+    }
+    control.state["steps_done"] = 4
     control.state["quota"] |= dict.fromkeys(("line", "state", "task"), text)
-    control.budgets["tasks"] = [{**control.state["quota"], "dial": dials()[0].to_json() | {"task": text}}]
+    hostile_dial = dials()[0].to_json() | {"task": text}
+    control.budgets["tasks"] = [{**control.budgets["tasks"][0], **control.state["quota"], "dial": hostile_dial}]
     control.budgets["switched_off"] = control.decision = control.remark = text
     tasks = [{**one, "source": text} for one in control.prepared_report["tasks"]]
     waits = [{"reason": text, "times": 1, "seconds": 1}]
     control.prepared_report = {**control.prepared_report, "tasks": tasks, "waits": waits}
     left = {**dict.fromkeys(("why", "outcome", "answer_id"), text), "replaced": {text: 1}, "payload": {text: text}}
     control.departed = [{**sent(1), **left}]
-    control.waiting = [{**control.waiting[0], "task": text}]
+    control.waiting_reports = [{**control.waiting_reports[0], "task": text}]
     url = stage.show(agent)
     await arrive(page, url)
     await ask(page, text.replace("\n", " "))

@@ -4,8 +4,6 @@ why."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +11,26 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.tables import BUDGET
 from coordinator.ledger.verify import verify
-from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
+from coordinator.providers.provider import ProviderRequest, ProviderResult
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import TokenUsage
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import TOOLS, call, connected, running_coordinator
-from tests.service.upstream_server import (
+from tests.worlds import anthropic_traffic as traffic
+from tests.worlds.coordinator import TOOLS, call
+from tests.worlds.http_api import ANTHROPIC, OPENAI, brokered, failed, provider_for
+from tests.worlds.tiny_gguf import write_tiny_model
+from tests.worlds.upstream_server import (
     SECRET_PROMPT,
-    Behaviour,
-    Upstream,
     answers,
     hangs,
     in_turn,
-    openai_provider,
     openai_refusal,
     picky,
     provider_request,
     running_upstream,
 )
-from tests.service.warm_commands import edge_agent
+from tests.worlds.warm_commands import edge_agent
 
 ONLY_ONE = "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) value is supported."
 OTHER_NAME = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
@@ -78,11 +73,9 @@ async def test_field_that_a_model_does_not_take_is_left_out_once_and_for_all(
     field: str, refusal: tuple[int, Any], instead: str, streams: bool
 ) -> None:
     streams = streams or field.startswith("stream")
-    async with running_upstream(picky({field: refusal})) as upstream:
-        provider = openai_provider(upstream.base_url)
+    async with provider_for(OPENAI, picky({field: refusal})) as (provider, upstream):
         results = [await asked(provider, provider_request(key=f"d1|k{number}|1"), streams=streams) for number in range(3)]
         other = await asked(provider, replace(provider_request(), model="other-model"), streams=streams)
-        await provider.aclose()
     usage = None if field == "stream_options" else ANSWER[1]
     assert {(result.text, result.usage) for result in (*results, other)} == {(ANSWER[0], usage)}
     assert [field in body for body in upstream.bodies] == [True, False, False, False, True, False], "another model is asked anew"
@@ -97,12 +90,10 @@ async def test_several_fields_are_replaced_one_after_the_other_and_then_known() 
         "stream": openai_refusal(UNVERIFIED, "stream", "unsupported_value"),
         "stream_options": openai_refusal("'stream_options' is only allowed when 'stream' is enabled.", "stream_options"),
     }
-    async with running_upstream(picky(refusals)) as upstream:
-        provider = openai_provider(upstream.base_url)
+    async with provider_for(OPENAI, picky(refusals)) as (provider, upstream):
         for _ in range(2):
             result = await asked(provider, provider_request(), streams=True)
             assert (result.text, result.usage) == ANSWER
-        await provider.aclose()
     assert len(upstream.bodies) == len(refusals) + 2
     assert set(upstream.bodies[-1]) == {"model", "messages", "max_completion_tokens"}
     assert len(set(upstream.keys[:5])) == 5, "another body is another request to an upstream that knows keys"
@@ -110,34 +101,29 @@ async def test_several_fields_are_replaced_one_after_the_other_and_then_known() 
 
 async def test_configured_name_of_the_output_limit_is_only_where_it_begins() -> None:
     refusal = openai_refusal("Unrecognized request argument supplied: max_completion_tokens")
-    async with running_upstream(picky({"max_completion_tokens": refusal})) as upstream:
-        provider = openai_provider(upstream.base_url, tokens_field="max_completion_tokens")
+    async with provider_for(OPENAI, picky({"max_completion_tokens": refusal}), tokens_field="max_completion_tokens") as (
+        provider,
+        upstream,
+    ):
         assert [(await provider.complete(provider_request())).text for _ in range(2)] == ["forty-two"] * 2
-        await provider.aclose()
     assert [body.get("max_tokens") for body in upstream.bodies] == [None, 64, 64]
 
 
 async def test_deprecated_temperature_of_the_messages_api_is_left_out() -> None:
     refusal = (400, traffic.failure("invalid_request_error", "`temperature` is deprecated for this model."))
-    async with traffic.playing(picky({"temperature": refusal}, reply=answers(traffic.message()))) as upstream:
-        provider = traffic.anthropic_provider(upstream.base_url)
+    async with provider_for(ANTHROPIC, picky({"temperature": refusal}, reply=answers(traffic.message()))) as (provider, upstream):
         for _ in range(2):
             assert (await provider.complete(provider_request())).text == "forty-two"
-        await provider.aclose()
     assert ["temperature" in body for body in upstream.bodies] == [True, False, False]
 
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_temperature_that_nobody_set_is_not_sent(streams: bool) -> None:
     unset = replace(provider_request(), temperature=None)
-    async with running_upstream(picky({"temperature": openai_refusal("no")})) as upstream:
-        provider = openai_provider(upstream.base_url)
+    async with provider_for(OPENAI, picky({"temperature": openai_refusal("no")})) as (provider, upstream):
         assert (await asked(provider, unset, streams=streams)).text == "forty-two"
-        await provider.aclose()
-    async with traffic.playing(answers(traffic.message())) as other:
-        anthropic = traffic.anthropic_provider(other.base_url)
+    async with provider_for(ANTHROPIC, answers(traffic.message())) as (anthropic, other):
         await anthropic.complete(unset)
-        await anthropic.aclose()
     assert not any("temperature" in body for body in (*upstream.bodies, *other.bodies))
 
 
@@ -159,27 +145,21 @@ async def test_what_a_request_means_is_never_left_out_and_the_upstreams_reason_i
     field: str, refusal: tuple[int, Any], said: str
 ) -> None:
     fields = json.loads(TOOLS) | {"response_format": {"type": "json_object"}}
-    async with running_upstream(picky({field: refusal})) as upstream:
-        provider = openai_provider(upstream.base_url)
+    async with provider_for(OPENAI, picky({field: refusal})) as (provider, upstream):
         for _ in range(2):
-            with pytest.raises(ProviderError) as failed:
-                await provider.complete(replace(provider_request(), openai_json=json.dumps(fields)))
-            assert (failed.value.kind, failed.value.executed) == (f"http_{refusal[0]}", False)
-            assert said in failed.value.words and failed.value.words in str(failed.value)
-        await provider.aclose()
+            error = await failed(provider, replace(provider_request(), openai_json=json.dumps(fields)))
+            assert (error.kind, error.executed) == (f"http_{refusal[0]}", False)
+            assert said in error.words and error.words in str(error)
     assert len(upstream.bodies) == 2 and all(field in body for body in upstream.bodies)
 
 
 async def test_output_limit_that_is_refused_by_both_names_is_an_error_and_never_left_out() -> None:
     names = ("max_tokens", "max_completion_tokens")
     refusals = {name: openai_refusal(f"Unsupported parameter: '{name}'", name, "unsupported_parameter") for name in names}
-    async with running_upstream(picky(refusals)) as upstream:
-        provider = openai_provider(upstream.base_url)
+    async with provider_for(OPENAI, picky(refusals)) as (provider, upstream):
         for _ in range(2):
-            with pytest.raises(ProviderError, match="Unsupported parameter") as failed:
-                await provider.complete(provider_request())
-            assert failed.value.executed is False
-        await provider.aclose()
+            error = await failed(provider, provider_request())
+            assert error.executed is False and "Unsupported parameter" in str(error)
     assert len(upstream.bodies) == 4 and all(len(body.keys() & set(names)) == 1 for body in upstream.bodies)
 
 
@@ -188,44 +168,25 @@ async def test_output_limit_that_is_refused_by_both_names_is_an_error_and_never_
     [f"'temperature' is unsupported in {SECRET_PROMPT}", f"cannot parse {SECRET_PROMPT}, unknown 'stream_options' in it"],
 )
 async def test_refusal_that_quotes_the_prompt_changes_nothing_and_is_not_repeated(message: str) -> None:
-    async with running_upstream(answers(openai_refusal(message, None, "bad_request")[1], 400)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await asked(provider, provider_request(), streams=True)
-        await provider.aclose()
-    assert (failed.value.words, len(upstream.bodies)) == ("bad_request", 1)
+    async with provider_for(OPENAI, answers(openai_refusal(message, None, "bad_request")[1], 400)) as (provider, upstream):
+        error = await failed(provider, streams=True)
+    assert (error.words, len(upstream.bodies)) == ("bad_request", 1)
 
 
 async def test_refusal_names_the_field_where_its_message_may_not_be_repeated() -> None:
     private = "the code of Mia's door is eight"
     fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "description": private}}}
     refusal = openai_refusal(f"Invalid schema: {private}", "response_format", "invalid_schema")
-    async with running_upstream(picky({"response_format": refusal})) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await provider.complete(replace(provider_request(), openai_json=json.dumps(fields)))
-        await provider.aclose()
-    assert failed.value.words == "invalid_schema: response_format"
+    async with provider_for(OPENAI, picky({"response_format": refusal})) as (provider, _):
+        error = await failed(provider, replace(provider_request(), openai_json=json.dumps(fields)))
+    assert error.words == "invalid_schema: response_format"
 
 
 async def test_one_deadline_holds_over_a_refusal_and_the_request_that_follows_it() -> None:
     refuses = picky({"temperature": openai_refusal(ONLY_ONE, "temperature", "unsupported_value")})
-    async with running_upstream(in_turn(refuses, hangs)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await provider.complete(provider_request(deadline_s=0.5))
-        await provider.aclose()
-    assert (failed.value.kind, failed.value.executed, len(upstream.bodies)) == ("deadline", None, 2)
-
-
-@asynccontextmanager
-async def brokered(folder: Path, behaviour: Behaviour) -> AsyncIterator[tuple[Any, MemoryLedgerStore, Upstream]]:
-    """A client, the ledger of its coordinator, and that one's upstream."""
-    store: Any = MemoryLedgerStore()
-    async with running_upstream(behaviour) as upstream:
-        provider: Any = openai_provider(upstream.base_url)
-        async with running_coordinator(folder, provider, store=store), connected(folder, max_retries=0) as client:
-            yield client, store, upstream
+    async with provider_for(OPENAI, in_turn(refuses, hangs)) as (provider, upstream):
+        error = await failed(provider, provider_request(deadline_s=0.5))
+    assert (error.kind, error.executed, len(upstream.bodies)) == ("deadline", None, 2)
 
 
 async def test_request_that_is_sent_again_lies_under_one_hold_and_is_charged_once(tmp_path: Path) -> None:
@@ -246,9 +207,9 @@ async def test_refused_request_releases_its_hold_and_says_why_to_the_device(tmp_
     async with brokered(tmp_path, picky({"tools": refusal})) as (client, store, _):
         with pytest.raises(
             CoordinatorUnavailable, match=r"unsupported_parameter: 'tools' is not supported.*nothing was charged"
-        ) as failed:
+        ) as refused:
             await client.complete(call(openai_json=TOOLS), 5.0)
-        assert failed.value.reason == "UPSTREAM_REJECTED"
+        assert refused.value.reason == "UPSTREAM_REJECTED"
         used = [(budget.reserved.uusd, budget.committed.uusd) for budget in store.tables.all(BUDGET)]
         assert set(used) == {(0, 0)} and verify(store.tables).ok
 

@@ -16,21 +16,21 @@ from aiohttp import web
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.hints import with_hint
-from edge.cloud.sent import Choice, Keep, SentLog, SentReader, decoded
+from edge.cloud.sent import Keep, SentChoice, SentLog, SentReader, decoded
 from edge.core.errors import Withheld
 from edge.core.types import Message
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 from edge.rpc import codec
 from edge.rpc.client import StepUnits
 from edge.rpc.grpc_client import GrpcCoordinatorClient
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
-from tests.service.in_process import call
-from tests.service.processes import coordinator_process, settings_for
-from tests.service.upstream_server import Upstream, good_reply, running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import coordinator_process, settings_for
+from tests.worlds.upstream_server import Upstream, good_reply, running_upstream
 from tools.experiments.privacy import TERMS, corpus, is_revealed
 
-REGISTRY = Registry(terms=TERMS, never_send=["the vault code"])
+REGISTRY = PrivacyRegistry(terms=TERMS, never_send=["the vault code"])
 
 
 @dataclass
@@ -132,7 +132,7 @@ async def _learned(wire: Wire, secrets) -> None:
 def _check_entries(wire: Wire) -> None:
     """Every body that the upstream received equals an entry."""
     reader = SentReader(wire.state.database)
-    entries = [reader.entry(entry.id) for entry in reader.entries(Choice(limit=10_000))]
+    entries = [reader.entry(entry.id) for entry in reader.entries(SentChoice(limit=10_000))]
     texts = {
         message["content"] for entry, payload in entries for message in (decoded(entry.method, payload) or {}).get("messages", ())
     }
@@ -144,7 +144,7 @@ async def test_rule_blocked_text_is_never_sent_and_an_entry_has_the_bytes_of_its
     async with guarded_wire(tmp_path) as wire:
         with pytest.raises(Withheld):
             await wire.client.complete(call("k1", "The  VAULT code is 1"), 10.0)
-        assert wire.bodies == [] and SentReader(wire.state.database).entries(Choice()) == []
+        assert wire.bodies == [] and SentReader(wire.state.database).entries(SentChoice()) == []
         await wire.client.complete(call("k2", "write to jo@x.org"), 10.0)
         _, payload = SentReader(wire.state.database).entry(1)
         assert payload == codec.encode_call(call("k2", "write to [EMAIL_1]")).SerializeToString()

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +14,10 @@ import openai
 import yaml
 from aiohttp import web
 
-from edge.cli.remote import announcement
-from tests.engine.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
-from tests.service.upstream_server import Upstream, completion, running_upstream
-from tests.service.warm_commands import edge_agent
+from tests.worlds.agent_process import agent_process
+from tests.worlds.tiny_gguf import TOOL_TEMPLATE, write_tiny_model
+from tests.worlds.upstream_server import Upstream, completion, running_upstream
+from tests.worlds.warm_commands import edge_agent
 
 KEY, MODEL = "sk-a-key-of-somebody-s", "Qwen2.5-0.5B-Instruct-Q8_0"
 QUESTION: Any = [{"role": "user", "content": "Where is the Matterhorn?"}]
@@ -59,25 +57,10 @@ async def running_agent(folder: Path, upstream: Upstream, *more: str) -> AsyncIt
     ):
         code, _, err = await edge_agent(*words, **environment)
         assert code == 0, err
-    words = ("run", "--config", str(folder / "cloud.yaml"), "--model", MODEL, "--port", "0", "--state", state, *more)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "edge.cli", *words),
-        env={**os.environ, **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(START_S):
-            while "OpenAI-compatible at" not in (line := (await process.stdout.readline()).decode()):
-                assert line
-        found = announcement(Path(state))
-        assert found is not None
-        async with openai.AsyncOpenAI(base_url=f"{found['url']}/v1", api_key="none", max_retries=0) as client:
+    words = ("--config", str(folder / "cloud.yaml"), "--model", MODEL, *more)
+    with agent_process(folder / "state", *words, **environment) as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             yield client, environment
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.communicate(), START_S)
 
 
 async def test_real_model_and_key_answer_learn_and_stay_within_the_limit(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.service.reload import changes_of, same_upstreams
 from edge.core.errors import BudgetExhausted, NotFound
 from edge.rpc.grpc_client import GrpcCoordinatorClient
-from tests.service.in_process import call
-from tests.service.processes import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, settings_for
-from tests.service.upstream_server import running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import START_TIMEOUT_S, CoordinatorProcess, coordinator_process, settings_for
+from tests.worlds.upstream_server import running_upstream
 
 FREE = {"price_in_uusd_per_mtok": 0, "price_out_uusd_per_mtok": 0}
 
@@ -71,8 +71,8 @@ async def test_sighup_reloads_the_reloadable_settings_and_ignores_a_bad_file(tmp
 
 
 def test_new_price_is_taken_only_where_the_upstream_is_unchanged() -> None:
-    def of(**upstream: object) -> CoordinatorConfig:
-        return CoordinatorConfig.model_validate({"upstreams": {"default": upstream}})
+    def of(**upstream: object) -> ServerConfig:
+        return ServerConfig.model_validate({"upstreams": {"default": upstream}})
 
     started, dearer, other = of(), of(price_in_uusd_per_mtok=5), of(price_in_uusd_per_mtok=5, model="other")
     assert same_upstreams(started, dearer) == {"default"} and not same_upstreams(started, other)

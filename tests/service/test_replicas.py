@@ -21,10 +21,10 @@ from edge.rpc.client import BudgetSnapshot, StepUnits
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
-from tests.postgres_server import PostgresServer
-from tests.service.in_process import call
-from tests.service.processes import CoordinatorProcess, command, coordinator_process, settings_for
-from tests.service.upstream_server import Upstream, good_reply, hangs, running_upstream
+from tests.worlds.coordinator import call
+from tests.worlds.coordinator_process import CoordinatorProcess, command, coordinator_process, settings_for
+from tests.worlds.postgres_server import PostgresServer
+from tests.worlds.upstream_server import Upstream, good_reply, hangs, running_upstream
 
 CHARGE_UUSD = 10 + 2 * 5
 LIMIT = 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from edge.serve.server import serving
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
 from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
-from tests.service.served import in_a_thread
-from tests.service.test_openai_client import CALL, Served, client_of, scripted
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
+from tests.worlds.openai_agent import CALL, Served, scripted
 
 EASY, HARD = "What is 1 + 1?", "What is 4 + 1?"
 TOOL: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -34,12 +32,6 @@ class Sum(BaseModel):
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
     return Served(World(tmp_path / "state", script=scripted, terms=ScriptedTerms(calls_limit=9)))
-
-
-@pytest.fixture
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with in_a_thread(served.open) as url, client_of(url) as client:
-        yield client
 
 
 def respond(client: openai.OpenAI, **fields: Any) -> Any:

@@ -14,10 +14,10 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coordinator.calls.prices import NO_PRICE
 from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.service.authentication import SERVICES_OF_ROLE
 from edge.rpc.errors import DOMAIN, from_rpc_error
-from tests.service.in_process import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator import TOOLS, Held, ProgrammedProvider, call, connected, running_coordinator
 
 DEVICE, ADMIN = "edge.rpc.v1.DeviceService", "edge.rpc.v1.AdminService"
 CREDENTIALS = "edge.rpc.v1.CredentialService"
@@ -46,7 +46,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "ListBudgets": {},
     "SetBudget": {"scope": "device", "calls": {"value": 5}},
     "ListTasks": {},
-    "ListPrices": {},
     "ListUpstreams": {},
     "ListDevices": {},
     "IssueToken": {"device": "d"},
@@ -85,7 +84,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "SetDeviceDisabled": ({"device": ""}, "INVALID_REQUEST"),
 }
 CANNOT_BE_BAD = {
-    "ListPrices",
     "ListUpstreams",
     "VerifyLedger",
 }
@@ -94,7 +92,6 @@ DRAINING = {
     "CloseStep": "STEP_MISMATCH",
 }
 NEEDS_NO_LEDGER = {
-    "ListPrices",
     "ListUpstreams",
     "IssueToken",
     "RevokeDevice",
@@ -313,15 +310,6 @@ async def test_calls_of_another_device_are_not_found(tmp_path) -> None:
             assert (await surface.ask(name, {"callKey": "k9"}, device="d1"))[1] == OK
 
 
-async def test_non_administrator_is_refused_by_every_admin_method_and_changes_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(SERVICES_OF_ROLE, "admin", frozenset())
-    async with surfaces(tmp_path) as found:
-        surface = found[ADMIN]
-        replies = {name: (await surface.ask(name, GOOD[name]))[1] for name in surface.methods}
-        assert replies == dict.fromkeys(surface.methods, "PERMISSION_DENIED")
-        assert (await found[DEVICE].ask("GetBudget", GOOD["GetBudget"]))[0][0].budget.HasField("calls_limit") is False
-
-
 async def test_methods_that_need_the_ledger_fail_closed_while_it_cannot_be_written(tmp_path) -> None:
     store, provider = MemoryLedgerStore(), ProgrammedProvider()
     async with surfaces(tmp_path, provider, store=store) as found:
@@ -359,7 +347,7 @@ async def test_too_many_requests_at_once_are_overloaded(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"budgets": {"device": {"calls_limit": 0}}}, "BUDGET_EXHAUSTED"), ({"alias_settings": {"price": None}}, "UNPRICED")],
+    [({"budgets": {"device": {"calls_limit": 0}}}, "BUDGET_EXHAUSTED"), ({"alias_settings": {"price": NO_PRICE}}, "UNPRICED")],
 )
 async def test_forbidden_call_is_refused_by_every_method(tmp_path, settings, reason) -> None:
     async with surfaces(tmp_path, **settings) as found:

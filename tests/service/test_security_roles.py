@@ -17,11 +17,11 @@ from coordinator.service.access import tasks_in
 from coordinator.service.authentication import SERVICES_OF_ROLE, Authenticator, CallFacts, FailureLimiter, Identity, authorize
 from coordinator.service.holders import Holder, holder_of
 from coordinator.service.pki import Authority
-from coordinator.service.tokens import ROLES, Tokens, TokenStore
+from coordinator.service.tokens import ROLES, TokenAuthority, TokenStore
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.errors import from_rpc_error
 from edge.testing.clock import ManualClock
-from tests.service.security import SecureFleet
+from tests.worlds.secure_fleet import SecureFleet
 
 ALLOWED = {("device", "DeviceService"), ("admin", "AdminService"), *((role, "CredentialService") for role in ROLES)}
 REMOTE, LOOPBACK, UNIX = "ipv4:10.1.2.3:4", "ipv4:127.0.0.1:4", "unix:"
@@ -97,7 +97,7 @@ class World:
 
     def __init__(self, folder: Any, **settings: Any) -> None:
         self.clock = ManualClock()
-        self.tokens = Tokens(TokenStore(folder), AuthConfig(), self.clock)
+        self.tokens = TokenAuthority(TokenStore(folder), AuthConfig(), self.clock)
         self.auth = Authenticator(self.tokens, AuthConfig(), FailureLimiter(self.clock, 3), self.clock, **settings)
 
     def caller(self, peer: str, **facts: Any) -> Identity:

@@ -3,7 +3,6 @@ searched."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -20,10 +19,10 @@ from edge.config.secret_refs import parse_secret_ref
 from edge.core.clock import SystemClock
 from edge.core.errors import ConfigError, CoordinatorError
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tests.service.in_process import ProgrammedProvider, call, connected, running_coordinator
-from tests.service.processes import command, coordinator_process, settings_for
-from tests.service.security import SecureFleet, device
-from tests.service.upstream_server import good_reply, running_upstream
+from tests.worlds.coordinator import ProgrammedProvider, call, connected, running_coordinator
+from tests.worlds.coordinator_process import command, coordinator_process, settings_for
+from tests.worlds.secure_fleet import SecureFleet, device
+from tests.worlds.upstream_server import disconnects, good_reply, hangs
 
 PROMPT = "my neighbour Zebedee Quux has measles"
 KEY = "sk-proj-4f9aK2mQ7xW1vB8nR3tY6uZ0"
@@ -45,43 +44,31 @@ def loud(code: int, content_type: str = "application/json"):
     return reply
 
 
-async def hang(request: web.Request) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def cut(request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
 FAULTS = {
     "400": loud(400), "401": loud(401), "404": loud(404), "422": loud(422), "429": loud(429), "500": loud(500), "503": loud(503),
-    "no JSON": loud(200, "text/html"), "other JSON": loud(200), "hang": hang, "cut": cut,
+    "no JSON": loud(200, "text/html"), "other JSON": loud(200), "hang": hangs, "cut": disconnects,
 }  # fmt: skip
 
 
-async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch) -> None:
+async def test_no_prompt_or_key_reaches_a_log_message_or_the_journal_on_any_failure(tmp_path, monkeypatch, upstream) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", KEY)
     messages: list[str] = []
-    async with running_upstream() as upstream:
-        alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
-        settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
-        async with coordinator_process(tmp_path, settings, "--log-level", "debug") as child:
-            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
-            for name, reply in FAULTS.items():
-                upstream.reply = reply
-                messages.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
-            upstream.reply = good_reply
-            await client.complete(call("good", PROMPT), 20.0)
-            messages.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
-            messages.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
-            messages.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
-            for number in range(6):
-                messages.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
-            await client.aclose()
-            log = await child.stop()
+    alias = {"api_key_env": "UPSTREAM_KEY", "deadline_s": 2.0, "breaker": {"failures_to_open": 100}}
+    settings = settings_for(upstream, upstream=alias, budgets={"device": {"calls_limit": len(FAULTS)}})
+    async with coordinator_process(tmp_path, settings, "--log-level", "debug") as child:
+        client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
+        for name, reply in FAULTS.items():
+            upstream.reply = reply
+            messages.append(await failure(client.complete(call(name, PROMPT, prompt_id=name), 20.0)))
+        upstream.reply = good_reply
+        await client.complete(call("good", PROMPT), 20.0)
+        messages.append(await failure(client.complete(call("good", PROMPT + KEY), 20.0)))  # the key again, other content
+        messages.append(await failure(client.complete(call("big", PROMPT, max_output_tokens=10**6), 20.0)))
+        messages.append(await failure(client.complete(call("odd", PROMPT, model_alias=f"{KEY[:3]}x"), 20.0)))
+        for number in range(6):
+            messages.append(await failure(client.complete(call(f"over-{number}", f"{PROMPT} {number}"), 20.0), or_none=True))
+        await client.aclose()
+        log = await child.stop()
     code, journal, complaints = await command("ledger", "export", "--state", str(child.state))
     assert code == 0 and journal.count("\n") > len(FAULTS) and "http_500" in log
     assert any("BudgetExhausted" in each for each in messages) and set(leaks(PROMPT, KEY)) == set(TRACES)
@@ -156,7 +143,9 @@ def test_secret_like_text_and_quoted_prompts_are_cut_from_logs(text) -> None:
     assert leaks(record.getMessage()) == [] and record.getMessage().startswith("seen: ")
 
 
-async def test_key_without_a_form_that_an_upstream_repeats_as_its_error_is_cut_from_the_log(tmp_path, monkeypatch) -> None:
+async def test_key_without_a_form_that_an_upstream_repeats_as_its_error_is_cut_from_the_log(
+    tmp_path, monkeypatch, upstream
+) -> None:
     key = "sk-lamp-and-shade"  # a proxy gives keys of its own making
     monkeypatch.setenv("UPSTREAM_KEY", key)
 
@@ -167,15 +156,14 @@ async def test_key_without_a_form_that_an_upstream_repeats_as_its_error_is_cut_f
 
         return reply
 
-    async with running_upstream() as upstream:
-        settings = settings_for(upstream, upstream={"api_key_env": "UPSTREAM_KEY"})
-        async with coordinator_process(tmp_path, settings) as child:
-            client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
-            for code in (200, 400):
-                upstream.reply = repeating(code)
-                await failure(client.complete(call(f"k{code}"), 20.0))
-            await client.aclose()
-            log = await child.stop()
+    settings = settings_for(upstream, upstream={"api_key_env": "UPSTREAM_KEY"})
+    async with coordinator_process(tmp_path, settings) as child:
+        client = GrpcCoordinatorClient(child.address, policy=ClientPolicy(max_retries=0))
+        for code in (200, 400):
+            upstream.reply = repeating(code)
+            await failure(client.complete(call(f"k{code}"), 20.0))
+        await client.aclose()
+        log = await child.stop()
     assert log.count("gave no answer") == 2 and key not in log
 
 
@@ -230,7 +218,7 @@ def test_secret_in_the_configuration_is_refused_in_one_line_without_repeating_it
         assert err.startswith("error: ") and err.count("\n") == 1 and leaks(out, err) == []
 
 
-async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> None:
+async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path, upstream) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
     file.chmod(0o600)
@@ -240,12 +228,11 @@ async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> No
         seen.append(request.headers["Authorization"])
         return await good_reply(request)
 
-    async with running_upstream() as upstream:
-        upstream.reply = note
-        async with coordinator_process(tmp_path, settings_for(upstream, upstream={"api_key": f"file:{file}"})) as child:
-            client = GrpcCoordinatorClient(child.address)
-            await client.complete(call(), 20.0)
-            await client.aclose()
+    upstream.reply = note
+    async with coordinator_process(tmp_path, settings_for(upstream, upstream={"api_key": f"file:{file}"})) as child:
+        client = GrpcCoordinatorClient(child.address)
+        await client.complete(call(), 20.0)
+        await client.aclose()
     assert seen == [f"Bearer {KEY}"]
     file.chmod(0o644)
     here = ("--config", str(tmp_path / "coordinator.yaml"), "--state", str(tmp_path / "s"))
@@ -253,7 +240,7 @@ async def test_upstream_key_is_read_from_a_private_file_and_sent(tmp_path) -> No
     assert code == 1 and "others can read" in stderr and stderr.count("\n") == 1 and leaks(stderr) == []
 
 
-async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path) -> None:
+async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path, upstream) -> None:
     """The operator's way: authority, device certificate and token by command, `serve` with TLS, SIGHUP, revocation by command."""
     pki, state = str(tmp_path / "pki"), str(tmp_path / "state")
     assert (await command("pki", "init", pki, "--name", "127.0.0.1"))[0] == 0
@@ -262,19 +249,18 @@ async def test_certificates_and_tokens_made_by_commands_work_for_a_call(tmp_path
     assert again[0] == 1 and "not overwritten" in again[2] and again[2].count("\n") == 1
     assert (await command("token", "issue", "lamp", "--state", state, "--out", f"{tmp_path}/token", "--task", "math"))[0] == 0
     tls = {"cert": f"{pki}/server.crt", "key": f"{pki}/server.key", "client_ca": f"{pki}/ca.crt"}
-    async with running_upstream() as upstream:
-        settings = settings_for(upstream, tls=tls)
-        async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
-            address = json.loads(child.serving_line)["addresses"][1]
-            child.process.send_signal(signal.SIGHUP)
-            files = SecureFleetFiles(tmp_path)
-            async with device(address, files.tls, files.token) as lamp:
-                assert (await lamp.complete(call(), 10.0)).text == "WHAT IS 2+2?"
-                code, stdout, _ = await command("token", "revoke", "lamp", "--state", state)
-                assert code == 0 and stdout.startswith("device lamp: everything issued before now is refused; its epoch is 1\n")
-                assert "was revoked" in await failure(lamp.get_budget("math"))
-            listed = json.loads((await command("token", "list", "--json", "--state", state))[1])
-            assert [(row["name"], row["epoch"]) for row in listed["holders"]] == [("lamp", 1)]
+    settings = settings_for(upstream, tls=tls)
+    async with coordinator_process(tmp_path, settings, "--listen", "127.0.0.1:0", "--json") as child:
+        address = json.loads(child.serving_line)["addresses"][1]
+        child.process.send_signal(signal.SIGHUP)
+        files = SecureFleetFiles(tmp_path)
+        async with device(address, files.tls, files.token) as lamp:
+            assert (await lamp.complete(call(), 10.0)).text == "WHAT IS 2+2?"
+            code, stdout, _ = await command("token", "revoke", "lamp", "--state", state)
+            assert code == 0 and stdout.startswith("device lamp: everything issued before now is refused; its epoch is 1\n")
+            assert "was revoked" in await failure(lamp.get_budget("math"))
+        listed = json.loads((await command("token", "list", "--json", "--state", state))[1])
+        assert [(row["name"], row["epoch"]) for row in listed["holders"]] == [("lamp", 1)]
     assert upstream.keys == ["lamp|k1|1"]
 
 

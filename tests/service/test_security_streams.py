@@ -17,9 +17,9 @@ from edge.rpc.client import CallProgress
 from edge.rpc.errors import from_rpc_error
 from edge.rpc.v1 import admin_pb2, admin_pb2_grpc, budget_pb2, device_pb2_grpc
 from edge.testing.clock import ManualClock
-from tests.service.in_process import Held, call
-from tests.service.security import SecureFleet, device
 from tests.until import until
+from tests.worlds.coordinator import Held, call
+from tests.worlds.secure_fleet import SecureFleet, device
 
 QUICK_HEARTBEATS = {"watch_heartbeat_s": 0.05}
 LIFE_S = {"token": 900.0 + 30.0, "certificate": 7 * 86400.0, "both": 930.0}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,19 +14,14 @@ from aiohttp import web
 from coordinator.calls.admission import Gate
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LegConfig
-from coordinator.ledger.stores.memory import MemoryLedgerStore
-from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest
-from tests.service import anthropic_traffic as traffic
-from tests.service.in_process import PRICE, ProgrammedProvider, call, connected, running_coordinator
-from tests.service.upstream_server import (
-    Behaviour,
+from tests.worlds import anthropic_traffic as traffic
+from tests.worlds.coordinator import PRICE, ProgrammedProvider, call
+from tests.worlds.http_api import ANTHROPIC, OPENAI, brokered, failure, result_of
+from tests.worlds.upstream_server import (
     answers,
     completion,
     event,
-    openai_provider,
-    provider_request,
-    running_upstream,
     sends,
     tool_answer,
     tool_stream,
@@ -60,18 +54,8 @@ async def either(request: web.Request) -> web.StreamResponse:
     return await (sends(*tool_stream(CALLS)) if streamed else answers(tool_answer(CALLS)))(request)
 
 
-@asynccontextmanager
-async def served(folder: Any, behaviour: Behaviour, store: Any = None) -> Any:
-    """A client, and its coordinator's upstream."""
-    async with running_upstream(behaviour) as upstream:
-        provider: Any = openai_provider(upstream.base_url)
-        async with running_coordinator(folder, provider, store=store), connected(folder) as client:
-            yield client, upstream
-
-
 async def test_upstream_gets_the_original_request_and_its_tool_calls_are_returned_and_charged(tmp_path) -> None:
-    store: Any = MemoryLedgerStore()
-    async with served(tmp_path, either, store) as (client, upstream):
+    async with brokered(tmp_path, either) as (client, store, upstream):
         whole = await client.complete(wants_tools(), 5.0)
         assert json.loads(whole.openai_json) == {"finish_reason": "tool_calls", "tool_calls": CALLS}
         assert (whole.text, whole.charged_uusd) == ("", CHARGE_UUSD)
@@ -87,7 +71,7 @@ async def test_upstream_gets_the_original_request_and_its_tool_calls_are_returne
 
 
 async def test_streamed_tool_calls_are_assembled_and_come_with_the_end(tmp_path) -> None:
-    async with served(tmp_path, either) as (client, _):
+    async with brokered(tmp_path, either) as (client, _, _):
         deltas = [delta async for delta in client.stream_complete(wants_tools(), 5.0)]
     assert "".join(delta.text for delta in deltas) == "" and all(delta.completion is None for delta in deltas[:-1])
     completion = deltas[-1].completion
@@ -127,53 +111,35 @@ def part(arguments: str, **more: Any) -> dict[str, Any]:
 )
 async def test_tool_call_pieces_are_assembled_as_servers_send_them(pieces: list[dict[str, Any]]) -> None:
     events = [piece(tool_calls=[each]) for each in pieces]
-    async with running_upstream(sends(*events, END)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        result = [delta async for delta in provider.stream(provider_request())][-1].result
-        await provider.aclose()
-    assert result is not None
+    result = await result_of(OPENAI, sends(*events, END), streams=True)
     assert json.loads(result.beyond_text)["tool_calls"] == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": "1"}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "2"}},
     ]
 
 
-@pytest.mark.parametrize("calls", [5, ["x"], {"a": 1}], ids=repr)
-async def test_malformed_tool_calls_are_garbage_that_was_executed(calls: Any) -> None:
-    async with running_upstream(answers(tool_answer(calls))) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await provider.complete(provider_request())
-        await provider.aclose()
-    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+NESTED = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
 
 
-async def test_endlessly_nested_calls_are_garbage(tmp_path) -> None:
-    nested = b'{"choices": [{"message": {"tool_calls": [{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}]}"
-    async with running_upstream(answers(nested)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        with pytest.raises(ProviderError) as failed:
-            await provider.complete(provider_request())
-        await provider.aclose()
-    assert (failed.value.kind, failed.value.executed) == ("garbage", True)
+@pytest.mark.parametrize(
+    "body", [tool_answer(5), tool_answer(["x"]), tool_answer({"a": 1}), NESTED], ids=["number", "texts", "object", "nested"]
+)
+async def test_malformed_or_endlessly_nested_tool_calls_are_garbage_that_was_executed(body: Any) -> None:
+    error, _ = await failure(OPENAI, answers(body))
+    assert (error.kind, error.executed) == ("garbage", True)
 
 
 async def test_model_refusal_is_returned_as_a_refusal() -> None:
     message = {"role": "assistant", "content": None, "refusal": "no"}
     body = completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
-    async with running_upstream(answers(body)) as upstream:
-        provider = openai_provider(upstream.base_url)
-        assert json.loads((await provider.complete(provider_request())).beyond_text) == {"refusal": "no"}
-        await provider.aclose()
+    assert json.loads((await result_of(OPENAI, answers(body))).beyond_text) == {"refusal": "no"}
 
 
 async def test_anthropic_request_is_translated_and_refused_where_it_has_no_equivalent(tmp_path) -> None:
-    async with traffic.playing(answers(traffic.TOOL_MESSAGE)) as upstream:
-        provider: Any = traffic.anthropic_provider(upstream.base_url)
-        async with running_coordinator(tmp_path, provider), connected(tmp_path) as client:
-            result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
-            with pytest.raises(InvalidRequest, match="takes no response_format"):
-                await client.complete(call("k2", openai_json='{"response_format": {"type": "json_object"}}'), 5.0)
+    async with brokered(tmp_path, answers(traffic.TOOL_MESSAGE), ANTHROPIC) as (client, _, upstream):
+        result = json.loads((await client.complete(wants_tools(), 5.0)).openai_json)
+        with pytest.raises(InvalidRequest, match="takes no response_format"):
+            await client.complete(call("k2", openai_json='{"response_format": {"type": "json_object"}}'), 5.0)
     function = {"name": "add", "arguments": '{"a": 2}'}
     assert result == {"finish_reason": "tool_calls", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
     (body,) = upstream.bodies

@@ -15,13 +15,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from pydantic import ValidationError
 
 from coordinator.app import Coordinator
-from coordinator.config import CoordinatorConfig, TelemetryConfig
+from coordinator.config import ServerConfig, TelemetryConfig
 from edge.rpc import codec
 from edge.rpc.v1 import device_pb2_grpc
-from tests.service.in_process import call, connected
-from tests.service.loopback import answering
-from tests.service.processes import settings_for
-from tests.service.upstream_server import Upstream, good_reply, running_upstream
+from tests.worlds.coordinator import call, connected
+from tests.worlds.coordinator_process import settings_for
+from tests.worlds.loopback import answering
+from tests.worlds.upstream_server import Upstream, good_reply, running_upstream
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "what only the device and the cloud may know"
@@ -58,7 +58,7 @@ async def collector() -> AsyncIterator[Collector]:
 async def coordinator(folder: Path, upstream: Upstream, endpoint: str | None) -> AsyncIterator[None]:
     telemetry = {"telemetry": {"otlp_endpoint": endpoint}} if endpoint else {}
     settings = {**settings_for(upstream, **telemetry), "listen": [f"unix:{folder}/c.sock"], "state_dir": str(folder / "state")}
-    async with Coordinator(CoordinatorConfig.model_validate(settings)):
+    async with Coordinator(ServerConfig.model_validate(settings)):
         yield
 
 
@@ -119,17 +119,16 @@ async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> Non
         assert all(not span.events and not span.status.message for span in sink.spans)
 
 
-async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path) -> None:
+async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path, upstream) -> None:
     headers: dict[str, str] = {}
 
     async def reply(request: web.Request) -> web.StreamResponse:
         headers.update(request.headers)
         return await good_reply(request)
 
-    async with running_upstream() as upstream:
-        upstream.reply = reply
-        async with coordinator(tmp_path, upstream, None):
-            await ask_in_a_trace(tmp_path)
+    upstream.reply = reply
+    async with coordinator(tmp_path, upstream, None):
+        await ask_in_a_trace(tmp_path)
     assert headers and not {"traceparent", "tracestate"} & {name.lower() for name in headers}
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ import yaml
 pytest.importorskip("trl", reason="trl is not installed: pip install -c constraints.txt -e '.[trl]'")
 
 from safetensors.torch import load_file
-
-from edge.config.loader import Resolved
-from edge.state.folder import StateFolder
-from edge.state.rows import Position
-from tools.integrations.trl.__main__ import main
-from tools.integrations.trl.compare import compare
-from tools.integrations.trl.config import TrlConfig, resolve_run
 
 pytestmark = pytest.mark.long
 TIMEOUT_S = 300
@@ -75,7 +68,11 @@ def run(config: Path, *words: str, processes: int = 1) -> subprocess.CompletedPr
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return steps_in(folder / "run")
+
+
+def steps_in(run_folder: Path) -> list[dict[str, Any]]:
+    lines = (run_folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == "step_finished"]
 
 
@@ -134,46 +131,6 @@ def test_start_refused_by_trl_is_one_line_and_leaves_the_folder_free_for_other_s
     assert done.returncode == 0, done.stderr
     (step,) = steps_of(tmp_path)
     assert (step["responses"], json.loads((folder / "summary.json").read_text())["steps"]) == (6, 1)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ("model=/nosuch/model", "model /nosuch/model cannot be read"),
-        ("agent.phases.0.source=/nosuch/tasks.jsonl", "nosuch"),
-        ('trainer.options={"model_init_kwargs": {"dtype": "no-such-type"}}', "TRL cannot begin"),
-        ('trainer.options={"nonsense": 1}', "nonsense"),
-        ("agent.coordinator.embedded.start_timeout_s=0.01", "the embedded coordinator did not start"),
-    ],
-)
-def test_fresh_start_that_cannot_begin_leaves_the_earlier_run_unchanged(
-    changed: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config, folder = written(tmp_path), tmp_path / "run"
-    begun(folder, resolve_run(config))
-    before = left(folder)
-    assert main(["run", str(config), "--fresh", "--set", changed]) != 0
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert (len(errors), message in errors[-1]) == (1, True), errors
-    assert left(folder) == before
-
-
-def begun(folder: Path, resolved: Resolved[TrlConfig]) -> None:
-    """The folder of a run with one step, and what it paid."""
-    folder.mkdir()
-    (folder / "run.json").write_text('{"made_by": "edge-agent on TRL"}')
-    (folder / "config.yaml").write_text(resolved.to_yaml())
-    with StateFolder(folder / "state") as state:
-        state.set_position(Position(1, 0, 1))
-    for name in ("state/ledger", "trl/checkpoint-1/file", "trained/file", "adapter/file", "events.jsonl", "summary.json"):
-        (folder / name).parent.mkdir(exist_ok=True, parents=True)
-        (folder / name).write_text(name)
-
-
-def left(folder: Path) -> dict[str, bytes]:
-    """All files of the earlier run."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not re.search(r"sqlite-|run\.json|model-", str(path))]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def adapter(folder: Path) -> dict[str, Any]:
@@ -277,6 +234,9 @@ def test_trl_and_the_agent_reach_the_same_lambda_and_rates_on_the_same_prompts(t
     config = written(tmp_path, agent=agent, trainer={"rows_per_pass": 64})
     theirs = subprocess.run(command(config), capture_output=True, text=True, timeout=1800, env=environment(), check=False)
     assert theirs.returncode == 0, theirs.stderr
-    result = compare([tmp_path / "agent"], [tmp_path / "run"])
-    assert result.steps == steps
-    assert result.agree, result.text()
+    ours, trls = steps_in(tmp_path / "agent"), steps_of(tmp_path)
+    assert [step["step"] for step in ours] == [step["step"] for step in trls] == list(range(1, steps + 1))
+    for measure in ("assist_rate", "joint_accuracy", "reward_mean", "format_ok"):
+        found = [theirs[measure] - own[measure] for own, theirs in zip(ours, trls, strict=True)]
+        blocks = [mean(found[start : start + 4]) for start in range(0, steps, 4)]  # neighbouring steps share their weights
+        assert abs(mean(blocks)) <= 5 * stdev(blocks) / len(blocks) ** 0.5, measure

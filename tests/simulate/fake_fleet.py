@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edge.core.errors import UsageError
-from tests.simulate.sample_results import sample_group, sample_result
+from tests.worlds.sample_results import sample_group, sample_result
 from tools.simulate.reports.assertions import Assertion, evaluate
 from tools.simulate.reports.result import SimulationResult
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.ledger.verify import verify
-from tools.simulate.fleet.scenario import Scenario, load_scenario
+from tools.simulate.fleet.scenario import FleetScenario, load_scenario
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate
 from tools.simulate.reports.result import SimulationResult
@@ -17,7 +17,7 @@ MONTH = SCENARIOS / "budget-month.yaml"
 BUDGET_UUSD = 1_000_000
 
 
-def played(scenario: Scenario, folder: Path) -> SimulationResult:
+def played(scenario: FleetScenario, folder: Path) -> SimulationResult:
     world = FleetWorld(scenario, "month", folder)
     result = world.run()
     journal = list(world.disk.tables.journal_after(0))

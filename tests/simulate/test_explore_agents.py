@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tools.simulate.faults.explore import AGENTS
-from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, Fault, Scenario
-from tools.simulate.faults.terms import TaskTerms, Terms
+from tools.simulate.faults.scenario import CALL_POINTS, STEP_POINTS, AgentPlan, Fault, FaultScenario
+from tools.simulate.faults.terms import DrawnTaskTerms, DrawnTerms
 from tools.simulate.faults.world import play
 
-CALM = Scenario(
+CALM = FaultScenario(
     seed=3,
     agents=(AgentPlan(questions=6, every_s=20.0, steps=3),),
     tasks=("math",),
@@ -20,7 +20,7 @@ CALM = Scenario(
     group_size=2,
     slots=2,
     max_queue=8,
-    terms=Terms(tasks={"math": TaskTerms(target_rate=0.3, dual_lr=0.3)}),
+    terms=DrawnTerms(tasks={"math": DrawnTaskTerms(target_rate=0.3, dual_lr=0.3)}),
     begins_s=0.0,
 )
 
@@ -46,7 +46,7 @@ def test_what_a_call_cost_is_known_though_the_agent_died_around_it(point: str) -
 def test_reports_made_while_the_coordinator_was_away_are_delivered_once_it_is_back() -> None:
     outcome = play(replace(CALM, faults=(Fault(at=10.0, kind="kill", for_s=150.0),)))
     assert outcome.verdict.violations == []
-    assert outcome.verdict.met["step reported out of the outbox"] > 0
+    assert outcome.verdict.met["waiting step report delivered"] > 0
     assert outcome.verdict.met["step reported"] == CALM.agents[0].steps
 
 

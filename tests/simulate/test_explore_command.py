@@ -41,7 +41,7 @@ def test_a_planted_bug_is_found_with_its_seed_the_smallest_world_and_its_story(
     assert "tasks ('math',), prompts 1, " in said and "devices 1, steps 1, " in said
     key = re.findall(r"I4: \w+\|([\w-]+)\|", said)[0]
     story = said.split("what happened to it:\n")[1].split("\nmade smaller")[0].splitlines()
-    assert all(key in line or " world " in line for line in story)
+    assert any(key in line for line in story)
 
     assert main(["explore", "--seeds", "1", "--start", seed, "--plant", BUG, "--write", str(smallest)]) == 1
     capsys.readouterr()
@@ -55,29 +55,13 @@ def test_a_planted_bug_is_found_with_its_seed_the_smallest_world_and_its_story(
 
 
 def test_all_seeds_are_counted_when_it_is_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", "--seeds", "6", "--plant", BUG, "--keep-going", "--brief"]) == 1
+    assert main(["explore", "--seeds", "6", "--plant", BUG, "--keep-going"]) == 1
     said = capsys.readouterr().out
     assert "6 seeds" in said
     seeds = re.findall(r"^seed \d+: I\d+: ", said, re.MULTILINE)
     assert len(seeds) > 1
     [(violations, violating)] = re.findall(r"^I4: (\d+) violations in (\d+) seeds$", said, re.MULTILINE)
     assert int(violations) >= int(violating) == len(seeds)
-
-
-def test_seeds_of_the_present_time_are_played_for_so_many_minutes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", "--minutes", "0.001", "--brief"]) == 0
-    first, said, *_ = capsys.readouterr().out.splitlines()
-    [start] = re.findall(r"seeds from (\d+) on, for 0.001 min", first)
-    assert int(start) > 10**12
-    assert re.match(r"\d+ seeds?, .* 0 violations$", said)
-
-
-@pytest.mark.parametrize("minutes", ["0", "nan", "soon"])
-def test_a_time_that_is_no_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        main(["explore", "--minutes", minutes])
-    assert refusal.value.code == 2
-    assert "--minutes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -182,5 +166,5 @@ def explore(seeds, progress, **more):
     return real(seeds, lambda tally: tally.seeds == 3 and print("playing", flush=True), **more)
 command.explore = explore
 if __name__ == "__main__":
-    sys.exit(main(["explore", "--seeds", "1000000", "--brief"]))
+    sys.exit(main(["explore", "--seeds", "1000000"]))
 """

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulate.fleet_worlds import in_virtual_time
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tests.worlds.fleet import in_virtual_time
+from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.virtual.loop import SeededLoop
 
-SPEED = DeviceSpeed("d", "m", 1000.0, ((1, 10.0), (4, 20.0)), 100.0, 1.0, 11.0)
+SPEED = SimulatedSpeed("d", "m", 1000.0, ((1, 10.0), (4, 20.0)), 100.0, 1.0, 11.0)
 
 
-def worked(work: Callable[[Machine], Awaitable[None]], speed: DeviceSpeed = SPEED) -> tuple[float, Machine]:
+def worked(work: Callable[[Machine], Awaitable[None]], speed: SimulatedSpeed = SPEED) -> tuple[float, Machine]:
     async def main(loop: SeededLoop) -> tuple[float, Machine]:
         machine = Machine(loop, speed)
         await work(machine)

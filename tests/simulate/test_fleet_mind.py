@@ -9,16 +9,16 @@ import pytest
 
 from edge.core.types import LocalResponse, Message, Sampling, TrainingGroup, TrainingSample
 from tools.simulate.fleet.backend import ASKING, SimulatedBackend, prompt_ids, read_mind
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.fleet.learner import SimulatedLearner
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Question, Rates, help_log_odds, sigmoid
+from tools.simulate.fleet.mind import Mind, Nature, Rates, SimulatedQuestion, help_log_odds, sigmoid
 from tools.simulate.fleet.scenario import TokensPart
 from tools.simulate.virtual.loop import SeededLoop
 
-SPEED = DeviceSpeed("d", "m", 1000.0, ((1, 100.0),), 100.0, 1.0, 11.0)
+SPEED = SimulatedSpeed("d", "m", 1000.0, ((1, 100.0),), 100.0, 1.0, 11.0)
 GREEDY = Sampling(temperature=0.0)
-QUESTIONS = [Question.of(number, 0.5, 3) for number in range(60)]
+QUESTIONS = [SimulatedQuestion.of(number, 0.5, 3) for number in range(60)]
 
 
 class Bench:
@@ -34,7 +34,7 @@ class Bench:
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work, limit_s=1e6)
 
-    def answer(self, question: Question, sampling: Sampling, prefix: str = "", seed: int = 0) -> LocalResponse:
+    def answer(self, question: SimulatedQuestion, sampling: Sampling, prefix: str = "", seed: int = 0) -> LocalResponse:
         async def last() -> LocalResponse:
             texts = ""
             async for delta in self.backend.stream([Message("user", question.text)], sampling, seed, prefix):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge.core.errors import ConfigError, UsageError
-from tests.simulate.fleet_worlds import device_file, group, link_file, scenario
+from tests.worlds.fleet import device_file, group, link_file, scenario
 from tools.simulate.__main__ import main
 from tools.simulate.fleet.formula import main as estimate
 from tools.simulate.fleet.profiles import load_device, load_link

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.types import Message
-from tests.simulate.fleet_worlds import in_virtual_time
-from tools.simulate.fleet.cloud import Asked, SimulatedCloud
+from tests.worlds.fleet import in_virtual_time
+from tools.simulate.fleet.cloud import Askers, SimulatedCloud
 from tools.simulate.fleet.device import Timetable
 from tools.simulate.fleet.hardware import LinkModel
-from tools.simulate.fleet.link import PATIENCE_S, FleetNetwork, Link
-from tools.simulate.fleet.mind import Nature, Question
+from tools.simulate.fleet.link import PATIENCE_S, DeviceLink, FleetNetwork
+from tools.simulate.fleet.mind import Nature, SimulatedQuestion
 from tools.simulate.fleet.scenario import CloudPart, LearningPart, TokensPart
 from tools.simulate.virtual.loop import SeededLoop
 
@@ -26,8 +26,8 @@ STEADY = LinkModel("steady", 0.1, 0.0, 1000.0, 2000.0)
 HOUR, DAY = 3600.0, 86400.0
 
 
-def link(model: LinkModel = STEADY, starts_at_h: float = 0.0) -> Link:
-    return Link(model, random.Random(1), starts_at_h)
+def link(model: LinkModel = STEADY, starts_at_h: float = 0.0) -> DeviceLink:
+    return DeviceLink(model, random.Random(1), starts_at_h)
 
 
 # links -------------------------------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_offline_hours_are_those_of_the_local_clock_every_day() -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 10**6))
 def test_a_link_that_breaks_by_chance_is_up_for_its_share_of_the_time(seed: int) -> None:
-    breaking = Link(replace(STEADY, mean_up_s=90.0, mean_down_s=10.0), random.Random(seed), 0.0)
+    breaking = DeviceLink(replace(STEADY, mean_up_s=90.0, mean_down_s=10.0), random.Random(seed), 0.0)
     up = sum(breaking.up_again(at) == at for at in range(0, 200_000, 10)) / 20_000
     assert up == pytest.approx(0.9, abs=0.03)
 
@@ -74,7 +74,7 @@ def test_a_message_in_a_short_outage_comes_after_it_and_in_a_long_one_breaks_its
 
 # the cloud ---------------------------------------------------------------------------------------------------------------------
 
-QUESTION = Question.of(5, 0.5, 1)
+QUESTION = SimulatedQuestion.of(5, 0.5, 1)
 
 
 def request(deadline_s: float = 60.0, key: str = "k", most: int = 1000) -> ProviderRequest:
@@ -82,7 +82,7 @@ def request(deadline_s: float = 60.0, key: str = "k", most: int = 1000) -> Provi
 
 
 def cloud(**values: Any) -> SimulatedCloud:
-    asked = Asked(TokensPart(cloud=80, cloud_spread=0.0), Nature(cloud_skill=30.0))
+    asked = Askers(TokensPart(cloud=80, cloud_spread=0.0), Nature(cloud_skill=30.0))
     part = CloudPart.model_validate({"first_token_s": 1.0, "spread": 0.0, "tokens_per_s": 80} | values)
     return SimulatedCloud(part, lambda number: asked, lambda: 0, 1)
 

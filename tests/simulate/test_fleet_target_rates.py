@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.simulate.fleet_worlds import group, played
+from tests.worlds.fleet import group, played
 
 LEARNING = {"steps_per_day": 24, "from_hour": 0, "until_hour": 0}
 STEPS = [{"from_step": 3, "target_rate": 0.7}]

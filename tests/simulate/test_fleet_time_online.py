@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulate.fleet_worlds import group, played
+from tests.worlds.fleet import group, played
 from tools.simulate.fleet.scenario import HOUR_S
-from tools.simulate.reports.quantities import QUANTITIES, Asked
+from tools.simulate.reports.quantities import QUANTITIES, Scope
 from tools.simulate.reports.result import SimulationResult
 
 
 def online(result: SimulationResult) -> float:
-    found = QUANTITIES["online"].measure(Asked(result, result.groups))
+    found = QUANTITIES["online"].measure(Scope(result, result.groups))
     assert found is not None
     return found
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from coordinator.ledger.tables import CALL
-from tests.simulate.fleet_worlds import group, played, scenario
+from tests.worlds.fleet import group, played, scenario
 from tools.simulate.fleet.device import FleetDevice
 from tools.simulate.fleet.world import FleetWorld, violations
 from tools.simulate.reports.result import GroupResult, all_sources

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge.core.errors import EdgeError
-from tests.simulate.fleet_worlds import group, scenario
+from tests.worlds.fleet import group, scenario
 from tools.places import put
 from tools.simulate.__main__ import main
 from tools.simulate.fleet import run as fleet_run
@@ -68,3 +68,10 @@ def test_a_command_whose_output_cannot_be_written_does_not_begin(
         assert main([str(each) for each in arguments]) == 2, arguments
         printed = capsys.readouterr()
         assert (printed.err.count("\n"), printed.out) == (1, ""), arguments
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert {"run", "sweep", "explore", "validate"} <= set(capsys.readouterr().out.split())

@@ -20,6 +20,11 @@ def test_every_invariant_has_a_bug() -> None:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=str)
+def test_a_bug_is_planted_through_public_names_alone(bug: Bug) -> None:
+    assert not [name for _, name, _ in bug.replaced if name.startswith("_")]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=str)
 def test_a_planted_bug_is_caught(bug: Bug) -> None:
     kind = KINDS[bug.kind]
     for seed in (bug.seed, *range(MOST_SEEDS[bug.kind])):

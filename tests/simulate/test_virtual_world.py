@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from coordinator.ledger.accounts import Reserved
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.tables import CALL
 from edge.core.errors import CoordinatorUnavailable
-from tests.simulate.fleet_worlds import in_virtual_time
-from tests.unit.ledger_requests import NOW, reserve_request, settlement
+from tests.worlds.fleet import in_virtual_time
+from tests.worlds.ledger_requests import NOW, reserve_request, settlement
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Deadlock, Host, SeededLoop
 from tools.simulate.virtual.network import HELD_S, LinkFaults, Network, Traffic
@@ -142,7 +142,7 @@ def test_a_crash_in_the_middle_of_a_sync_keeps_all_or_nothing() -> None:
         disk.tables.journal.append("first")  # type: ignore[arg-type]
 
         async def hand_over() -> None:
-            disk.sync(Batch({}, ["second", "third"], set()), lambda error: None)  # type: ignore[list-item]
+            disk.sync(CommitBatch({}, ["second", "third"], set()), lambda error: None)  # type: ignore[list-item]
 
         host = Host("coordinator", loop)
         host.spawn(hand_over(), "write")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge.cli.options import since_of
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.learning.activity import activity_report, headline, read_activity, read_headline
@@ -23,12 +23,11 @@ from edge.state.feedback import Feedback
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
-from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
 from tests.unit.conftest import EdgeAgent
-from tests.unit.test_console import step as finished_step
+from tests.worlds.agent import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
+from tests.worlds.steps import step as finished_step
 
-RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
+RULES = GateConfig(every=2, anchors=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3, recheck_every=None)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
 RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
@@ -104,7 +103,7 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
         give_feedback(agent, Feedback(answers[0].id, "good"))
         give_feedback(agent, Feedback(answers[1].id, "bad", "2"))
         report = reported(agent, 0.0)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     helped = sum(answer.source == "cloud" for answer in answers)
     assert 0 < helped < 12
     assert sum(one["answers"] for one in report["answers"]) == 12

@@ -20,7 +20,7 @@ from edge.rpc.client import CloudDelta
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import AnswerFinished
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, QUESTION, World, local_answer, recorded
+from tests.worlds.agent import HELP, QUESTION, World, local_answer, recorded
 
 GUESS = local_answer(99)
 
@@ -217,7 +217,7 @@ async def test_local_attempt_is_sent_with_the_last_question_where_configured(wor
 async def test_pause_during_generation_stops_the_cloud_call(world: World) -> None:
     async with world.agent() as agent, aclosing(agent.answerer.stream(AnswerRequest(QUESTION))) as deltas:
         await anext(deltas)
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         record = [delta async for delta in deltas][-1].record
     assert record is not None and record.source == "local-fallback" and record.asked
     assert "the cloud is paused" in record.reason

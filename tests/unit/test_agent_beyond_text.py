@@ -11,7 +11,7 @@ import pytest
 from edge.answering.draft import finish_of
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, InvalidRequest, Unsupported
 from edge.core.types import BeyondText
-from tests.unit.agent_world import World, local_answer
+from tests.worlds.agent import World, local_answer
 
 SENT = json.dumps({"tools": [{"type": "function", "function": {"name": "weather"}}]})
 TOOLS = BeyondText(SENT, ("tools",))

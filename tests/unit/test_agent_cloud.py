@@ -13,7 +13,7 @@ from edge.core.events import MemorySink
 from edge.state.events import Notice
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.service.in_process import call
+from tests.worlds.coordinator import call
 
 
 class CountingClient(ScriptedCoordinatorClient):

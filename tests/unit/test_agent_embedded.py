@@ -12,7 +12,7 @@ import yaml
 
 from coordinator.app import tariff_of
 from coordinator.calls.prices import Price
-from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.config import ServerConfig, UpstreamConfig
 from edge.cloud.embedded import MAX_SOCKET_PATH, EmbeddedCoordinator, embedded_settings, socket_path
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import EmbeddedCoordinatorConfig
@@ -157,7 +157,7 @@ async def test_a_stopped_child_leaves_no_short_folder(tmp_path: Path, monkeypatc
 def test_the_childs_budget_and_price_rule_are_the_agents() -> None:
     rule = ("dual_lr=0.05", "dual_init=0.25", "dual_scope=global", "dual_proportional=0.5", "dual_window=4", "dual_ceiling=1.5")
     config = resolve_agent_config(sets=["budget.calls_limit=7", *(f"learning.control.{setting}" for setting in rule)]).config
-    child = CoordinatorConfig.model_validate(embedded_settings(config))
+    child = ServerConfig.model_validate(embedded_settings(config))
     task = child.effective_tasks["*"]
     assert (task.dual_scope, task.dual_init, task.step_credit_kappa, task.target_rate_from_device) == ("global", 0.25, None, True)
     assert (task.dual_rule, task.dual_ceiling) == (config.learning.control.dual_rule, 1.5)
@@ -172,7 +172,7 @@ ANTHROPIC = ("upstream=anthropic", "model=claude-sonnet-4-5-20250929")
 @pytest.mark.parametrize("controller", get_args(Controller))
 def test_childs_default_rule_of_a_controller_is_the_agents(controller: Controller) -> None:
     config = resolve_agent_config(sets=[f"learning.control.controller={controller}"]).config
-    child = CoordinatorConfig.model_validate(embedded_settings(config))
+    child = ServerConfig.model_validate(embedded_settings(config))
     assert child.effective_tasks["*"].dual_rule == config.learning.control.dual_rule
 
 
@@ -183,7 +183,7 @@ def embedded(*settings: str) -> list[str]:
 def child_upstream(*settings: str) -> UpstreamConfig:
     """The child's upstream for an agent's cloud settings."""
     config = resolve_agent_config(sets=embedded(*settings)).config
-    return CoordinatorConfig.model_validate(embedded_settings(config)).effective_upstreams["default"]
+    return ServerConfig.model_validate(embedded_settings(config)).effective_upstreams["default"]
 
 
 def test_an_anthropic_upstream_has_its_key_by_reference_and_its_published_price() -> None:
@@ -191,7 +191,7 @@ def test_an_anthropic_upstream_has_its_key_by_reference_and_its_published_price(
         upstream = child_upstream(*ANTHROPIC, reference)
         assert (upstream.provider, upstream.key_name) == ("anthropic", name)
         tariff = tariff_of(upstream)
-        assert tariff is not None and tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
+        assert tariff.at(SystemClock().now()) == Price(3_000_000, 15_000_000)
 
 
 def test_cassette_or_local_server_can_be_the_cloud() -> None:

@@ -19,7 +19,7 @@ from edge.routing.policy import SelfOffload
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict
-from tests.unit.agent_world import HELP, Sums, World, item, local_answer, number_in
+from tests.worlds.agent import HELP, Sums, World, item, local_answer, number_in
 
 
 def by_level(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:

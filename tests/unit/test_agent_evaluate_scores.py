@@ -14,7 +14,7 @@ from edge.dagrpo.metrics import effective_trials, wilson_interval, wilson_interv
 from edge.evaluation.cost_quality import cost_quality, threshold_curve
 from edge.evaluation.judging import WRONG, Bill, Candidate, Judged, JudgedItem, Verdict
 from edge.evaluation.scores import Measured, build_report, score
-from tests.unit.agent_world import item
+from tests.worlds.agent import item
 
 RIGHT = Verdict(True)
 

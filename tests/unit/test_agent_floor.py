@@ -11,7 +11,7 @@ from edge.core.events import FanOutSink
 from edge.learning.run_folder import RunFolder
 from edge.state.events import StepFinished
 from edge.training.floor import DeviceSpeed, ModelCost, StepMeasure, StepWork, step_floor
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 MEASURE = StepMeasure(
     DeviceSpeed(1e6, 1e6, 1e6),
@@ -26,9 +26,9 @@ async def run(tmp_path: Path, measure: StepMeasure | None) -> tuple[Path, list[S
     world.sink = FanOutSink([world.sink, folder])  # type: ignore[assignment]
     async with world.agent(lambda name: world.clock.advance(1.5) if name == "collected" else None) as agent:
         finished = await agent.learn(max_steps=2)
-        folder.finish(agent.steps(), finished, None)
+        folder.finish(agent.components.state.steps(), finished, None)
         folder.close()
-        return folder.folder, agent.steps()
+        return folder.folder, agent.components.state.steps()
 
 
 async def test_measured_device_reports_floor_seconds_and_multiples_of_the_floor(tmp_path: Path) -> None:

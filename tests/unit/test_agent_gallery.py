@@ -12,7 +12,7 @@ from edge.learning import figures as gallery_module
 from edge.learning.figures import STEPS_BETWEEN, LiveFigures
 from edge.state.events import HeldOutScored, PhaseStarted, StepFinished
 from tests.unit.test_agent_retention import scored
-from tests.unit.test_console import step
+from tests.worlds.steps import step
 
 
 class Drawn:

@@ -18,7 +18,7 @@ from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback, FeedbackBook
 from edge.state.usage import used_today
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, QUESTION, World, give_feedback
+from tests.worlds.agent import HELP, QUESTION, World, give_feedback
 
 SCHEMA = json.dumps({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]})
 FORM = AnswerForm("response_format", SCHEMA, "root ::= object")

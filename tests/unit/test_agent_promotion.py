@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig
 from edge.core.errors import NotFound, StateError
 from edge.core.types import Message, Sampling, TaskItem, TrainingGroup
 from edge.state.answer_record import AnswerRequest
@@ -19,15 +18,14 @@ from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.training.learner import LearnerReport
-from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
 
-RULES = GateRules(every=2, anchors_per_task=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2)
+RULES = GateConfig(every=2, anchors=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2, recheck_every=None)
 QUESTION = [Message("user", "What is 3 + 1?")]
 
 
-def gated(folder: Path, steps: int = 6, rules: GateRules = RULES, worse: Sequence[int] = (), **options: Any) -> World:
+def gated(folder: Path, steps: int = 6, rules: GateConfig = RULES, worse: Sequence[int] = (), **options: Any) -> World:
     """A world in which the adapter versions in `worse` answer the validation questions wrongly and all others rightly."""
     world = World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), gate=rules, **options)
 
@@ -44,7 +42,7 @@ async def learned(world: World) -> tuple[list[Any], Lineage]:
     async with world.agent() as agent:
         await agent.learn()
         with_line = agent.components.state.lineage()
-        return agent.steps(), with_line
+        return agent.components.state.steps(), with_line
 
 
 async def test_only_evaluated_versions_are_promoted_and_learning_continues_meanwhile(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ async def test_candidate_below_the_gate_is_rejected_and_training_continues_from_
 
 
 async def test_task_with_one_validation_question_does_not_block_every_candidate(tmp_path: Path) -> None:
-    steps, line = await learned(gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, anchors_per_task=1)))
+    steps, line = await learned(gated(tmp_path / "state", worse=[2, 4, 6], rules=RULES.model_copy(update={"anchors": 1})))
     assert [step.adapter.gate for step in steps if step.adapter.gate] == ["promoted"] * 3
     assert ((steps[1].adapter.gate_before, steps[1].adapter.gate_after), line.serving) == ((1.0, 0.0), 6)
 
@@ -99,7 +97,7 @@ async def test_without_any_promotion_training_returns_to_the_bare_model(tmp_path
 
 
 async def test_accumulated_small_losses_are_judged_against_the_best_adapter(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=6, rules=replace(RULES, anchors_per_task=20, max_drop=0.2))
+    world = gated(tmp_path / "state", steps=6, rules=RULES.model_copy(update={"anchors": 20, "max_drop": 0.2}))
     calm, seen = world.script, dict[int, int]()
 
     def forgetful(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
@@ -124,7 +122,7 @@ class Skill(Sums):
 
 
 async def test_skill_outside_all_phases_is_evaluated_too(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=4, rules=replace(RULES, anchors_per_task=8), skills=("skill",))
+    world = gated(tmp_path / "state", steps=4, rules=RULES.model_copy(update={"anchors": 8}), skills=("skill",))
     world.open_source = lambda name: Skill(name) if name == "skill" else Sums(name)
     calm = world.script
 
@@ -165,7 +163,7 @@ async def test_validation_questions_of_an_earlier_phase_are_judged_in_the_next_o
 
 
 async def test_active_adapter_is_evaluated_once(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", worse=[2, 4, 6], rules=replace(RULES, max_refusals=9))
+    world = gated(tmp_path / "state", worse=[2, 4, 6], rules=RULES.model_copy(update={"max_refusals": 9}))
     asked: list[int] = []
     calm = world.script
 
@@ -200,7 +198,7 @@ async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Pa
     async with world.agent() as agent:
         assert agent.status().adapter_version == agent.components.state.lineage().serving
         await agent.learn()
-        steps, line = agent.steps(), agent.components.state.lineage()
+        steps, line = agent.components.state.steps(), agent.components.state.lineage()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
     assert line == expected_line
     assert world.learners[-1].step == calm.learners[-1].step
@@ -213,11 +211,11 @@ async def test_restart_serves_the_promoted_version_and_trains_on_from_the_latest
         assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         await agent.learn(max_steps=1)
-        assert agent.steps()[-1].adapter.base_version == 3
+        assert agent.components.state.steps()[-1].adapter.base_version == 3
 
 
 async def test_only_promoted_versions_stay_on_disk(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state", steps=12, worse=[8, 10], rules=replace(RULES, max_refusals=9))
+    world = gated(tmp_path / "state", steps=12, worse=[8, 10], rules=RULES.model_copy(update={"max_refusals": 9}))
     await learned(world)
     kept = sorted(int(path.name.removeprefix("step-")) for path in (world.folder / "checkpoints").iterdir())
     assert kept == [6, 11, 12]
@@ -246,7 +244,7 @@ async def test_rollback_between_steps_serves_immediately_and_learning_continues_
         assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (4, False), (5, False)]
         await agent.learn(max_steps=1)
-        assert (agent.steps()[-1].step, agent.steps()[-1].adapter.base_version) == (6, 2)
+        assert (agent.components.state.steps()[-1].step, agent.components.state.steps()[-1].adapter.base_version) == (6, 2)
         assert world.learners[-1].step == 3
         # 2 and 6 are the two that served last; 5 is kept as one of the newest two
         assert [(one.version, one.on_line) for one in agent.adapter.versions.all()] == [(2, True), (5, False), (6, True)]
@@ -272,7 +270,7 @@ async def test_rollback_during_a_step_discards_that_step(tmp_path: Path) -> None
         world.serving._script = world.script = goes_back
         await agent.learn()
         assert (await asked[0]).serving == 2
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         assert agent.status().adapter_version == 6
     assert [step.adapter.base_version for step in steps][2:] == [2, 3, 2, 5]
     assert [step.adapter.gate for step in steps][2:] == ["", "", "", "promoted"]

@@ -34,10 +34,10 @@ from edge.rpc.client import StepUnits
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice, Offline, Online, ReportsDelivered
 from edge.state.folder import StateFolder
-from edge.state.rows import Position, Terms
+from edge.state.rows import Position, StoredTerms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, item, local_answer, numbers
+from tests.worlds.agent import HELP, World, item, local_answer, numbers
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 
@@ -125,8 +125,8 @@ async def test_with_a_damaged_last_checkpoint_serving_and_learning_use_the_one_b
         assert agent.status().adapter_version == (4 if part == "learner" else 3)
         await agent.learn(max_steps=1)
         assert (agent.status().steps_done, agent.status().adapter_version) == (5, 5)
-        assert [step.step for step in agent.steps()] == [1, 2, 3, 4, 5]
-        assert agent.steps()[-1].adapter.base_version == 3
+        assert [step.step for step in agent.components.state.steps()] == [1, 2, 3, 4, 5]
+        assert agent.components.state.steps()[-1].adapter.base_version == 3
     [notice] = world.events(Notice)
     assert "step 3" in notice.text
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 5
@@ -163,18 +163,18 @@ async def test_while_the_coordinator_is_away_learning_uses_the_last_dual_and_rep
         await agent.learn(max_steps=2)
         unreachable(world)
         await agent.learn(max_steps=2)
-        offline = agent.steps()[2:]
+        offline = agent.components.state.steps()[2:]
         status = agent.status()
         assert [step.control.offline for step in offline] == [True, True]
         duals = {dual for step in offline for dual in (step.control.dual_before, step.control.dual_after)}
-        assert duals == {agent.steps()[1].control.dual_after}
-        assert (status.online, status.offline_reason, status.outbox) == (False, "nobody there", 2)
+        assert duals == {agent.components.state.steps()[1].control.dual_after}
+        assert (status.online, status.offline_reason, status.waiting_reports) == (False, "nobody there", 2)
         assert all(step.scores.masked == round(step.control.assist_rate * step.scores.responses) > 0 for step in offline)
         assert all(step.cloud.cloud_calls == 0 for step in offline)
         world.client._failures.clear()
         await agent.learn()
-        steps, status = agent.steps(), agent.status()
-    assert (status.online, status.outbox, status.steps_done) == (True, 0, 6)
+        steps, status = agent.components.state.steps(), agent.status()
+    assert (status.online, status.waiting_reports, status.steps_done) == (True, 0, 6)
     dual = steps[1].control.dual_after
     for step in offline:
         dual = dual_step(dual, step.control.assist_rate, 0.3, 0.1)
@@ -191,9 +191,9 @@ async def test_pending_reports_survive_a_restart(tmp_path: Path) -> None:
         assert agent.status().online is False
     world.client._failures.clear()
     async with world.agent() as agent:
-        assert agent.status().outbox == 2
+        assert agent.status().waiting_reports == 2
         await agent.learn()
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 4
 
 
@@ -220,7 +220,7 @@ async def test_a_coordinator_ahead_of_the_state_folder_is_followed(tmp_path: Pat
     other = World(tmp_path / "second")
     other.client = world.client
     with StateFolder(other.folder) as state:
-        state.note_terms(Terms("math", 0.3, 0.5, 0))
+        state.note_terms(StoredTerms("math", 0.3, 0.5, 0))
     [step] = await other.learn(max_steps=1)
     assert len(other.events(Notice)) == 1 and not step.control.offline
 
@@ -235,7 +235,7 @@ async def test_reset_coordinator_is_followed_and_pending_reports_are_renumbered(
     world.client = fresh.client
     async with world.agent() as agent:
         await agent.learn(max_steps=1)
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
     assert (await world.client.register("", ["math"])).tasks[0].next_step == 2
 
 
@@ -272,7 +272,7 @@ async def test_a_task_that_is_unknown_by_now_keeps_neither_the_agent_nor_its_lat
     world.client.fail_next("register", NotFound("no task is called 'math'"), times=2)
     async with world.agent() as agent:
         await agent.learn()
-        assert [step.task for step in agent.steps()] == ["math", "code"]
+        assert [step.task for step in agent.components.state.steps()] == ["math", "code"]
 
 
 TAKEN_AWAY = (
@@ -304,9 +304,9 @@ async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
     before = len(world.events(Notice))
     async with world.agent() as agent:
         await agent.learn()
-        assert [step.task for step in agent.steps()] == ["math"] * 3 + ["code"] * 2
+        assert [step.task for step in agent.components.state.steps()] == ["math"] * 3 + ["code"] * 2
     with StateFolder(world.folder) as state:
-        assert [(report.task, report.task_step, report.refused) for _, report in state.unreported()] == [
+        assert [(report.task, report.task_step, report.refused) for _, report in state.waiting_reports()] == [
             ("math", step, str(refusal)) for step in range(3)
         ]
     reported = [notice.text for notice in world.events(Notice)[before:] if str(refusal) in notice.text]
@@ -324,9 +324,9 @@ async def test_what_was_set_aside_is_reported_when_the_task_is_given_back(tmp_pa
     async with world.agent() as agent:
         with pytest.raises(PermissionDenied):
             await agent.learn(max_steps=1)
-        assert agent.status().outbox == 3, "no later report, and no new step, takes the number of the first"
+        assert agent.status().waiting_reports == 3, "no later report, and no new step, takes the number of the first"
         await agent.learn()
-        assert (agent.status().outbox, agent.status().steps_done) == (0, len(expected))
+        assert (agent.status().waiting_reports, agent.status().steps_done) == (0, len(expected))
     assert (await world.client.register("", ["math"])).tasks[0].next_step == len(expected)
 
 
@@ -343,9 +343,9 @@ async def test_reports_wait_on_where_the_device_and_not_the_task_is_refused(tmp_
         world.client.fail_next("open_step", error)
         with pytest.raises(type(error)):
             await agent.learn(max_steps=1)
-        assert agent.status().outbox == 2
+        assert agent.status().waiting_reports == 2
         await agent.learn(max_steps=1)
-        assert agent.status().outbox == 0
+        assert agent.status().waiting_reports == 0
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ async def test_cut_step_that_is_refused_does_not_keep_the_agent_from_answering(
     async with world.agent() as agent:
         assert agent.status().steps_done == agent.status().adapter_version == steps, "what it learned is kept where it can be"
         assert (await agent.answerer.answer(AnswerRequest((Message("user", item(1).question),)))).text
-        waiting = agent.components.state.unreported()
+        waiting = agent.components.state.waiting_reports()
         assert [report.refused for _, report in waiting] == [str(refusal)] * aside
     assert any(str(refusal) in notice.text for notice in world.events(Notice))
 
@@ -379,7 +379,7 @@ async def test_a_cut_step_that_cannot_be_finished_at_the_start_is_finished_by_le
         with pytest.raises(PermissionDenied, match="shut out"):
             await agent.learn()
         await agent.learn()
-        assert [numbers(step) for step in agent.steps()] == expected
+        assert [numbers(step) for step in agent.components.state.steps()] == expected
 
 
 async def test_refused_report_in_the_middle_of_a_run_keeps_what_its_step_learned(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ async def test_refused_report_in_the_middle_of_a_run_keeps_what_its_step_learned
         await agent.learn(max_steps=1)
         world.client.fail_next("close_step", TAKEN_AWAY[0])
         await agent.learn(max_steps=1)
-        first, second = agent.steps()
+        first, second = agent.components.state.steps()
         assert agent.status().adapter_version == 2 and second.control.offline
         assert second.control.dual_after == first.control.dual_after, "λ stays where nobody moved it"
 
@@ -486,7 +486,10 @@ async def test_more_steps_or_another_rate_for_the_same_phase_resume_where_it_sto
     world.phases = (PhaseConfig(source="sums", target_rate=0.6, steps=6),)
     async with world.agent() as agent:
         finished = await agent.learn()
-        assert [(step.phase_step, step.control.target_rate) for step in agent.steps()[4:]] == [(5, 0.6), (6, 0.6)]
+        assert [(step.phase_step, step.control.target_rate) for step in agent.components.state.steps()[4:]] == [
+            (5, 0.6),
+            (6, 0.6),
+        ]
     assert finished.steps_done == 6
 
 
@@ -529,7 +532,7 @@ async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:
     world.client.fail_next("close_step", CoordinatorUnavailable("nobody there"), times=1000)
     await world.learn(max_steps=1)
     with StateFolder(tmp_path / "state") as state:
-        [(_, report)] = state.unreported()
+        [(_, report)] = state.waiting_reports()
     assert report.units == StepUnits(12, 12, 12)
 
 

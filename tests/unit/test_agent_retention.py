@@ -14,8 +14,8 @@ from edge.learning.forgetting import Forgetting, RetentionWatch, forgetting_of
 from edge.state.events import HeldOutScored, StepFinished
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import HELP, World, local_answer, number_in, numbers
-from tests.unit.test_console import step
+from tests.worlds.agent import HELP, World, local_answer, number_in, numbers
+from tests.worlds.steps import step
 
 PHASES = (PhaseConfig(source="sums", steps=3), PhaseConfig(source="other", steps=2))
 

@@ -13,8 +13,8 @@ from edge.core.events import FanOutSink
 from edge.learning.figures import write_figures
 from edge.learning.run_folder import RunFolder, summary_of
 from edge.state.events import FamilyScores, HeldOutScored, RunFinished, StepFinished
-from tests.unit.agent_world import World, changed
-from tests.unit.test_console import step
+from tests.worlds.agent import World, changed
+from tests.worlds.steps import step
 
 
 async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-def]
@@ -23,9 +23,9 @@ async def finished_run(tmp_path: Path, steps: int):  # type: ignore[no-untyped-d
     world.sink = FanOutSink([world.sink, folder])  # type: ignore[assignment]
     async with world.agent() as agent:
         finished = await agent.learn()
-        summary = folder.finish(agent.steps(), finished, agent.adapter.in_use())
+        summary = folder.finish(agent.components.state.steps(), finished, agent.adapter.in_use())
         folder.close()
-        return folder.folder, summary, agent.steps(), finished
+        return folder.folder, summary, agent.components.state.steps(), finished
 
 
 async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_summary(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from edge.core.errors import CoordinatorUnavailable
 from edge.core.types import Mode, Sampling, SamplingWishes
 from edge.state.answer_record import AnswerDelta, AnswerRecord
-from tests.unit.agent_world import HELP, World
+from tests.worlds.agent import HELP, World
 
 LONG = "<think>\nStep 1: 4 + 1. is 5\n</think>\n<answer>It is 5. Or maybe 6.</answer>"
 

@@ -30,8 +30,8 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import BROKEN_HELP, HELP, World, batch_of, item, local_answer, mixed_script, number_in, numbers
-from tests.unit.trained import training_groups
+from tests.worlds.agent import BROKEN_HELP, HELP, World, batch_of, item, local_answer, mixed_script, number_in, numbers
+from tests.worlds.trained import training_groups
 
 CUT = "<think>\nStep 1: " + "word " * 80 + "\n</think>\nI need external assistance."
 """Longer than a response may be."""
@@ -205,7 +205,7 @@ def test_call_keys_depend_on_run_task_step_and_prompt_only() -> None:
 async def test_learning_moves_the_dual_by_the_papers_rule_and_keeps_each_step(world: World) -> None:
     async with world.agent() as agent:
         finished = await agent.learn()
-        steps, adapter = agent.steps(), agent.adapter.in_use()
+        steps, adapter = agent.components.state.steps(), agent.adapter.in_use()
     assert (finished.reason, finished.steps_done) == ("done", 4)
     dual = world.terms.dual_init
     for number, step in enumerate(steps, start=1):
@@ -262,7 +262,7 @@ async def test_series_of_refusals_is_reported_once(tmp_path: Path) -> None:
     world.client.fail_next("complete", BudgetExhausted("gone", metadata={"told": "device calls 12 of 12"}), times=1000)
     async with world.agent() as agent:
         await agent.learn()
-        assert [step.scores.refused > 0 for step in agent.steps()] == [True] * 4
+        assert [step.scores.refused > 0 for step in agent.components.state.steps()] == [True] * 4
     [text] = [notice.text for notice in world.events(Notice) if "budget" in notice.text]
     assert "device calls 12 of 12" in text
 
@@ -300,7 +300,7 @@ async def test_stop_during_the_rollout_abandons_the_step_and_pays_nothing_twice(
     async with world.agent() as agent:
         assert agent.status().steps_done == finished.steps_done < 4
         await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     calm = World(tmp_path / "calm")
     expected = await calm.learn()
     assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
@@ -328,7 +328,7 @@ async def test_oversized_prompt_is_skipped_with_a_notice_and_the_run_ends_where_
     world._open_backend = open_backend  # type: ignore[method-assign]
     async with world.agent() as agent:
         await agent.learn(1)
-        [step] = agent.steps()
+        [step] = agent.components.state.steps()
         assert (step.scores.prompts, step.scores.responses) == (2, 8)
         [notice] = world.events(Notice)
         assert "9999 tokens" in notice.text

@@ -12,7 +12,7 @@ import pytest
 from edge.serve.running_agent import RunningAgent
 from edge.state.folder import StateFolder
 from edge.state.usage import OfTask, Used, used_by_task, used_since, used_today
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 NOW = 1_800_000_000.0
 DAY_START = NOW - NOW % 86_400 - 2 * 3600

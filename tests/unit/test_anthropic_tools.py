@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.providers.anthropic_wire import NotTranslatable, tool_call, translated
+from coordinator.providers.anthropic import NotTranslatable, tool_call, translated
 
 ADD = {"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object", "required": ["a"]}}}
 

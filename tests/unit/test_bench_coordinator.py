@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reserved
 from coordinator.ledger.journal import GENESIS, next_entry
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from tests.unit.ledger_requests import FLEET, NOW, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, reserve_request, settlement
 from tools.bench.coordinator import rows, services
 from tools.bench.coordinator.audit import WRONG, audit
 
 COST = (1, 100, 300)
-LIMITS = BudgetTerms(FLEET, Limits(calls=5))
+LIMITS = BudgetTerms(FLEET, AmountLimits(calls=5))
 
 
 async def _ledger(path: Path, keys: list[str], **changes: object) -> list[str]:
@@ -110,7 +110,7 @@ def _round(**spent: float) -> dict[str, Any]:
 
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
-    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo-grpc": [_round(service=0.5)], "echo-http": [_round()]})
+    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo": [_round(service=0.5)]})
     verdicts = {verdict.what: verdict for verdict in row.verdicts}
     assert verdicts["Complete per core"].value == 0.5
     assert verdicts["Complete per core, times more"].value == 20.0
@@ -119,12 +119,11 @@ def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     assert row.missed
 
 
-@pytest.mark.parametrize("service", ["echo-grpc", "echo-http"])
-def test_an_echo_answers_what_the_load_asks(service: str, tmp_path: Path) -> None:
+def test_the_echo_answers_what_the_load_asks(tmp_path: Path) -> None:
     from tools.bench.coordinator.measure import loaded
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
-    with services.started({"service": service}, tmp_path) as started:
+    with services.started({"service": "echo"}, tmp_path) as started:
         result = loaded(started, phase, tmp_path)
     assert result["calls"] >= 20
     assert result["errors"] == {}

@@ -14,9 +14,9 @@ import pytest
 
 from tests.until import until
 from tools.bench import __main__ as bench
-from tools.bench import endpoint, sandbox
+from tools.bench import endpoint
 from tools.bench.coordinator import __main__ as coordinator
-from tools.bench.harness import Part, Results, Row, command, run_part
+from tools.bench.harness import BenchRow, MeasuredPart, Results, command, run_part
 from tools.bench.processes import ProcessFailed, last_line, run_child
 from tools.bench.table import __main__ as table
 from tools.bench.table import rows
@@ -26,7 +26,7 @@ from tools.bench.table.batched_peer import seconds_of
 
 
 def test_goals_are_met_at_their_bound_and_missed_beyond_it() -> None:
-    row = Row("a", "b")
+    row = BenchRow("a", "b")
     row.at_least("a", "b", "c", 4.0, 4.0)
     row.at_least("a", "b", "c", 3.99, 4.0)
     row.at_most("a", "b", "c", 0.5, 0.5)
@@ -100,7 +100,7 @@ def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
 
 
 def counting(calls: list[str], result: dict):
-    def run(part: Part, job: Path, raw: Path, note) -> float:
+    def run(part: MeasuredPart, job: Path, raw: Path, note) -> float:
         calls.append(job.stem)
         raw.write_text(json.dumps(result), encoding="utf-8")
         return 1.0
@@ -110,12 +110,12 @@ def counting(calls: list[str], result: dict):
 
 def test_a_finished_part_is_read_back_and_another_job_is_measured_again(tmp_path: Path) -> None:
     calls: list[str] = []
-    part = Part(("python", "-m", "x"), {"steps": 1})
+    part = MeasuredPart(("python", "-m", "x"), {"steps": 1})
     first = Results(tmp_path, run=counting(calls, {"value": 1})).measure("row/a/1", part)
     again = Results(tmp_path, run=counting(calls, {"value": 2}))
     assert again.measure("row/a/1", part) == first
     assert first["value"] == 1
-    assert again.measure("row/a/1", Part(("python", "-m", "x"), {"steps": 2}))["value"] == 2
+    assert again.measure("row/a/1", MeasuredPart(("python", "-m", "x"), {"steps": 2}))["value"] == 2
     assert calls == ["1", "1"]
 
 
@@ -123,7 +123,7 @@ def test_result_does_not_count_when_damaged_or_its_files_are_gone(tmp_path: Path
     calls: list[str] = []
     made = tmp_path / "made"
     made.touch()
-    part = Part(("python",), {})
+    part = MeasuredPart(("python",), {})
     results = Results(tmp_path, run=counting(calls, {"files": [str(made)]}))
     results.measure("models/a", part)
     results.measure("models/a", part)
@@ -143,7 +143,7 @@ def test_part_receives_its_job_and_its_result_is_stored_with_its_time(tmp_path: 
         "import json,os,sys; job=json.load(open(sys.argv[1]));"
         "json.dump({'twice': 2*job['n'], 'e': os.environ['E']}, open(sys.argv[2], 'w'))"
     )
-    part = Part((sys.executable, "-c", code), {"n": 21}, {"E": "set"})
+    part = MeasuredPart((sys.executable, "-c", code), {"n": 21}, {"E": "set"})
     found = Results(tmp_path, run=run_part).measure("row/a/1", part)
     assert (found["twice"], found["e"]) == (42, "set")
     assert found["taken"]["key"] == "row/a/1"
@@ -226,8 +226,6 @@ def test_batched_bench_counts_each_prompt_once_and_its_decodes_once() -> None:
         (table.main, ["--out", "{file}/out"], "--out {file}"),
         (table.main, ["--out", "{folder}", "--cache", "{file}/cache"], "--cache {file}"),
         (coordinator.main, ["--rows", "cals"], "cals"),
-        (sandbox.main, ["--sandbox", "bublewrap"], "bublewrap"),
-        (sandbox.main, ["--data", "{folder}/none"], "--data {folder}/none"),
         (endpoint.main, ["--rounds", "0"], "--rounds"),
     ],
 )

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.calls.breaker import PROBE_RETRY_S, Breaker, BreakerState, Outcome
+from coordinator.calls.breaker import PROBE_RETRY_S, Breaker, BreakerState, UpstreamOutcome
 from coordinator.config import BreakerConfig
 
 TERMS = BreakerConfig(failures_to_open=3, first_pause_s=5.0, longest_pause_s=20.0, longest_retry_after_s=100.0)
-GOOD, BAD, NEUTRAL = Outcome.GOOD, Outcome.BAD, Outcome.NEUTRAL
+GOOD, BAD, NEUTRAL = UpstreamOutcome.GOOD, UpstreamOutcome.BAD, UpstreamOutcome.NEUTRAL
 
 
-def play(breaker: Breaker, outcome: Outcome, now_s: float, retry_after_s: float | None = None) -> None:
+def play(breaker: Breaker, outcome: UpstreamOutcome, now_s: float, retry_after_s: float | None = None) -> None:
     """One call that passes and ends immediately."""
     passed = breaker.enter(now_s)
     assert passed is not None
@@ -52,7 +52,7 @@ def test_breaker_opens_after_consecutive_failures_says_so_and_refuses_during_the
         ([*[NEUTRAL] * 100, BAD, NEUTRAL, BAD, NEUTRAL, BAD], BreakerState.OPEN),
     ],
 )
-def test_client_errors_never_open_it_and_do_not_hide_real_failures(outcomes: list[Outcome], state: BreakerState) -> None:
+def test_client_errors_never_open_it_and_do_not_hide_real_failures(outcomes: list[UpstreamOutcome], state: BreakerState) -> None:
     breaker = Breaker(TERMS)
     for outcome in outcomes:
         play(breaker, outcome, 0.0, retry_after_s=0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.calls.broker import Broker
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import CoordinatorConfig, LegConfig
+from coordinator.config import LegConfig, ServerConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.accounts import CallState
 from coordinator.ledger.budgets import BudgetBook
@@ -21,7 +21,7 @@ from edge.core.clock import SystemClock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
 from edge.core.types import TokenUsage
 from edge.rpc.client import CloudCompletion
-from tests.service.in_process import ProgrammedProvider, answer, call, upstream
+from tests.worlds.coordinator import ProgrammedProvider, answer, call, upstream
 
 HELD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 
@@ -83,7 +83,7 @@ async def test_call_cut_after_one_upstream_refused_it_is_not_sent_to_another() -
 
 
 def broker_of(store: MemoryLedgerStore, upstreams: dict[str, Upstream], routes: Any = None) -> Broker:
-    config, clock = CoordinatorConfig(), SystemClock()
+    config, clock = ServerConfig(), SystemClock()
     controller = StepController(store, config.effective_tasks, clock)
     return Broker(store, UpstreamTable(upstreams, routes), controller, BudgetBook(config.budgets), clock)
 

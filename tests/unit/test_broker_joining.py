@@ -10,19 +10,19 @@ import pytest
 from coordinator.calls.admission import Gate
 from coordinator.calls.broker import Broker
 from coordinator.calls.upstreams import UpstreamTable
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.control.steps import StepController
 from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from edge.core.clock import SystemClock
 from edge.core.errors import CallCancelled
-from tests.service.in_process import Held, ProgrammedProvider, call, upstream
 from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, call, upstream
 
 
 @pytest.mark.parametrize("leaving", ["its client goes away", "CancelCall"])
 async def test_call_that_was_dropped_from_the_queue_begins_anew_when_it_is_sent_again(leaving: str) -> None:
-    config, clock, store, held = CoordinatorConfig(), SystemClock(), MemoryLedgerStore(), Held()
+    config, clock, store, held = ServerConfig(), SystemClock(), MemoryLedgerStore(), Held()
     provider, gate = ProgrammedProvider(held), Gate("default", 1, 8)
     table = UpstreamTable({"default": upstream(provider, gate=gate)})
     controller = StepController(store, config.effective_tasks, clock)

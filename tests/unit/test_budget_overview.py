@@ -15,6 +15,7 @@ from edge.budget.quota import Circumstances, quota_of
 from edge.cli.budget import budget_lines
 from edge.cloud.client import KnownBudget
 from edge.rpc.client import BudgetSnapshot
+from edge.serve.agent_schemas import BudgetsView
 from edge.state.folder import StateFolder
 from edge.state.usage import OfTask, used_by_task
 
@@ -33,13 +34,13 @@ def test_device_use_is_reported_once_and_task_use_with_each_task() -> None:
     both = overview(task("math", 50, 60, used=47), task("code", 50, 60, used=3)).to_json()
     assert (both["device"]["calls"], both["device"]["calls_limit"], both["device"]["calls_left"]) == (50, 60, 10)
     assert [one["used"]["calls"] for one in both["tasks"]] == [47, 3]
-    assert [line for line in budget_lines(both) if "50 of" in line] == ["calls    50 of 60"]
+    assert [line for line in budget_lines(BudgetsView.model_validate(both)) if "50 of" in line] == ["calls    50 of 60"]
 
 
 def test_limit_of_a_task_is_shown_with_the_task() -> None:
     own = overview(task("math", 12, 20), task("code", 3, 5)).to_json()
     assert "calls_limit" not in own["device"] and own["device"]["tokens"] == 90
-    lines = budget_lines(own)
+    lines = budget_lines(BudgetsView.model_validate(own))
     assert [lines[lines.index(f"task     {name}") + 1] for name in ("math", "code")] == ["calls    12 of 20", "calls    3 of 5"]
 
 

@@ -21,8 +21,8 @@ from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
 from edge.core.types import TokenUsage
 from edge.testing.clock import ManualClock
-from tests.service.in_process import PRICE, call
-from tests.simulate.fleet_worlds import in_virtual_time
+from tests.worlds.coordinator import PRICE, call
+from tests.worlds.fleet import in_virtual_time
 from tools.simulate.faults.upstream import ACTS, SimulatedUpstream, UpstreamMood
 from tools.simulate.virtual.loop import SeededLoop
 

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from edge.core.types import AdapterRef
 from edge.inference.adapters import write_gguf_adapter
 from edge.testing.learner import ScriptedLearner
-from tests.engine.tiny_gguf import write_tiny_model
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent, Ended
+from tests.worlds.agent import World
+from tests.worlds.tiny_gguf import write_tiny_model
 
 RANK, ALPHA, WIDTH = 4, 8.0, 64
 LAYERS = [f"model.layers.{block}.self_attn.{name}" for block in (0, 1) for name in ("q_proj", "v_proj")]
@@ -131,7 +131,7 @@ def test_rollback_serves_the_version_and_learning_continues_from_it(world: World
             assert agent.status().adapter_version == 3
             await agent.learn(max_steps=1)
             assert world.learners[-1].step == 4  # three updates are in version 3
-            return [(step.step, step.adapter.base_version) for step in agent.steps()]
+            return [(step.step, step.adapter.base_version) for step in agent.components.state.steps()]
 
     assert asyncio.run(learn()) == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3)]
     assert list(listed(adapters)) == [3, 4, 5]

@@ -18,7 +18,7 @@ from edge.cli.ask import own_reader
 from edge.cli.chat import Conversation, Interrupts, Stopped
 from edge.core.errors import NotFound, UsageError
 from edge.core.types import Message, Sampling
-from tests.unit.agent_world import World, local_answer, number_in
+from tests.worlds.agent import World, local_answer, number_in
 
 Capture = pytest.CaptureFixture[str]
 

@@ -117,13 +117,15 @@ def test_checking_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unreadable_configuration_is_reported_before_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["lines", "json"])
+@pytest.mark.parametrize("text", ["mode: [\n", "modes: auto\n", "learning:\n  group_size: x\n", "- auto\n"], ids=repr)
+def test_unreadable_configuration_is_one_line_on_stderr_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, more: list[str]
 ) -> None:
     monkeypatch.setattr("edge.cli.doctor.llama_fault", pytest.fail)
     file = tmp_path / "broken.yaml"
-    file.write_text("mode: [\n", encoding="utf-8")
-    assert main(["doctor", "--config", str(file)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["ok", "python"], ["fail", "configuration"]]
-    assert str(file) in lines[1]
+    file.write_text(text, encoding="utf-8")
+    assert main(["doctor", "--config", str(file), *more]) == 1
+    out, err = capsys.readouterr()
+    assert "configuration" not in out
+    assert len(err.splitlines()) == 1 and err.startswith(f"error: {file}")

@@ -30,9 +30,9 @@ from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent
 from tests.unit.test_agent_evaluate_scores import judged, measured
+from tests.worlds.agent import World
 
 
 @pytest.mark.parametrize(

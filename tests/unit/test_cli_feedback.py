@@ -14,7 +14,7 @@ from tests.unit.conftest import EdgeAgent
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     with StateFolder(tmp_path / "state") as folder:
-        folder.put_request("a1", 5.0, {"id": "a1", "final": "4"})
+        folder.put_request("a1", 5.0, {"id": "a1", "source": "local", "reason": "answered on this device", "final": "4"})
     return tmp_path / "state"
 
 

@@ -14,21 +14,21 @@ from edge.cloud.egress import EgressClient
 from edge.cloud.sent import Keep, SentLog
 from edge.config.agent import resolve_agent_config
 from edge.core.errors import ConfigError
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 from edge.rpc import codec
 from edge.rpc.client import StepUnits
 from edge.state.folder import StateFolder
 from edge.state.rows import Report
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.service.in_process import call
 from tests.unit.conftest import EdgeAgent
+from tests.worlds.coordinator import call
 
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     with StateFolder(tmp_path) as state:
-        client = EgressClient(ScriptedCoordinatorClient(), Registry(), SentLog(state.database, ManualClock(), Keep()))
+        client = EgressClient(ScriptedCoordinatorClient(), PrivacyRegistry(), SentLog(state.database, ManualClock(), Keep()))
         await client.register("1.0", ["math"])
         await client.complete(call("k1", "write to jo@x.org", prompt_id="a1"), 5.0)
         state.put_request("a1", 0.0, {"reason": "the model asked for help", "call_state": "completed"})

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from edge.app.settings import state_folder, switched_off
 from edge.cli.app import app
 from edge.cli.settings import Settings
+from edge.core.environment import NO_CLOUD, why_no_cloud
 from edge.core.errors import ConfigError, UsageError
 
 
@@ -41,6 +43,34 @@ def test_invalid_option_is_wrong_usage_and_an_invalid_file_is_not(tmp_path: Path
     file.write_text("mode: sideways\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"agent\.yaml:1"):
         Settings(file).config()
+
+
+PLACES = {
+    "nothing": {},
+    "a folder": {"state": Path("~/agent")},
+    "a mode": {"mode": "local-only"},
+    "a folder and a mode": {"state": Path("x"), "mode": "auto"},
+    "--set": {"sets": ["state_folder=/set"]},
+    "--set of another key": {"sets": ["mode=cloud-only"], "state": Path("x")},
+    "a file": {"config_file": "agent.yaml"},
+    "a file and a folder": {"config_file": "agent.yaml", "state": Path("x")},
+    "a rule": {"never_send": ["secret"], "mode": "auto"},
+}
+
+
+@pytest.mark.parametrize("given", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("forbidden", ["", "0", "1"])
+def test_what_is_known_without_the_configuration_is_what_it_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], forbidden: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(NO_CLOUD, forbidden)
+    Path("agent.yaml").write_text("state_folder: ~/of-the-file\nmode: local-only\n", encoding="utf-8")
+    settings = Settings(**{**given, "config_file": Path(given["config_file"]) if "config_file" in given else None})
+    config = settings.config()
+    assert settings.state_folder() == state_folder(config)
+    if settings.is_plain:
+        assert why_no_cloud(settings.mode) == switched_off(config)
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:

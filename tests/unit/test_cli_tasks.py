@@ -13,7 +13,7 @@ from edge.tasks.jsonl import read_file
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import open_source
 from tests.unit.conftest import EdgeAgent
-from tests.unit.data_set_files import hub_folder, write_jsonl
+from tests.worlds.data_set_files import hub_folder, write_jsonl
 
 NAMES = [*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS]
 

@@ -11,7 +11,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, OutcomeUnknown, RateLimited
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 PROVIDER = {"upstream": "openai_compatible", "base_url": "https://me:secret@cloud.example/v1", "api_key_env": "CLOUD_KEY"}
 

@@ -32,8 +32,8 @@ from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.training.batching import live_rows
 from edge.training.loss import shaped_weights
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import HELP, World, batch_of, item, local_answer, numbers
-from tests.unit.trained import scored, training_groups
+from tests.worlds.agent import HELP, World, batch_of, item, local_answer, numbers
+from tests.worlds.trained import scored, training_groups
 
 SAMPLED = Sampling()
 RIGHT = local_answer(1)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from coordinator.cli import main
-from coordinator.config import CoordinatorConfig, resolve_coordinator_config
+from coordinator.config import ServerConfig, resolve_coordinator_config
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Resolved
 from edge.config.reference import Key, keys_of
@@ -20,7 +20,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 from tests.unit.conftest import EdgeAgent
 
-KEYS = keys_of(CoordinatorConfig)
+KEYS = keys_of(ServerConfig)
 COORDINATOR_BASE = """
 upstreams:
   NAME:
@@ -68,7 +68,7 @@ class Kind:
 
 COORDINATOR = Kind(
     "coordinator",
-    CoordinatorConfig,
+    ServerConfig,
     COORDINATOR_BASE,
     resolve_coordinator_config,
     frozenset({"tasks.NAME.target_rate_from_device", "tasks.NAME.target_rate_schedule[].from_step", "tls.client_ca"}),

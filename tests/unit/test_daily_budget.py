@@ -24,8 +24,8 @@ from edge.state.folder import StateFolder
 from edge.state.usage import used_today
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, local_answer
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import HELP, World, local_answer
 
 DAY_S = 86_400.0
 
@@ -139,7 +139,7 @@ async def test_learning_continues_without_the_cloud_and_people_are_still_helped(
     world = World(tmp_path, script=script, daily_limits=DailyLimits(calls=2))
     async with world.agent() as agent:
         await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         answer = await agent.answerer.answer(AnswerRequest((Message("user", "What is 3 + 1?"),)))
     assert [step.cloud.cloud_calls for step in steps] == [2, 0, 0, 0]
     assert steps[1].scores.masked > 0 and steps[1].scores.refused == 0
@@ -182,7 +182,7 @@ async def test_repeated_step_pays_nothing_twice(tmp_path: Path, place: str) -> N
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            counts.append((used_by(agent), agent.steps()[-1].cloud.total_cloud_calls))
+            counts.append((used_by(agent), agent.components.state.steps()[-1].cloud.total_cloud_calls))
     assert counts[0] == counts[1]
     assert counts[0][0].calls == counts[0][1] > 0
     assert counts[0][0].open_calls == 0

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import PhaseConfig, UseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.errors import UsageError
 from edge.core.types import AnswerKind, TaskItem
@@ -23,7 +23,7 @@ from edge.dagrpo.demonstrations import demonstration, given_answer, similar_ques
 from edge.dagrpo.format import check_format
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
-from edge.learning.own_use import MOST_SHOWN, OwnUseRules
+from edge.learning.own_use import MOST_SHOWN
 from edge.learning.rollout import ResponseOutcome
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
@@ -32,12 +32,12 @@ from edge.tasks.registry import is_own
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import World, item, local_answer, number_in
 from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
+from tests.worlds.agent import World, item, local_answer, number_in
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
-OWN = OwnUseRules(share=0.5, passes=2)
+OWN = UseConfig(share=0.5, passes=2)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def ignorant(world: World, known: Collection[int] = ()) -> World:
     return world
 
 
-def world_with_corrections(folder: Path, *asked: int, own: OwnUseRules = OWN, steps: int | None = 4) -> World:
+def world_with_corrections(folder: Path, *asked: int, imitates: bool = True, steps: int | None = 4) -> World:
     corrected(folder, *asked)
-    return World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), own=own)
+    return World(folder, phases=(PhaseConfig(source="sums", target_rate=0.3, steps=steps),), own=OWN, imitates=imitates)
 
 
 async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_other_answers(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={2})
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        (own,) = [step for step in agent.steps() if step.source == "mine:math"]
+        (own,) = [step for step in agent.components.state.steps() if step.source == "mine:math"]
     (learner,) = world.learners
     (imitated,) = learner.demonstrations
     assert len(imitated) == 2, "a known answer is among them"
@@ -298,7 +298,7 @@ async def test_skill_that_cannot_be_judged_here_costs_no_correction(tmp_path: Pa
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:
-    world = ignorant(world_with_corrections(tmp_path / "state", 1, own=replace(OWN, demonstrates=False)))
+    world = ignorant(world_with_corrections(tmp_path / "state", 1, imitates=False))
     async with world.agent() as agent:
         await agent.learn(max_steps=4)
     assert [learner.demonstrations for learner in world.learners] == [[]]
@@ -309,10 +309,10 @@ async def test_item_is_repeated_until_right_in_all_passes_and_then_rehearsed(tmp
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=None), known)
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
-        assert [step.source for step in agent.steps()].count("mine:math") == 3
+        assert [step.source for step in agent.components.state.steps()].count("mine:math") == 3
         known.add(1)
         await agent.learn(max_steps=10)
-        sources = [step.source for step in agent.steps()]
+        sources = [step.source for step in agent.components.state.steps()]
     assert sources.count("mine:math") == 3 + OWN.passes
     (learner,) = world.learners
     assert len(learner.demonstrations) == len(sources[sources.index("mine:math") :]), "in each step since the first on it"
@@ -323,7 +323,7 @@ async def test_unlearnable_item_is_shown_a_limited_number_of_times(tmp_path: Pat
     world = ignorant(world_with_corrections(tmp_path / "state", 1, steps=1))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
-        own = [step for step in agent.steps() if step.source == "mine:math"]
+        own = [step for step in agent.components.state.steps() if step.source == "mine:math"]
         assert len(own) == MOST_SHOWN * OWN.passes
         give(agent.components.state, 7)
         assert await agent.learning.more_to_learn()

@@ -18,7 +18,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import HELP, World, local_answer
+from tests.worlds.agent import HELP, World, local_answer
 
 RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]
 TOLERANCE = 0.03 + 1e-9
@@ -201,32 +201,32 @@ async def answer(agent: Agent, times: int, task: str | None = None) -> None:
 async def test_every_task_has_its_own_dial_and_a_rate_for_all_replaces_them(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        agent.budgets.set_dial(0.4, "code")
-        assert (agent.budgets.dial("code").target_rate, agent.budgets.dial("math").target_rate) == (0.4, None)
+        agent.access.dials.set(0.4, "code")
+        assert (agent.access.dial("code").target_rate, agent.access.dial("math").target_rate) == (0.4, None)
         await answer(agent, 50, "code")
-        assert abs((agent.budgets.dial("code").realised_rate or 0) - 0.4) < 0.1
-        assert agent.budgets.dial("math").questions == 0
-        agent.budgets.set_dial(0.2)
-        assert [agent.budgets.dial(task).target_rate for task in ("code", "math")] == [0.2, 0.2]
-        assert not agent.budgets.dial("code").own
+        assert abs((agent.access.dial("code").realised_rate or 0) - 0.4) < 0.1
+        assert agent.access.dial("math").questions == 0
+        agent.access.dials.set(0.2)
+        assert [agent.access.dial(task).target_rate for task in ("code", "math")] == [0.2, 0.2]
+        assert not agent.access.dial("code").own
         for rate in (1.2, -0.1, float("nan")):
             with pytest.raises(UsageError, match=r"\[0, 1\]"):
-                agent.budgets.set_dial(rate)
+                agent.access.dials.set(rate)
 
 
 async def test_killed_agent_continues_with_the_dial_exactly_where_its_records_end(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        agent.budgets.set_dial(0.4)
+        agent.access.dials.set(0.4)
         await answer(agent, 9)
         with reading(tmp_path / "state") as state:  # what a kill would leave, while the agent is still open
             assert state is not None
             [kept] = stored_dials(state, None)
             assert len(state.requests(100)) == kept.snapshot().questions == 9
-        before = agent.budgets.dial()
+        before = agent.access.dial()
     assert kept.snapshot() == before
     async with world.agent() as agent:
-        assert agent.budgets.dial() == before
+        assert agent.access.dial() == before
         record = await agent.answerer.answer(AnswerRequest(QUESTION))
         assert (record.help_bias, record.target_rate) == (before.bias, 0.4)
 
@@ -245,13 +245,13 @@ async def test_new_dial_starts_from_earlier_answers_to_its_task(tmp_path: Path) 
 async def test_of_arbitrary_client_labels_only_the_last_ones_keep_a_dial(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_at(-1.0))
     async with world.agent() as agent:
-        agent.budgets.set_dial(0.2, "own")
+        agent.access.dials.set(0.2, "own")
         for number in range(MOST_OTHER_DIALS + 20):
             await agent.answerer.answer(AnswerRequest(QUESTION, task="often"))
             await agent.answerer.answer(AnswerRequest(QUESTION, task=f"made-up-{number}"))
-        assert len(agent.budgets.tasks) <= MOST_OTHER_DIALS + 3
-        assert {"own", "often", f"made-up-{number}"} < set(agent.budgets.tasks)
-        assert (agent.budgets.dial("own").own, agent.budgets.dial("often").questions) == (True, MOST_OTHER_DIALS + 20)
+        assert len(agent.access.tasks) <= MOST_OTHER_DIALS + 3
+        assert {"own", "often", f"made-up-{number}"} < set(agent.access.tasks)
+        assert (agent.access.dial("own").own, agent.access.dial("often").questions) == (True, MOST_OTHER_DIALS + 20)
     with StateFolder(tmp_path / "state") as state:
         kept = {str(task) for (task,) in state.rows("SELECT task FROM dials")}
         assert {"own", "often"} < kept
@@ -264,7 +264,7 @@ async def test_refused_or_undeliverable_help_request_counts_as_demand(tmp_path: 
         world.client.fail_next("stream_complete", error, times=1000)
         async with world.agent() as agent:
             await answer(agent, 60)
-            assert abs((agent.budgets.dial().realised_rate or 0.0) - 0.3) < 0.08
+            assert abs((agent.access.dial().realised_rate or 0.0) - 0.3) < 0.08
         assert world.client.calls == []
 
 
@@ -272,10 +272,10 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
     world = World(tmp_path / "state", script=asks_at(-1.0), dial=0.3)
     async with world.agent() as agent:
         await answer(agent, 30)
-        before = agent.budgets.dial()
-        agent.budgets.pause_cloud(True)
+        before = agent.access.dial()
+        agent.access.pause_cloud(True)
         await answer(agent, 30)
-        after = agent.budgets.dial()
+        after = agent.access.dial()
         assert (after.questions, after.asked) == (before.questions, before.asked)
         assert after.known_log_odds == before.known_log_odds + 30
 

@@ -1,7 +1,8 @@
-"""Commands quoted in the documents work, and their links lead somewhere."""
+"""Commands quoted in the documents work, quoted functions are there, and links lead somewhere."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
@@ -16,7 +17,7 @@ import yaml
 
 from coordinator.cli import main as coordinator_main
 from coordinator.commands.main import app as coordinator_app
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from edge.cli.app import app
 from edge.config.loader import resolve
 from edge.config.schema import AgentConfig
@@ -74,6 +75,19 @@ def test_relative_links_lead_to_a_file_and_a_heading(page: Path) -> None:
 def test_files_named_on_a_page_exist(page: Path) -> None:
     paths = re.findall(r"`((?:edge|coordinator|tools|tests|docs|proto|devices)/[\w/.-]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def defined_in(path: Path) -> set[str]:
+    """The names of all functions, methods and classes of a module."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_functions_quoted_with_their_file_are_there(page: Path) -> None:
+    hops = re.findall(r"`([\w/]+\.py): (\w+)`", page.read_text(encoding="utf-8"))
+    assert [f"{file}: {function}" for file, function in hops if function not in defined_in(ROOT / file)] == []
+    assert hops or page.name not in ("dual.md", "response.md")
 
 
 def quoted_commands(page: str) -> list[str]:
@@ -144,9 +158,9 @@ def test_every_agent_command_is_on_the_commands_page() -> None:
 
 @pytest.mark.parametrize(
     ("page", "schema"),
-    [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", CoordinatorConfig)],
+    [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", ServerConfig)],
 )
-def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | CoordinatorConfig], tmp_path: Path) -> None:
+def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | ServerConfig], tmp_path: Path) -> None:
     (text,) = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     assert resolve(schema, files=[tmp_path / "config.yaml"]).origins

@@ -14,9 +14,9 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ScoredGroup, cost_rate, step_units
 from edge.testing.clock import ManualClock
-from tests.unit.agent_world import World, item, numbers
 from tests.unit.test_agent_resume import Crash, crash_at
-from tests.unit.trained import scored, training_groups
+from tests.worlds.agent import World, item, numbers
+from tests.worlds.trained import scored, training_groups
 
 
 def group(asked: Sequence[int], weight: float, log_odds: float | None = None) -> ScoredGroup:
@@ -52,7 +52,7 @@ async def test_a_step_reports_the_weighted_rate_and_the_coordinator_moves_lambda
     world = CostWorld(tmp_path / "state")
     async with world.agent() as agent:
         await agent.learn(2)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         rows = agent.components.state.rows("SELECT count(*), min(chars) FROM learning_spend")
     assert rows[0][0] > 0 and rows[0][1] > 0, "the length of each question is stored with its call"
     for step in steps:
@@ -90,6 +90,6 @@ async def test_repeated_step_weights_its_calls_as_before(tmp_path: Path, place: 
                     await agent.learn()
         async with world.agent() as agent:
             await agent.learn()
-            return [numbers(step) for step in agent.steps()]
+            return [numbers(step) for step in agent.components.state.steps()]
 
     assert await learned(tmp_path / "crashing", True) == await learned(tmp_path / "calm", False)

@@ -14,14 +14,14 @@ import pytest
 from edge.cloud.client import WatchedClient
 from edge.cloud.egress import EgressClient
 from edge.cloud.group_calls import GroupCalls
-from edge.cloud.sent import Choice, EgressRequest, Keep, SentLog, SentReader, entry_json
+from edge.cloud.sent import EgressRequest, Keep, SentChoice, SentLog, SentReader, entry_json
 from edge.core.errors import CoordinatorUnavailable, Withheld
 from edge.core.events import MemorySink
 from edge.core.types import Message
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import Rollout
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 from edge.routing.policy import SelfOffload
 from edge.rpc import codec
 from edge.rpc.client import CloudCall, StepUnits
@@ -31,11 +31,11 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.service.in_process import call
-from tests.unit.agent_world import HELP, World, batch_of, item, local_answer, number_in
-from tests.unit.trained import training_groups
+from tests.worlds.agent import HELP, World, batch_of, item, local_answer, number_in
+from tests.worlds.coordinator import call
+from tests.worlds.trained import training_groups
 
-REGISTRY = Registry(terms=["Project Falcon"], never_send=["top secret"])
+REGISTRY = PrivacyRegistry(terms=["Project Falcon"], never_send=["top secret"])
 
 
 def echo(asked: CloudCall) -> str:
@@ -53,7 +53,7 @@ class Egress:
         self.client = EgressClient(client, REGISTRY, self.log)
 
     def entries(self, **choice: object):
-        return SentReader(self.state.database).entries(Choice(**choice))
+        return SentReader(self.state.database).entries(SentChoice(**choice))
 
     def payload(self, number: int) -> bytes:
         return SentReader(self.state.database).entry(number)[1]
@@ -109,9 +109,9 @@ async def test_text_forbidden_by_a_rule_is_withheld_without_an_entry(egress: Egr
 
 
 async def test_detected_leak_is_withheld(tmp_path: Path) -> None:
-    class Careless(Registry):
+    class Careless(PrivacyRegistry):
         def redacted(self, texts, json=""):
-            return Registry(enabled=False).redacted(texts, json)
+            return PrivacyRegistry(enabled=False).redacted(texts, json)
 
     egress = Egress(tmp_path, ScriptedCoordinatorClient(echo))
     client = EgressClient(egress.inner, Careless(), egress.log)
@@ -186,7 +186,7 @@ def test_old_or_excess_entries_are_dropped_and_reported(tmp_path: Path) -> None:
             log.write(one)
         SentLog(state.database, clock, Keep(days=1, entries=3)).write(one)
         assert SentReader(state.database).dropped().entries == 5 + 7
-        assert [entry.id for entry in SentReader(state.database).entries(Choice(limit=9))] == [15, 14, 13]
+        assert [entry.id for entry in SentReader(state.database).entries(SentChoice(limit=9))] == [15, 14, 13]
 
 
 async def test_withheld_call_does_not_change_the_coordinators_state(egress: Egress) -> None:
@@ -210,7 +210,7 @@ async def test_a_withheld_question_is_answered_locally_with_the_reason(tmp_path:
 
 async def test_withheld_group_is_masked_and_never_counted_as_a_refusal(egress: Egress) -> None:
     await egress.client.open_step("math", 0, 2, 4, 0.5)
-    guarded = EgressClient(egress.inner, Registry(never_send=["what is 2 + 1"]), egress.log)
+    guarded = EgressClient(egress.inner, PrivacyRegistry(never_send=["what is 2 + 1"]), egress.log)
     backend = ScriptedBackend(
         lambda messages, sampling, seed: HELP if seed % 2 else local_answer(number_in(messages[-1].content) + 1)
     )
@@ -278,13 +278,13 @@ async def test_text_too_long_to_check_is_withheld_and_a_long_one_is_checked_on_a
     with pytest.raises(Withheld, match=r"too long to be checked for private data: 9,001 characters of at most 9,000"):
         await egress.client.complete(call("k1", "x" * 9_001), 5.0)
     threads: list[bool] = []
-    broken_rule = Registry.broken_rule
+    broken_rule = PrivacyRegistry.broken_rule
 
-    def noted(self: Registry, texts, json: str = "") -> int:
+    def noted(self: PrivacyRegistry, texts, json: str = "") -> int:
         threads.append(threading.current_thread() is threading.main_thread())
         return broken_rule(self, texts, json)
 
-    monkeypatch.setattr(Registry, "broken_rule", noted)
+    monkeypatch.setattr(PrivacyRegistry, "broken_rule", noted)
     await egress.client.complete(call("k2", "x " * 2_000), 5.0)
     await anext(egress.client.stream_complete(call("k3", "y " * 2_000), 5.0))
     assert threads and not any(threads)

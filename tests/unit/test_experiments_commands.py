@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from edge.core.errors import ConfigError
-from tests.unit.experiment_world import make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tests.worlds.experiment import make_results
 from tools.experiments import run
 from tools.experiments.__main__ import main
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import read_chosen
 from tools.experiments.figures import draw_figures
-from tools.experiments.findings import Findings
+from tools.experiments.findings import ExperimentFindings
 from tools.experiments.report import RESULTS_PAGE, insertions, with_insertions
-from tools.experiments.run import Board, CellProcess, Ended, OnProgress, Pace, run_all
+from tools.experiments.run import Board, CellEnd, CellPace, CellProcess, OnProgress, run_all
 from tools.experiments.run_cell import BUSY, DONE, FAILED, STOPPED
 from tools.experiments.spec import load_spec
 
@@ -53,7 +53,7 @@ class Cells:
         self.order: list[str] = []
         self.together = self.most = 0
 
-    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
+    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> CellEnd:
         self.order.append(cell.key)
         self.together += 1
         self.most = max(self.most, self.together)
@@ -65,7 +65,7 @@ class Cells:
             make_results([cell], self._results)
         if code == STOPPED or len(self.order) == self._stop_after:
             stop.set()
-        return Ended(cell, code, "its last words")
+        return CellEnd(cell, code, "its last words")
 
 
 def _run(folder: Path, spec: str, *options: str) -> int:
@@ -102,8 +102,8 @@ def test_only_cells_without_a_result_are_run(tmp_path: Path, monkeypatch: pytest
     assert cells.order == [second.key]
 
 
-async def _all(cells: Cells, jobs: int = 1) -> tuple[Board, list[Ended]]:
-    board, ended = Board(CELLS, jobs, Pace()), list[Ended]()
+async def _all(cells: Cells, jobs: int = 1) -> tuple[Board, list[CellEnd]]:
+    board, ended = Board(CELLS, jobs, CellPace()), list[CellEnd]()
     await run_all(board, cells, asyncio.Event(), ended.append)
     return board, ended
 
@@ -128,8 +128,8 @@ async def test_cell_stopped_before_it_handles_signals_counts_as_stopped_not_fail
     assert (ended.code, ended.words) == (STOPPED, "")
 
 
-def test_only_and_seeds_select_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = ["--only", "nano-edge.*.da-grpo.*", "--seeds", "0,2", "--results", str(tmp_path)]
+def test_only_selects_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--only", "nano-edge.*.da-grpo.s[02]-*", "--results", str(tmp_path)]
     assert main(["run", "table", "--list", *chosen]) == 0
     keys = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if " steps  nano-edge." in line]
     assert len(keys) == 8 and {key.split(".")[-1][:2] for key in keys} == {"s0", "s2"}
@@ -170,13 +170,9 @@ def test_untrainable_router_is_refused_before_a_cell_is_run(
     [
         (["run", "tabel"], "tabel"),
         (["run", "lambda-paper", "--only", "nothing*"], "nothing*"),
-        (["run", "lambda", "--seeds", "77"], "77"),
         (["run", "table", "--jobs", "0"], "--jobs"),
-        (["run", "table", "--max-hours", "nan"], "--max-hours"),
-        (["figure", "assist-reward"], "assist-reward"),
         (["report"], "FILE"),
         (["report", "none.md"], "none.md"),
-        (["figure", "lambda", "--out", "pyproject.toml/x"], "--out pyproject.toml"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -188,17 +184,13 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert names in line
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--out", "pyproject.toml/x"), ("--trained", "no-such-folder"), ("--questions", "1")], ids=str
-)
 def test_a_dial_that_cannot_be_measured_is_refused_before_anything_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(Path(__file__).resolve().parents[2])
     monkeypatch.setattr("tools.experiments.dial.measure", None)
-    assert main(["dial", option, value]) == 2
+    assert main(["dial", "--questions", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert option in line and value in line
+    assert "--questions" in line
 
 
 @pytest.mark.parametrize("wrong", ["--work", "--results", "--chosen"])
@@ -212,10 +204,10 @@ def test_unwritable_place_is_refused_before_a_cell_is_run(
     assert wrong in capsys.readouterr().err and not cells.order
 
 
-# -- table, figure, report -------------------------------------------------------------------------------------------------------------
+# -- table, report ---------------------------------------------------------------------------------------------------------------------
 
 
-def _report(folder: Path, text: str, every: dict[str, Findings]) -> str:
+def _report(folder: Path, text: str, every: dict[str, ExperimentFindings]) -> str:
     drawn = {name: draw_figures(findings, folder) for name, findings in every.items()}
     return with_insertions(text, insertions(every, CHOSEN, NO_DATA, drawn, folder, text), folder / "text.md")
 
@@ -224,7 +216,7 @@ def test_report_replaces_the_text_between_its_marks_only(tmp_path: Path) -> None
     every = {}
     for name in ("schedules", "lambda-paper"):
         make_results(expand(load_spec(name), CHOSEN).cells, tmp_path / "results")
-        every[name] = Findings.of(load_spec(name), CHOSEN, tmp_path / "results")
+        every[name] = ExperimentFindings.of(load_spec(name), CHOSEN, tmp_path / "results")
     marks = ("table schedules", "figure schedules", "compute", "setting", "further experiments")
     text = "A paragraph.\n\n" + "\n".join(f"<!-- insert {mark} -->\nold\n<!-- end -->" for mark in marks) + "\n\nAnother.\n"
     filled = _report(tmp_path, text, every)
@@ -249,7 +241,7 @@ def test_report_replaces_the_text_between_its_marks_only(tmp_path: Path) -> None
     ],
 )
 def test_unknown_or_unclosed_mark_is_refused_with_its_line(tmp_path: Path, text: str, names: str) -> None:
-    every = {"schedules": Findings.of(load_spec("schedules"), CHOSEN, tmp_path)}
+    every = {"schedules": ExperimentFindings.of(load_spec("schedules"), CHOSEN, tmp_path)}
     with pytest.raises(ConfigError, match=rf"text\.md:2: .*{names}"):
         _report(tmp_path, text, every)
 
@@ -275,6 +267,6 @@ def test_the_pages_have_the_tables_of_the_results() -> None:
     from tools.experiments.main_tables import summary_table
     from tools.experiments.report import REPORT
 
-    summary = summary_table(Findings.of(load_spec("table"), read_chosen())).to_markdown()
+    summary = summary_table(ExperimentFindings.of(load_spec("table"), read_chosen())).to_markdown()
     for page in (RESULTS_PAGE, REPORT):
         assert summary in page.read_text(encoding="utf-8"), "run python -m tools.experiments report"

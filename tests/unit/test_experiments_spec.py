@@ -52,16 +52,6 @@ def _spec(folder: Path, **changes: Any) -> Spec:
         ({"settings": {"learning.dual_speed": 1}}, "unknown key learning.dual_speed"),
         ({"vary": {"learning.control.dual_lr": [0.1, "x"]}}, "learning.control.dual_lr must be a number"),
         (
-            {"settings": {"learning.objective.assist_rewards": {"*": 0.2}}},
-            "no phase has items with the label *; there is: group1, group2",
-        ),
-        ({"settings": {"learning.objective.assist_rewards.math": 0.2}}, "no phase has items with the label math"),
-        (
-            {"methods": {"way": {"learning.objective.assist_rewards": {"nolabel": 0.2}}}},
-            "no phase has items with the label nolabel",
-        ),
-        ({"vary": {"learning.objective.assist_rewards": [{}, {"math": 0.2}]}}, "no phase has items with the label math"),
-        (
             {"table": "sensitivity", "vary": {"learning.control.dual_lr": [0.1]}, "methods": {"a": {}, "b": {}}},
             "shows one method",
         ),
@@ -83,15 +73,13 @@ def test_a_mistake_is_one_line_with_file_line_and_key(tmp_path: Path, changes: d
     assert "\n" not in str(caught.value)
 
 
-def test_own_task_file_must_exist_and_gives_its_labels(tmp_path: Path) -> None:
+def test_own_task_file_must_exist(tmp_path: Path) -> None:
     tasks = tmp_path / "own.jsonl"
     phases = {"a": [{"source": str(tasks), "steps": 1}]}
     with pytest.raises(ConfigError, match=r"small\.yaml:\d+: phases\.a\.0\.source: .*own\.jso.*: no such task file"):
         _spec(tmp_path, phases=phases)
     tasks.write_text('{"question": "2+3?", "answer": 5, "task": "sums", "split": "train"}\n', encoding="utf-8")
-    assert _spec(tmp_path, phases=phases, settings={"learning.objective.assist_rewards": {"sums": 0.1}}).settings
-    with pytest.raises(ConfigError, match="no phase has items with the label math; there is: sums"):
-        _spec(tmp_path, phases=phases, settings={"learning.objective.assist_rewards": {"math": 0.1}})
+    assert _spec(tmp_path, phases=phases).phases
 
 
 def test_missing_model_is_reported_before_running_but_its_tables_can_be_made(tmp_path: Path) -> None:

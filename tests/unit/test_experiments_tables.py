@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from edge.core.errors import EdgeError
-from tests.unit.experiment_world import bits, evaluation, made_result, make_results
 from tests.unit.test_experiments_spec import CHOSEN
+from tests.worlds.experiment import bits, evaluation, made_result, make_results
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
 from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO
 from tools.experiments.figures import draw_figures
-from tools.experiments.findings import Findings
+from tools.experiments.findings import ExperimentFindings
 from tools.experiments.layouts import (
     end_mean,
     lambda_tables,
@@ -36,20 +36,20 @@ from tools.experiments.report import tables_of
 from tools.experiments.result import Result, result_file, write_result
 from tools.experiments.spec import Evaluate, Phase, Spec, load_spec, spec_names
 from tools.experiments.stats import Estimate
-from tools.experiments.tables import MISSING, Table, at_share, signed
+from tools.experiments.tables import MISSING, TextTable, at_share, signed
 
 NO_DATA = Path("there-is-no-such-folder")
 
 
-def _findings(name: str, folder: Path, *, missing: int = 0) -> Findings:
+def _findings(name: str, folder: Path, *, missing: int = 0) -> ExperimentFindings:
     """An experiment with made results, the last cells without one."""
     spec = load_spec(name)
     cells = expand(spec, CHOSEN).cells
     make_results(cells[: len(cells) - missing], folder)
-    return Findings.of(spec, CHOSEN, folder)
+    return ExperimentFindings.of(spec, CHOSEN, folder)
 
 
-def _by_name(table: Table, model: str = "nano-edge") -> dict[str, dict[str, str]]:
+def _by_name(table: TextTable, model: str = "nano-edge") -> dict[str, dict[str, str]]:
     """The rows of one SLM by their second column, as cells by heading."""
     return {row[1]: dict(zip(table.header, row, strict=True)) for row in table.rows if row[0] == model}
 
@@ -59,7 +59,7 @@ def _by_name(table: Table, model: str = "nano-edge") -> dict[str, dict[str, str]
 
 @pytest.mark.parametrize("name", spec_names())
 def test_tables_without_any_result_are_all_missing(tmp_path: Path, name: str) -> None:
-    for tables in tables_of(Findings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN).values():
+    for tables in tables_of(ExperimentFindings.of(load_spec(name), CHOSEN, tmp_path), NO_DATA, CHOSEN).values():
         for table in tables:
             assert table.rows and all(MISSING in row for row in table.rows)
 
@@ -95,7 +95,7 @@ def test_level_is_judged_by_its_last_fifty_steps_and_by_steps_forty_to_sixty() -
 def test_runs_of_one_seed_are_not_independent_evidence(tmp_path: Path) -> None:
     spec = load_spec("lambda").model_copy(update={"seeds": (0, 1)})
     make_results(expand(spec, CHOSEN).cells, tmp_path)
-    findings = Findings.of(spec, CHOSEN, tmp_path)
+    findings = ExperimentFindings.of(spec, CHOSEN, tmp_path)
     one_seed = {key: result for key, result in findings.results.items() if result.cell.seed == 0}
     for results, seeds, interval in ((dict(findings.results), "2", True), (one_seed, "1", False)):
         _, together = lambda_tables(dataclasses.replace(findings, results=results))
@@ -130,13 +130,13 @@ def test_assistance_reward_nearest_to_the_target_is_chosen_and_stored(tmp_path: 
 _WRONG_FIRST, _RIGHT_FIRST = [9.0, 1.0, 0.0, -1.0], [0.0, -1.0, 9.0, 1.0]
 
 
-def _small_world(folder: Path, seeds: tuple[int, ...], post: list[float] = _WRONG_FIRST) -> Findings:
+def _small_world(folder: Path, seeds: tuple[int, ...], post: list[float] = _WRONG_FIRST) -> ExperimentFindings:
     """Four items a family, two of them right. Before learning a right one has the highest log-odds of asking, after it a wrong one has."""
     odds = {0: _RIGHT_FIRST, 1: _WRONG_FIRST, 2: post}
     return _world(folder, seeds, lambda family, phase: ("0011", odds[phase]))
 
 
-def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0) -> Findings:
+def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0) -> ExperimentFindings:
     """arith is always wrong before learning, the rest always right; after it `arith` items are right, and wrong items are asked about
     first."""
     items = 2 * GROUPS
@@ -148,7 +148,7 @@ def _wide_world(folder: Path, seeds: tuple[int, ...] = (0, 1, 2), arith: int = 0
     return _world(folder, seeds, verdicts)
 
 
-def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
+def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> ExperimentFindings:
     """nano-edge before learning and with DA-GRPO; right answers and log-odds of asking by family and phase."""
     spec = load_spec("table").model_copy(update={"models": ("nano-edge",), "seeds": seeds})
     for cell in expand(spec, CHOSEN).cells:
@@ -159,7 +159,7 @@ def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> Findings:
                     forced, odds = verdicts(family.name, phase)
                     held_out.append(evaluation(family.source, forced, step=100 * phase, phase=phase, help=odds))
             write_result(result_file(cell, folder), made_result(cell, held_out=held_out))
-    return Findings.of(spec, CHOSEN, folder)
+    return ExperimentFindings.of(spec, CHOSEN, folder)
 
 
 def test_equal_rate_table_counts_sent_items_and_shows_the_untrained_model_for_every_seed(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def _dialled(folder: Path, scores: Any, spec: Spec = RATES) -> tuple[str, ...]:
     for one in expand(spec, {}).placed:
         if (found := scores(one.phases, one.cell.seed)) is not None:
             write_result(result_file(one.cell, folder), made_result(one.cell, held_out=[found]))
-    _, table = rates_tables(Findings.of(spec, {}, folder))
+    _, table = rates_tables(ExperimentFindings.of(spec, {}, folder))
     return table.rows[0]
 
 
@@ -303,7 +303,7 @@ def test_figures_of_partial_results_are_reproducible(tmp_path: Path) -> None:
 def test_no_figure_is_drawn_without_results(tmp_path: Path) -> None:
     spec = load_spec("schedules")
     make_results([cell for cell in expand(spec, CHOSEN).cells if not cell.phases], tmp_path)
-    assert draw_figures(Findings.of(spec, CHOSEN, tmp_path), tmp_path / "figures") == []  # no one has learned yet
+    assert draw_figures(ExperimentFindings.of(spec, CHOSEN, tmp_path), tmp_path / "figures") == []  # no one has learned yet
 
 
 def test_results_of_other_settings_or_models_are_refused(tmp_path: Path) -> None:
@@ -312,4 +312,4 @@ def test_results_of_other_settings_or_models_are_refused(tmp_path: Path) -> None
     for changes in ({"settings": {"learning": {"learning_rate": 0.5}}}, {"models": {"nano-edge": "0123"}}):
         write_result(result_file(cell, tmp_path), made_result(cell, **changes))
         with pytest.raises(EdgeError, match="it was measured with"):
-            Findings.of(spec, {}, tmp_path)
+            ExperimentFindings.of(spec, {}, tmp_path)

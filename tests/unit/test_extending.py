@@ -17,7 +17,7 @@ from edge.tasks.practice.family import Family
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.test_methods import group
-from tests.unit.trained import training_groups
+from tests.worlds.trained import training_groups
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudComplet
 from edge.state.answer_record import AnswerRequest
 from edge.state.usage import used_today
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.unit.agent_world import HELP, World, cloud_answer, local_answer
+from tests.worlds.agent import HELP, World, cloud_answer, local_answer
 
 CHARGED_UUSD = 70
 
@@ -75,10 +75,10 @@ async def test_report_usage_whatif_and_the_ledger_agree(tmp_path: Path) -> None:
         answerer = agent.answerer
         for number in [*range(1, 6), 100, 200, 300, 400, *range(90, 100)]:
             await answerer.answer(asked(number))
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         for number in range(1, 4):
             await answerer.answer(asked(number))
-        agent.budgets.pause_cloud(False)
+        agent.access.pause_cloud(False)
         while agent.access.unconfirmed.waiting():
             await agent.access.unconfirmed.settle()
         heard = past_answers(agent.components.state)

@@ -24,8 +24,8 @@ from edge.rpc.client import CloudCall
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import LearningResumed, LearningWaits, Notice, StepFinished
 from edge.testing.probe import ScriptedProbe
-from tests.unit.agent_world import World, always_asks, recorded
 from tests.until import until
+from tests.worlds.agent import World, always_asks, recorded
 
 
 def fill(agent: Agent, full: bool = True) -> None:
@@ -88,14 +88,14 @@ async def test_a_refusal_stays_a_refusal(world: World) -> None:
 async def test_pause_lasts_while_the_agent_lives_and_resuming_needs_the_disk(world: World) -> None:
     async with world.agent() as agent:
         fill(agent)
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
         record = await agent.answerer.answer(question())
         with pytest.raises(StateError, match="cannot be written"):
-            agent.budgets.pause_cloud(False)
-        assert agent.budgets.switch.paused
+            agent.access.pause_cloud(False)
+        assert agent.access.switch.paused
         fill(agent, False)
-        agent.budgets.pause_cloud(False)
-        assert not agent.budgets.switch.reason
+        agent.access.pause_cloud(False)
+        assert not agent.access.switch.reason
     assert world.client.calls == [] and "the cloud is paused" in record.reason
     assert any("only until this agent stops" in notice.text for notice in world.events(Notice))
 
@@ -187,13 +187,13 @@ async def test_learning_waits_for_space_with_a_notice_and_resumes_at_the_cut_ste
         learning = asyncio.create_task(agent.learn(max_steps=3))
         await until(lambda: agent.learning.waiting)
         assert f"no space on {world.folder}" in agent.learning.waiting
-        assert agent.learning.stage == "paused" and len(agent.steps()) == 1 + (place == "committed")
+        assert agent.learning.stage == "paused" and len(agent.components.state.steps()) == 1 + (place == "committed")
         disk.free = 2**40
         await learning
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     async with undisturbed.agent() as agent:
         await agent.learn(max_steps=len(steps))
-        assert [what_was_learned(step) for step in steps] == [what_was_learned(step) for step in agent.steps()]
+        assert [what_was_learned(step) for step in steps] == [what_was_learned(step) for step in agent.components.state.steps()]
     assert len(steps) >= 3 and len(world.events(LearningWaits)) == len(world.events(LearningResumed)) == 1
 
 

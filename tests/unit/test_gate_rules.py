@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.config.schema import GateConfig
 from edge.state.rows import Lineage
-from edge.training.promotion_rules import AnchorScore, GateRules, refusal_of
+from edge.training.promotion_rules import AnchorScore, refusal_of
 
-RULES = GateRules(max_drop=0.25)
+MAX_DROP = 0.25
 
 
 def score(source: str, items: int, lost: int, gained: int = 0, right: int | None = None) -> AnchorScore:
@@ -24,39 +25,39 @@ def score(source: str, items: int, lost: int, gained: int = 0, right: int | None
     [(0, 16, True), (5, 0, True), (8, 0, True), (9, 0, False), (16, 0, False), (12, 4, True), (14, 2, False)],
 )
 def test_a_task_may_fall_by_the_largest_drop_and_no_further(lost: int, gained: int, passes: bool) -> None:
-    assert (refusal_of([score("math", 32, lost, gained, right=16)], RULES) == "") is passes
+    assert (refusal_of([score("math", 32, lost, gained, right=16)], MAX_DROP) == "") is passes
 
 
 def test_one_fallen_task_is_enough_and_is_named() -> None:
     scores = [score("math", 16, 0, 8), score("code", 16, 8, 0, right=12)]
-    assert refusal_of(scores, RULES).startswith("code: 25 % of 16")
+    assert refusal_of(scores, MAX_DROP).startswith("code: 25 % of 16")
 
 
 @pytest.mark.parametrize("items", [1, 2, 3, 4])
 def test_losses_on_very_few_items_reject_nothing(items: int) -> None:
-    assert refusal_of([score("watched:small", items, items)], RULES) == ""
-    assert refusal_of([score("watched:small", items, items), score("math", 16, 0)], RULES) == ""
-    assert refusal_of([score("watched:small", 5, 5)], RULES) != ""
+    assert refusal_of([score("watched:small", items, items)], MAX_DROP) == ""
+    assert refusal_of([score("watched:small", items, items), score("math", 16, 0)], MAX_DROP) == ""
+    assert refusal_of([score("watched:small", 5, 5)], MAX_DROP) != ""
 
 
 def test_tasks_with_few_items_do_not_relax_the_rule_of_another() -> None:
     small = [score(f"watched:{number}", 1, number % 2) for number in range(30)]
-    assert refusal_of([score("math", 16, 6), *small], RULES).startswith("math: 62 % of 16")
+    assert refusal_of([score("math", 16, 6), *small], MAX_DROP).startswith("math: 62 % of 16")
 
 
 def test_many_small_tasks_that_all_fall_are_evidence_together() -> None:
     small = [score(f"watched:{number}", 1, 1) for number in range(6)]
-    assert refusal_of(small, RULES).startswith("all tasks together: 0 % of 6")
-    assert refusal_of(small[:4], RULES) == ""
+    assert refusal_of(small, MAX_DROP).startswith("all tasks together: 0 % of 6")
+    assert refusal_of(small[:4], MAX_DROP) == ""
 
 
 def test_several_tasks_require_more_evidence_from_each() -> None:
     calm = [score(name, 16, 3, 3) for name in ("code", "facts", "science")]
     mild, clear = score("math", 16, 5), score("math", 16, 9)
     calm_but_changed = [replace(one, lost=4, gained=4) for one in calm]
-    assert refusal_of([mild], RULES) != ""
-    assert refusal_of([mild, *calm_but_changed], RULES) == ""
-    assert refusal_of([clear, *calm_but_changed], RULES).startswith("math: ")
+    assert refusal_of([mild], MAX_DROP) != ""
+    assert refusal_of([mild, *calm_but_changed], MAX_DROP) == ""
+    assert refusal_of([clear, *calm_but_changed], MAX_DROP).startswith("math: ")
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 6])
@@ -66,7 +67,7 @@ def test_candidate_that_differs_by_chance_is_rarely_rejected(tasks: int, items: 
     for _ in range(200):
         lost = [sum(chance.random() < 0.5 for _ in range(items)) for _ in range(tasks)]
         scores = [AnchorScore(str(n), 2 * items, items, one, items - one) for n, one in enumerate(lost)]
-        held_back += refusal_of(scores, GateRules(max_drop=0.0)) != ""
+        held_back += refusal_of(scores, 0.0) != ""
     assert held_back <= 20
 
 
@@ -101,6 +102,6 @@ def test_rollback_keeps_the_version_it_leaves() -> None:
 
 def test_combined_fall_of_all_tasks_is_rejected_though_none_fell_too_far() -> None:
     fell = [score(name, 16, 4, 1, right=10) for name in ("arith", "science", "code")]
-    assert refusal_of([fell[0]], GateRules()) == "" and refusal_of(fell[:1] * 2, GateRules()) == ""
-    assert refusal_of(fell, GateRules()).startswith("all tasks together: 44 % of 48")
-    assert refusal_of(fell, GateRules(max_drop=1.0)) == ""
+    assert refusal_of([fell[0]], GateConfig().max_drop) == "" and refusal_of(fell[:1] * 2, GateConfig().max_drop) == ""
+    assert refusal_of(fell, GateConfig().max_drop).startswith("all tasks together: 44 % of 48")
+    assert refusal_of(fell, 1.0) == ""

@@ -8,13 +8,13 @@ from collections.abc import Awaitable
 import pytest
 
 from coordinator.ledger.accounts import InProgress, Reserved
-from coordinator.ledger.stores.buffered import Batch, CallKeys
+from coordinator.ledger.stores.buffered import CallKeys, CommitBatch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsFile, RowsRefused
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.tables import CALL
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable
-from tests.unit.ledger_requests import NOW, ROOMY, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, ROOMY, reserve_request, settlement
 
 
 class HeldDisk:
@@ -22,7 +22,7 @@ class HeldDisk:
 
     def __init__(self) -> None:
         self.tables = MemoryRows()
-        self.under_way: list[tuple[Batch, Done]] = []
+        self.under_way: list[tuple[CommitBatch, Done]] = []
         self.unreadable = False
 
     def rows(self) -> RowsFile:
@@ -30,7 +30,7 @@ class HeldDisk:
             raise ReadFailed("input/output error")
         return self.tables
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         assert not self.under_way, "one commit at a time"
         self.under_way.append((batch, done))
 

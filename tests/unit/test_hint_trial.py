@@ -11,15 +11,15 @@ from edge.evaluation.cloud import RecordingAnswers
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.hint_trial import HintTrial, Pair, Reply, hint_report, trial_rng
 from edge.evaluation.judging import Candidate, RolloutSettings
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import item, local_answer, number_in
+from tests.worlds.agent import item, local_answer, number_in
 
 STEPS = "<think>\nStep 1: ask jo@x.org of Falcon\n</think>\nI need external assistance."
-SETTINGS = RolloutSettings("run", 7, 2, 0.0, 64, "compact", "compact", 64, hint_cut=Registry(terms=["Falcon"]).cut)
+SETTINGS = RolloutSettings("run", 7, 2, 0.0, 64, "compact", "compact", 64, hint_cut=PrivacyRegistry(terms=["Falcon"]).cut)
 
 
 def reply(right: bool, tokens: int = 100, spend_uusd: int = 50, cached: bool = False) -> Reply:

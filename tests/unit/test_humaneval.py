@@ -12,7 +12,7 @@ import pytest
 
 from edge.core.clock import SystemClock
 from edge.verifiers.program import ProgramTests, ProgramVerdict, judge_program
-from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox.role import Sandbox, SandboxLimits
 from tests.shared_data import shared_data
 
 
@@ -39,7 +39,7 @@ def _problem(record: dict[str, str]) -> Problem:
 
 def verdicts(sandbox: Sandbox, programs: list[tuple[str, str]], wall_s: float) -> list[ProgramVerdict]:
     """Judged two at a time."""
-    limits, clock = Limits(wall_s=wall_s), SystemClock()
+    limits, clock = SandboxLimits(wall_s=wall_s), SystemClock()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda pair: judge_program(ProgramTests(*pair), sandbox, limits, clock), programs))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,9 +34,9 @@ print(json.dumps(sorted(name for name in {heavy!r} if name in sys.modules)))
 """
 
 
-def loaded_by(code: str) -> list[str]:
-    """Heavy modules in sys.modules of a fresh interpreter after running `code`."""
-    text = PROBE.format(code=code, heavy=HEAVY)
+def loaded_by(code: str, *more: str) -> list[str]:
+    """Heavy modules, and those of `more`, in sys.modules of a fresh interpreter after running `code`."""
+    text = PROBE.format(code=code, heavy=[*HEAVY, *more])
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     return list(json.loads(result.stdout.splitlines()[-1]))
 
@@ -59,3 +60,47 @@ for words in {commands!r}:
     assert "usage" in shown.getvalue().casefold()
 """
     assert loaded_by(code) == []
+
+
+def test_the_list_of_commands_is_shown_without_pydantic() -> None:
+    code = """
+import contextlib, io
+from edge.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--help"]) == 0
+"""
+    assert loaded_by(code, "pydantic", "edge.state.events") == []
+
+
+ASKS = """
+import contextlib, io, pathlib, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from edge.cli import main
+from edge.cli.remote import announced
+from edge.serve.ports import INSTANCE
+
+class Agent(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(json.dumps({{"status": "ok", "instance": INSTANCE}}))
+    def do_POST(self):
+        edge = json.dumps({{"choices": [], "edge": {{"id": "a1", "source": "local", "final": "4"}}}})
+        self.answer("data: " + edge + chr(10))
+    def answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+    def log_message(self, *args):
+        pass
+
+server = HTTPServer(("127.0.0.1", 0), Agent)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+with announced(pathlib.Path({folder!r}), f"http://127.0.0.1:{{server.server_port}}"), contextlib.redirect_stdout(io.StringIO()) as shown:
+    assert main(["ask", "2+2?", "--state", {folder!r}, *{options!r}]) == 0
+assert shown.getvalue() == "4\\n", shown.getvalue()
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--mode", "auto"], ["--local-only"], ["--full", "--seed", "3"]], ids=" ".join)
+def test_a_question_reaches_a_running_agent_before_any_configuration_is_loaded(tmp_path: Path, options: list[str]) -> None:
+    code = ASKS.format(folder=str(tmp_path), options=options)
+    assert loaded_by(code, "edge.config.schema", "edge.agent", "edge.state.events") == []

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig
 from edge.core.errors import TaskFileError
 from edge.learning.activity import read_activity
 from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
 from edge.state.folder import StateFolder
 from edge.tasks.registry import open_source
-from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 SHARES = {"geo": 12, "zoo": 6, "law": 2}
 
@@ -46,7 +45,7 @@ async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) 
         await agent.learn(max_steps=7)
     async with world.agent() as agent:  # a restart continues in turn
         finished = await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         assert {task for task in SHARES if agent.components.state.terms(task)} == set(SHARES)
     assert finished.reason == "done"
     assert {(step.task, step.source) for step in steps} == {(label, f"{source}#{label}") for label in SHARES}
@@ -56,7 +55,7 @@ async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) 
     whole = World(tmp_path / "whole", phases=(PhaseConfig(source=source, steps=20),))
     async with replace(whole, open_source=open_source).agent() as agent:
         await agent.learn()
-        assert [step.task for step in agent.steps()] == [step.task for step in steps]
+        assert [step.task for step in agent.components.state.steps()] == [step.task for step in steps]
 
 
 def test_labels_have_their_own_data_validation_and_held_out_questions(tmp_path: Path) -> None:
@@ -79,11 +78,13 @@ async def test_label_with_only_held_out_questions_is_evaluated_and_never_learned
         for number in range(4):
             record = {"question": f"What is {number} + 2 in tax?", "answer": number + 2, "label": "tax", "split": "test"}
             file.write(json.dumps(record) + "\n")
-    world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),), gate=GateRules(every=10))
+    world = World(
+        tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),), gate=GateConfig(every=10, recheck_every=None)
+    )
     async with replace(world, open_source=open_source).agent() as agent:
         assert {(one.source, len(one.items)) for one in agent.learning.held_out(9)} >= {(f"{source}#tax", 4)}
         await agent.learn()
-        assert {step.task for step in agent.steps()} == set(SHARES)
+        assert {step.task for step in agent.components.state.steps()} == set(SHARES)
         assert "tax" not in agent.components.curriculum.tasks
     report = read_activity(tmp_path / "state", 0.0, 1e12)
     examined = {task["source"]: task["items"] for task in report["tasks"]}

@@ -30,9 +30,9 @@ from edge.state.events import LearningWaits
 from edge.state.folder import StateFolder
 from edge.testing.clock import ManualClock
 from edge.testing.probe import ScriptedProbe
-from tests.simulate.fleet_worlds import in_virtual_time
-from tests.unit.agent_world import World
 from tests.until import until
+from tests.worlds.agent import World
+from tests.worlds.fleet import in_virtual_time
 
 MAINS, BATTERY = Readings(on_mains=True, battery_percent=80.0), Readings(on_mains=False, battery_percent=80.0)
 

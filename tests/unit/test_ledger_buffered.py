@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, dual_key
-from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reserved, dual_key
+from coordinator.ledger.stores.buffered import BufferedTables, CallKeys, CommitBatch
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.stores.schema import create_in_sqlite
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_rows import SqliteRows
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteRows, open_read_only
 from coordinator.ledger.tables import (
     ATTEMPT,
     BUDGET,
@@ -36,11 +35,11 @@ from coordinator.ledger.tables import (
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify
 from edge.core.errors import CoordinatorError
-from tests.unit.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import FLEET, NOW, close_request, open_request, reserve_request, settlement
 
 DEVICES, KEYS, HISTORIES, OPERATIONS = ("d1", "d2"), ("a", "b", "c", "d", "e"), 60, 80
-SHARED = BudgetTerms(FLEET, Limits(calls=9), floor_ppm=300_000)
-LAST = BudgetTerms("zone", Limits(tokens=1800))
+SHARED = BudgetTerms(FLEET, AmountLimits(calls=9), floor_ppm=300_000)
+LAST = BudgetTerms("zone", AmountLimits(tokens=1800))
 Operation = Callable[[Ledger], Any]
 
 
@@ -99,7 +98,7 @@ def _everything(tables: BufferedTables) -> list[Any]:
     return [*rows, list(tables.all(SHARED_DUAL)), list(tables.all(DUAL_MEMBER)), list(tables.journal_after(0))]
 
 
-def _write(file: SqliteRows, batch: Batch) -> None:
+def _write(file: SqliteRows, batch: CommitBatch) -> None:
     for table, rows in batch.rows.items():
         file.put_all(table, rows)
     file.append_all(batch.journal)
@@ -116,7 +115,7 @@ def test_result_of_operations_does_not_depend_on_when_rows_are_written(seed: int
         for device in DEVICES:
             opening = partial(Ledger.open_step, request=open_request(device=device))
             assert _outcome(ours, buffered, opening) == _outcome(theirs, plain, opening)
-        under_way: Batch | None = None
+        under_way: CommitBatch | None = None
         for _ in range(OPERATIONS):
             operation = _some_operation(rng)
             assert _outcome(ours, buffered, operation) == _outcome(theirs, plain, operation)

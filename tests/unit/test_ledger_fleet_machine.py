@@ -8,16 +8,16 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits, Reserved, share_key, share_prefix
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetRow, BudgetTerms, Reserved, share_key, share_prefix
 from edge.core.errors import BudgetExhausted, PermissionDenied
 from edge.dagrpo.dual import dual_step, shared_lr
-from tests.postgres_server import PostgresServer
-from tests.unit.ledger_requests import close_request, open_request, reserve_request, settlement
 from tests.unit.test_ledger_state_machine import PostgresDatabase, SqliteFile, TwoStores, histories
+from tests.worlds.ledger_requests import close_request, open_request, reserve_request, settlement
+from tests.worlds.postgres_server import PostgresServer
 
 DEVICES = st.sampled_from(["d1", "d2", "d3"])
 HOLDS = st.builds(Amount, st.just(1), st.integers(0, 20), st.just(0))
-LIMITS = st.builds(Limits, st.integers(2, 12), st.none() | st.integers(20, 120), st.none())
+LIMITS = st.builds(AmountLimits, st.integers(2, 12), st.none() | st.integers(20, 120), st.none())
 FLOORS = st.sampled_from([0, 300_000, 1_000_000])
 SHARED_DUAL = "fleet[task:qa]"
 
@@ -27,7 +27,7 @@ class FleetHistories(TwoStores):
 
     def __init__(self, place: SqliteFile | PostgresDatabase) -> None:
         super().__init__(place)
-        self.terms = BudgetTerms("fleet", Limits(6, 100))
+        self.terms = BudgetTerms("fleet", AmountLimits(6, 100))
         self.calls = 0
         self.open_calls: dict[str, tuple[str, Amount]] = {}
         self.disabled: set[str] = set()
@@ -38,7 +38,7 @@ class FleetHistories(TwoStores):
         self.round: dict[str, tuple[int, float]] = {}
 
     @initialize(limits=LIMITS, floor_ppm=FLOORS)
-    def begin(self, limits: Limits, floor_ppm: int) -> None:
+    def begin(self, limits: AmountLimits, floor_ppm: int) -> None:
         self.terms = BudgetTerms("fleet", limits, floor_ppm)
 
     @rule(device=DEVICES, hold=HOLDS)
@@ -77,7 +77,7 @@ class FleetHistories(TwoStores):
             self.both(lambda store: store.doubt(device, key, 1, "cut", self.now))
 
     @rule(limits=LIMITS, floor_ppm=FLOORS)
-    def change_terms(self, limits: Limits, floor_ppm: int) -> None:
+    def change_terms(self, limits: AmountLimits, floor_ppm: int) -> None:
         self.terms = BudgetTerms("fleet", limits, floor_ppm)
 
     @rule(device=DEVICES, disabled=st.sampled_from([False, False, True]))

@@ -22,13 +22,13 @@ from coordinator.ledger.tables import CALL
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import verify_file
 from edge.core.errors import CoordinatorUnavailable, StateError
-from tests.unit.ledger_requests import HOLD, NOW, ROOMY, reserve_request, settlement
+from tests.worlds.ledger_requests import HOLD, NOW, ROOMY, reserve_request, settlement
 
 CRASHING = """
 import asyncio, os, sys
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore
-from tests.unit.ledger_requests import NOW, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, reserve_request, settlement
 
 async def main():
     store = await SqliteLedgerStore.open(sys.argv[1], NOW)

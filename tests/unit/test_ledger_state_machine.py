@@ -14,22 +14,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, Reserved, budget_key, step_budget_key
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reserved, budget_key, step_budget_key
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.postgres import PostgresLedgerStore
-from coordinator.ledger.stores.postgres_rows import open_read_only as open_postgres_read_only
+from coordinator.ledger.stores.postgres import open_read_only as open_postgres_read_only
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import LedgerRows, verify
 from edge.core.errors import CoordinatorError
 from edge.dagrpo.dual import DualState, ProportionalIntegral, proportional_integral_step
-from tests.postgres_server import PostgresServer
-from tests.unit.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, close_request, open_request, reserve_request, settlement
+from tests.worlds.postgres_server import PostgresServer
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 DEVICES = st.sampled_from(["d1", "d2"])
 AMOUNTS = st.builds(Amount, st.just(1), st.integers(0, 40), st.integers(0, 40))
-LIMITS = st.builds(Limits, *[st.none() | st.integers(0, most) for most in (6, 120, 120)])
+LIMITS = st.builds(AmountLimits, *[st.none() | st.integers(0, most) for most in (6, 120, 120)])
 RULES = {"d1": ProportionalIntegral(0.02), "d2": ProportionalIntegral(0.02, proportional=0.5, window=2, ceiling=0.6)}
 Operation = Callable[[LedgerStore], Awaitable[Any]]
 
@@ -111,13 +111,13 @@ class LedgerHistories(TwoStores):
 
     def __init__(self, place: SqliteFile | PostgresDatabase) -> None:
         super().__init__(place)
-        self.limits = Limits(5, 100, 100)
+        self.limits = AmountLimits(5, 100, 100)
         self.attempts: dict[tuple[str, str, int], ModelAttempt] = {}
         self.duals = {"d1": DualState(0.5), "d2": DualState(0.5)}
         self.next_step = {"d1": 0, "d2": 0}
 
     @initialize(limits=LIMITS)
-    def begin(self, limits: Limits) -> None:
+    def begin(self, limits: AmountLimits) -> None:
         self.limits = limits
 
     @rule(
@@ -132,7 +132,7 @@ class LedgerHistories(TwoStores):
     )
     def reserve(self, device: str, key: str, group: str, other: bool, step: int, hold: Amount, cache: str, lease_s: int) -> None:
         fleet = BudgetTerms(budget_key("fleet"), self.limits)
-        own = BudgetTerms(budget_key("device", device), Limits(calls=3))
+        own = BudgetTerms(budget_key("device", device), AmountLimits(calls=3))
         request = reserve_request(
             key,
             device=device,
@@ -181,7 +181,7 @@ class LedgerHistories(TwoStores):
         self.in_doubt_where(lambda attempt: True)
 
     @rule(limits=LIMITS)
-    def change_limits(self, limits: Limits) -> None:
+    def change_limits(self, limits: AmountLimits) -> None:
         self.limits = limits
 
     @rule(device=DEVICES, step=st.integers(0, 2), planned=st.integers(1, 6), factor=st.none() | st.sampled_from([0.0, 2.0]))

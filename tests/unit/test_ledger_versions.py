@@ -12,7 +12,7 @@ import pytest
 from coordinator.ledger.stores.schema import VERSION
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file, open_read_only
 from edge.core.errors import StateError
-from tests.unit.ledger_requests import NOW, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, reserve_request, settlement
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvp
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.sizing import learner_settings, update_rule
 from edge.training.learner import UpdateRule
-from tests.unit.agent_world import World
-from tests.unit.trained import TERMS, training_groups
+from tests.worlds.agent import World
+from tests.worlds.trained import TERMS, training_groups
 
 ITEM = TaskItem("1", "sums", "sums", 1, "train", "What is 0 + 1?", "1", AnswerKind.MATH, 4)
 
@@ -145,7 +145,7 @@ async def test_loop_uses_the_given_method(tmp_path: Path) -> None:
     world = World(tmp_path, method=EdgeOnly())
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     assert [step.control.assist_rate for step in steps] == [0.0, 0.0]
     assert world.client.calls == []
     assert all(step.scores.format_ok < 1.0 for step in steps), "who asks all the same breaks the format"

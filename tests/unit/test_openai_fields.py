@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.calls.broker import cache_key
-from coordinator.providers.openai_wire import request_body
+from coordinator.providers.openai_compatible import request_body
 from coordinator.providers.provider import ProviderRequest, bound_of_request
 from edge.core.errors import InvalidRequest
 from edge.core.types import Message
 from edge.rpc.client import fingerprint
 from edge.rpc.openai_fields import MAX_OPENAI_BYTES, openai_fields
-from tests.service.in_process import TOOLS, call
+from tests.worlds.coordinator import TOOLS, call
 
 FUNCTION = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -9,7 +9,7 @@ from edge.core.errors import PermissionDenied
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.events import Notice
-from tests.unit.agent_world import World
+from tests.worlds.agent import World
 
 
 def asked(number: int) -> AnswerRequest:
@@ -24,7 +24,7 @@ async def test_unlabelled_questions_have_their_own_label_through_phases_and_rest
             labels.append((await agent.answerer.answer(asked(1))).task)
             await agent.learn()
             labels.append((await agent.answerer.answer(asked(2))).task)
-            assert agent.status().task != "chat" and agent.budgets.serving_task == "chat"
+            assert agent.status().task != "chat" and agent.access.serving_task == "chat"
     assert labels == ["chat"] * 4
 
 
@@ -32,9 +32,9 @@ async def test_every_label_that_is_served_learned_or_has_terms_is_known(tmp_path
     async with World(tmp_path / "state").agent() as agent:
         await agent.learn()
     async with World(tmp_path / "state", phases=(PhaseConfig(source="other", steps=2),)).agent() as agent:
-        assert {"chat", "math", "code"} <= set(agent.budgets.tasks)
-        assert all(map(agent.budgets.is_known, agent.budgets.tasks))
-        assert not agent.budgets.is_known("mathh")
+        assert {"chat", "math", "code"} <= set(agent.access.tasks)
+        assert all(map(agent.access.is_known, agent.access.tasks))
+        assert not agent.access.is_known("mathh")
 
 
 async def test_label_forbidden_to_people_is_reported_with_advice(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from edge.testing.backend import ScriptedBackend
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import HELP, World, batch_of, local_answer
-from tests.unit.judged_answers import answered, rated
-from tests.unit.trained import training_groups
+from tests.worlds.agent import HELP, World, batch_of, local_answer
+from tests.worlds.judged_answers import answered, rated
+from tests.worlds.trained import training_groups
 
 
 @pytest.fixture

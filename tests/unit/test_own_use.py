@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,18 @@ from typing import Any
 import pytest
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig
+from edge.config.schema import GateConfig, PhaseConfig, UseConfig
 from edge.core.errors import PermissionDenied
 from edge.learning import watched_folder
 from edge.learning.own_items import LEARNED_LATER
-from edge.learning.own_use import OwnUseRules
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from edge.training.promotion_rules import GateRules
-from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
-from tests.unit.judged_answers import answered, rated
 from tests.unit.test_agent_resume import Crash, crash_at
+from tests.worlds.agent import World, give_feedback, local_answer, mixed_script, number_in, numbers
+from tests.worlds.judged_answers import answered, rated
 
-RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
+OWN = UseConfig(share=0.5, passes=2)
 
 
 def corrected(folder: Path, *asked: int, task: str = "math") -> None:
@@ -42,13 +39,13 @@ def give(state: StateFolder, *asked: int, task: str = "math") -> None:
 
 def world_in(folder: Path, steps: int | None = 6, **options: Any) -> World:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=steps),)
-    return World(folder, phases=phases, **{"own": RULES, **options})
+    return World(folder, phases=phases, **{"own": OWN, "imitates": False, **options})
 
 
 async def learned(agent: Agent, steps: int) -> list[str]:
     """The sources of `steps` more steps."""
     await agent.learn(max_steps=steps)
-    return [step.source for step in agent.steps(last=steps)]
+    return [step.source for step in agent.components.state.steps(last=steps)]
 
 
 def file_of(folder: Path, name: str, *asked: int, **fields: Any) -> Path:
@@ -64,7 +61,7 @@ async def test_own_steps_alternate_with_the_phases_and_resume_their_place(tmp_pa
     world = world_in(tmp_path / "state", steps=4)
     async with world.agent() as agent:
         finished = await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     assert [step.source for step in steps] == ["sums", "mine:math", "sums", "mine:math", "sums", "mine:math", "sums"]
     assert [step.phase_step for step in steps if step.source == "sums"] == [1, 2, 3, 4]
     assert [step.scores.prompts for step in steps if step.source != "sums"] == [3, 3, 2], (
@@ -87,24 +84,25 @@ async def test_each_item_is_learned_a_set_number_of_times_and_new_ones_start_at_
 
 async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path: Path) -> None:
     steps = []
-    for own in (None, RULES):
-        world = World(tmp_path / str(own is None), own=own)
+    for own in (None, OWN):
+        world = World(tmp_path / str(own is None), own=own, imitates=False)
         async with world.agent() as agent:
             await agent.learn()
-            steps.append([numbers(step) for step in agent.steps()])
+            steps.append([numbers(step) for step in agent.components.state.steps()])
     assert steps[0] == steps[1]
 
 
 async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path: Path) -> None:
-    world = world_in(tmp_path / "state", steps=1, gate=GateRules(every=100, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=1, gate=GateConfig(every=100, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         assert (await agent.learn()).reason == "done"
         assert not await agent.learning.more_to_learn()
         give(agent.components.state, 5)
         assert await agent.learning.more_to_learn()
         await agent.learn()
-        assert [step.source for step in agent.steps()] == ["sums", "mine:math", "mine:math"]
-        assert [step.adapter.gate for step in agent.steps()] == ["promoted", "", "promoted"], "the last one, so that it serves"
+        steps = agent.components.state.steps()
+        assert [step.source for step in steps] == ["sums", "mine:math", "mine:math"]
+        assert [step.adapter.gate for step in steps] == ["promoted", "", "promoted"], "the last one, so that it serves"
         assert agent.status().adapter_version == 3
         assert not await agent.learning.more_to_learn()
 
@@ -112,10 +110,12 @@ async def test_after_the_phases_new_items_are_learned_and_then_nothing(tmp_path:
 async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
     corrected(tmp_path / "state", 1)
     corrected(tmp_path / "state", 2, task="code")
-    world = world_in(tmp_path / "state", steps=4, own=replace(RULES, target_rate=0.1))
+    world = world_in(tmp_path / "state", steps=4, own=UseConfig(share=0.5, passes=2, target_rate=0.1))
     async with world.agent() as agent:
         await agent.learn()
-        own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
+        own = [
+            (step.source, step.task, step.control.target_rate) for step in agent.components.state.steps() if step.source != "sums"
+        ]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
         assert agent.components.state.terms("code") is not None
 
@@ -134,7 +134,7 @@ async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place
         async with world.agent() as agent:
             await agent.learn()
             uses = dict(agent.components.state.database.execute("SELECT item, uses FROM item_uses"))
-            runs.append(([numbers(step) for step in agent.steps()], uses))
+            runs.append(([numbers(step) for step in agent.components.state.steps()], uses))
     assert runs[0] == runs[1]
     assert set(runs[0][1].values()) == {2}
 
@@ -144,7 +144,7 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
 ) -> None:
     monkeypatch.setattr(watched_folder, "MOST_ITEMS", 5)
     folder = tmp_path / "tasks"
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=1))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=1))
     async with world.agent() as agent:
         assert await learned(agent, 2) == ["sums", "sums"]
         assert "cannot be read" in world.events(Notice)[0].text
@@ -154,7 +154,7 @@ async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
         assert await learned(agent, 2) == ["sums", "sums"], "a touched file is not new"
         file_of(folder, "a.jsonl", 1, 2, 3)
         assert await learned(agent, 2) == ["sums", "watched:chat"]
-        assert agent.steps()[-1].scores.prompts == 1, "only new items of a changed file"
+        assert agent.components.state.steps()[-1].scores.prompts == 1, "only new items of a changed file"
         path.unlink()
         file_of(folder, "b.jsonl", 7, task="code")
         assert await learned(agent, 4) == ["sums", "watched:code", "sums", "sums"]
@@ -169,7 +169,7 @@ async def test_bad_file_is_reported_once_until_it_changes_and_an_unfinished_one_
     file_of(folder, "good.jsonl", 1)
     (folder / "bad.jsonl").write_text('{"question": "x"}\n')
     (folder / "note.txt").write_text("not a task file")
-    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=replace(RULES, passes=50))
+    world = world_in(tmp_path / "state", steps=None, tasks_folder=folder, own=UseConfig(share=0.5, passes=50))
     async with world.agent() as agent:
         await agent.learn(max_steps=6)
         [notice] = world.events(Notice)
@@ -206,7 +206,7 @@ async def test_forbidden_label_is_skipped_and_learning_continues(tmp_path: Path)
 
         agent.link.client.open_step = refuses  # type: ignore[method-assign]
         await agent.learn()
-        assert {step.source for step in agent.steps()} == {"sums"}
+        assert {step.source for step in agent.components.state.steps()} == {"sums"}
     [notice] = [event for event in world.events(Notice) if "mine:secret" in event.text]
     assert "this device may not work on secret" in notice.text
 
@@ -217,9 +217,10 @@ async def test_validation_questions_of_own_sources_are_few_recent_and_outlive_th
     world = World(
         tmp_path / "state",
         phases=(PhaseConfig(source="sums", steps=None),),
-        own=replace(RULES, passes=50),
+        own=UseConfig(share=0.5, passes=50),
+        imitates=False,
         tasks_folder=folder,
-        gate=GateRules(every=2, anchors_per_task=6, max_drop=1.0),
+        gate=GateConfig(every=2, anchors=6, max_drop=1.0, recheck_every=None),
     )
     async with world.agent() as agent:
         await agent.learn(max_steps=3)
@@ -253,11 +254,11 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
             return mixed_script(messages, sampling, seed)
         return local_answer(number_in(messages[-1].content) + 1)
 
-    rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_window=3)
+    rules = GateConfig(every=1, anchors=2, max_drop=1.0, rate_window=3, recheck_every=None)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
     async with world.agent() as agent:
         await agent.learn()
-        steps = agent.steps()
+        steps = agent.components.state.steps()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
     assert own and all(step.adapter.gate == "" for step in own), "they are judged with the phase's next step"
@@ -285,16 +286,16 @@ async def test_few_own_questions_are_all_learned_from_and_of_many_some_are_held_
 async def test_own_steps_never_keep_the_gate_from_judging_a_phase(tmp_path: Path) -> None:
     """Every second step is one's own, and every second one is due."""
     corrected(tmp_path / "state", *range(40))
-    world = world_in(tmp_path / "state", steps=4, gate=GateRules(every=2, anchors_per_task=2, max_drop=1.0))
+    world = world_in(tmp_path / "state", steps=4, gate=GateConfig(every=2, anchors=2, max_drop=1.0, recheck_every=None))
     async with world.agent() as agent:
         await agent.learn(max_steps=7)
-        steps = agent.steps()
+        steps = agent.components.state.steps()
         assert [(step.source, step.adapter.gate) for step in steps] == [
             ("sums", ""), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""), ("sums", "promoted"), ("mine:math", ""),
             ("sums", "promoted"),
         ]  # fmt: skip
         await agent.learn(max_steps=3)
-        assert [step.adapter.gate for step in agent.steps(last=3)] == ["promoted", "", "promoted"], (
+        assert [step.adapter.gate for step in agent.components.state.steps(last=3)] == ["promoted", "", "promoted"], (
             "after the phases own steps are judged"
         )
 

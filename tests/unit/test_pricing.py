@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from fractions import Fraction
+from importlib.resources import files
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.calls.prices import NEVER_PRICED, DatedPrices, Price, published_prices, read_price_file
+from coordinator.calls.prices import NEVER_PRICED, PRICE_FILE, DatedPrices, Price, published_prices, read_price_file
 from edge.core.errors import ConfigError
 from edge.core.types import TokenUsage
-from tests.unit.prices import price_from
+from tests.worlds.prices import price_from
 
 TOKENS = st.integers(0, 10**9)
 PRICES = st.builds(Price, st.integers(0, 10**9), st.integers(0, 10**9))
@@ -46,21 +48,21 @@ def test_a_price_holds_from_its_day_in_utc_until_the_next_one() -> None:
 
 
 def test_the_price_file_names_its_day_and_source_and_only_whole_sensible_prices() -> None:
-    book = published_prices()
-    assert date(2024, 1, 1) < book.as_of and len(book.source) > 20
-    for (host, model), prices in book.tariffs.items():
+    about = yaml.safe_load(files("coordinator").joinpath(PRICE_FILE).read_text(encoding="utf-8"))
+    assert date(2024, 1, 1) < about["as_of"] and len(about["source"]) > 20
+    for (host, model), prices in published_prices().items():
         assert "." in host and model and prices.entries
         for entry in prices.entries:
-            assert entry.from_day <= book.as_of
+            assert entry.from_day <= about["as_of"]
             assert 10_000 <= entry.in_uusd_per_mtok < entry.out_uusd_per_mtok <= 1_000_000_000
 
 
 def test_published_price_is_found_only_for_the_exact_model_at_the_exact_host() -> None:
-    book = published_prices()
-    found = book.tariffs.get(("api.openai.com", "gpt-4o-mini"))
+    published = published_prices()
+    found = published.get(("api.openai.com", "gpt-4o-mini"))
     assert found is not None and found.at(seconds(2026, 1, 1)) == Price(150_000, 600_000)
-    assert book.tariffs.get(("api.openai.com", "gpt-4o-mini-x")) is None
-    assert book.tariffs.get(("my-gateway.example", "gpt-4o-mini")) is None
+    assert published.get(("api.openai.com", "gpt-4o-mini-x")) is None
+    assert published.get(("my-gateway.example", "gpt-4o-mini")) is None
 
 
 def test_expired_or_future_price_is_none_with_the_reason() -> None:
@@ -96,7 +98,7 @@ def test_a_damaged_price_is_named_with_its_host_and_model(rows: str) -> None:
     def file(rows: str) -> str:
         return f"as_of: 2026-02-01\nsource: somewhere\nhosts: {{api.example: {{big: [{rows}]}}}}\n"
 
-    assert ("api.example", "big") in read_price_file(file(GOOD)).tariffs
+    assert ("api.example", "big") in read_price_file(file(GOOD))
     with pytest.raises(ConfigError, match=r"prices\.yaml is damaged") as damaged:
         read_price_file(file(rows))
     assert "\n" not in str(damaged.value)

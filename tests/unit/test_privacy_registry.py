@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from edge.dagrpo.prompts import compact_question, user_prompt
 from edge.privacy.placeholders import Restoring, changed_json, restored, strings_in
-from edge.privacy.registry import Finder, Registry
+from edge.privacy.registry import Finder, PrivacyRegistry
 from edge.tasks.registry import open_source
 from tools.experiments.privacy import TERMS, corpus, measure
 
-REGISTRY = Registry(terms=TERMS, never_send=["top secret", "like:PRJ-####"], region="DE")
+REGISTRY = PrivacyRegistry(terms=TERMS, never_send=["top secret", "like:PRJ-####"], region="DE")
 PRIVATE = [
     ("mail jo.doe+x@mail.example.org now", "email"),
     ("call +49 170 1234567 now", "phone"),
@@ -101,8 +101,8 @@ def test_private_text_is_replaced_and_restored(text: str, kind: str) -> None:
     ],
 )
 def test_unbroken_ten_digits_are_a_telephone_number_only_in_a_region_that_has_them(text: str, after: str) -> None:
-    assert Registry(region="US").redacted([text]).texts == (after,)
-    assert Registry(region=None).redacted([text]).texts == (text,)
+    assert PrivacyRegistry(region="US").redacted([text]).texts == (after,)
+    assert PrivacyRegistry(region=None).redacted([text]).texts == (text,)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_text_beside_brackets_of_a_link_is_restored_exactly(parts: list[str]) ->
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_arithmetic_and_programs_stay_unchanged(text: str) -> None:
-    assert Registry(region="US").redacted([text]).texts == (text,)
+    assert PrivacyRegistry(region="US").redacted([text]).texts == (text,)
 
 
 @pytest.mark.parametrize("source", ["practice:group1", "practice:group2"])
@@ -295,18 +295,18 @@ def test_never_send_rules_are_plain_texts_and_patterns(text: str, rule: int) -> 
 @pytest.mark.parametrize("rule", ["x", " ", "like:**", "like:a*b*c*d", "a" * 501])
 def test_a_rule_that_forbids_everything_or_takes_too_long_is_refused(rule: str) -> None:
     with pytest.raises(ValueError, match="rule"):
-        Registry(never_send=[rule])
+        PrivacyRegistry(never_send=[rule])
 
 
 def test_disabled_registry_replaces_nothing_but_keeps_its_rules() -> None:
-    off = Registry(enabled=False, never_send=["secret"])
+    off = PrivacyRegistry(enabled=False, never_send=["secret"])
     assert off.redacted(["jo@x.org"]).texts == ("jo@x.org",) and off.broken_rule(["a secret"]) == 1
     assert off.cut("jo@x.org is there") == "[cut] is there"
 
 
 @pytest.mark.parametrize("term", ["email", "path", "secret"])
 def test_term_that_is_part_of_a_placeholder_name_causes_no_confusion(term: str) -> None:
-    registry = Registry(terms=[term])
+    registry = PrivacyRegistry(terms=[term])
     redacted = registry.redacted([f"the {term} of jo@x.org"])
     assert redacted.texts == ("the [TERM_1] of [EMAIL_1]",)
     assert not registry.leaks(redacted.texts, "", redacted.originals)
@@ -314,7 +314,7 @@ def test_term_that_is_part_of_a_placeholder_name_causes_no_confusion(term: str) 
 
 
 def test_replaced_text_counts_as_a_leak_even_if_no_rule_finds_it() -> None:
-    registry = Registry()
+    registry = PrivacyRegistry()
     assert registry.leaks(["about Falcon"], "", {}) == {}
     assert registry.leaks(["about [TERM_1]"], "", {"TERM_1": "Falcon"}) == {}
     assert registry.leaks(["about Falcon"], '["Falcon"]', {"TERM_1": "Falcon"}) == {"known": 2}

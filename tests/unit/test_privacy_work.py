@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
-from edge.privacy.findings import Found
+from edge.privacy.findings import PrivateSpan
 from edge.privacy.known import Known
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 
 GENEROUS_S = 120
 """Far beyond what any machine needs: one pattern that takes its square needs hours for these texts, and nothing else needs minutes."""
@@ -31,8 +31,8 @@ WORDS = (
 )
 EACH = """
 import sys
-from edge.privacy.registry import Registry
-registry = Registry(terms=["Project Falcon"], never_send=["like:a*b*c"], region="US")
+from edge.privacy.registry import PrivacyRegistry
+registry = PrivacyRegistry(terms=["Project Falcon"], never_send=["like:a*b*c"], region="US")
 for pattern in sys.stdin.read().split("\\0"):
     text = (pattern * 40_000)[:{length}]
     redacted = registry.redacted([text])
@@ -57,7 +57,7 @@ def test_no_repeated_known_trap_hangs_the_registry() -> None:
 
 def test_long_list_of_contacts_is_replaced_completely() -> None:
     lines = [f"person{number}@x{number}.org +49 170 {1000000 + number}" for number in range(1_000)]
-    redacted = Registry(region="DE").redacted(["\n".join(lines)])
+    redacted = PrivacyRegistry(region="DE").redacted(["\n".join(lines)])
     assert redacted.replaced == {"email": 1_000, "phone": 1_000}
     assert redacted.restored(redacted.texts[0]).splitlines() == lines
 
@@ -74,5 +74,5 @@ def test_long_list_of_contacts_is_replaced_completely() -> None:
     ],
 )
 def test_text_found_once_is_found_again_completely(kind: str, original: str, text: str, places: list[str]) -> None:
-    known = Known([(Found(0, len(original), kind, "v"), original)])  # type: ignore[arg-type]
+    known = Known([(PrivateSpan(0, len(original), kind, "v"), original)])  # type: ignore[arg-type]
     assert [text[one.start : one.end] for one in known.again(text)] == places

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from edge.verifiers.sandbox.role import Sandbox
-from tests.sandboxes import judged
+from tests.worlds.sandboxes import judged
 
 STACK = """
 class EmptyError(Exception):

@@ -15,8 +15,8 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers import program
 from edge.verifiers.by_kind import VerifierByKind
 from edge.verifiers.program import ProgramJudge, ProgramTests, ProgramVerdict, ProgramVerifier, same_output
-from edge.verifiers.sandbox.role import Limits, Sandbox, SandboxError
-from tests.sandboxes import judged
+from edge.verifiers.sandbox.role import Sandbox, SandboxError, SandboxLimits
+from tests.worlds.sandboxes import judged
 
 SQUARE = "def square(x):\n    return x * x\n"
 
@@ -92,7 +92,7 @@ def test_preamble_precedes_the_program_and_tests_use_their_own_helpers(sandbox: 
 def test_future_imports_stay_in_front_of_a_preamble(sandbox: Sandbox, head: str) -> None:
     code = f"{head}from __future__ import (annotations,\n    generators)  # both\n\ndef f(x: Nothing): return LIMIT + x\n"
     given = ProgramTests(code, "assert f(1) == 8\n", "import math\nLIMIT = 7\n")
-    verdict = program.judge_program(given, sandbox, Limits(), SystemClock())
+    verdict = program.judge_program(given, sandbox, SandboxLimits(), SystemClock())
     assert verdict.passed, verdict.reason
     refused = judged(sandbox, "from __future__ import braces\n", "assert f(1) == 8\n", preamble="LIMIT = 7")
     assert refused.reason.startswith("syntax")
@@ -111,7 +111,7 @@ def test_nested_json_tests_never_raise(sandbox: Sandbox, depth: int, function: s
 @pytest.mark.parametrize("timeout_s", [float("nan"), 1e30, 0.0])
 def test_invalid_time_limit_is_refused_in_one_line(timeout_s: float) -> None:
     with pytest.raises(UsageError, match="time limit"):
-        Limits(wall_s=timeout_s)
+        SandboxLimits(wall_s=timeout_s)
 
 
 def test_random_tests_are_reproducible(sandbox: Sandbox) -> None:
@@ -150,7 +150,7 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
     ],
 )
 def test_input_output_pairs_pass_or_fail_with_a_reason(sandbox: Sandbox, code: str, tests: str, reason: str) -> None:
-    verdict = judged(sandbox, code, tests, limits=Limits(wall_s=3.0, memory_mib=256))
+    verdict = judged(sandbox, code, tests, limits=SandboxLimits(wall_s=3.0, memory_mib=256))
     assert (verdict.passed, verdict.reason) == (not reason, reason)
 
 
@@ -216,7 +216,7 @@ def test_without_a_sandbox_a_program_is_refused_but_a_missing_one_is_just_wrong(
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.text(max_size=60), st.text(max_size=40))
 def test_verifier_accepts_any_text_without_raising(sandbox: Sandbox, code: str, tests: str) -> None:
-    verifier = ProgramVerifier(ProgramJudge(lambda: sandbox, Limits(wall_s=5.0)))
+    verifier = ProgramVerifier(ProgramJudge(lambda: sandbox, SandboxLimits(wall_s=5.0)))
     assert verifier.is_correct(item(tests), response(code)) is False
     assert verifier.is_correct(item("assert f(1) == 1"), response(code)) is False
 

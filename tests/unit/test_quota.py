@@ -21,7 +21,7 @@ from edge.rpc.client import BudgetSnapshot
 from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World, always_asks
+from tests.worlds.agent import World, always_asks
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 OFF = "the cloud is switched off by EDGE_AGENT_NO_CLOUD"
@@ -77,8 +77,8 @@ async def test_with_an_exhausted_budget_answers_continue_and_the_caller_is_infor
             assert record.quota is not None and record.quota["calls_left"] == 0 and record.quota["state"] == "used_up"
             assert note_of(record).to_json()["quota"] == record.quota
         assert [record.call_state for record in (first, second, third)] == ["completed", "refused", "refused"]
-        assert agent.status().quota == agent.budgets.quota()
-        assert agent.budgets.quota().calls == 1
+        assert agent.status().quota == agent.access.quota()
+        assert agent.access.quota().calls == 1
     assert len(world.client.calls) == 1
 
 
@@ -90,7 +90,7 @@ async def test_known_budget_outlives_the_agent_with_its_time(tmp_path: Path) -> 
     for method in ("register", "watch_budget", "get_budget"):
         world.client.fail_next(method, CoordinatorUnavailable("nobody there"), times=1000)
     async with world.agent() as agent:
-        quota = agent.budgets.quota()
+        quota = agent.access.quota()
         assert (quota.state, quota.calls, quota.calls_left) == ("offline", 1, 4)
         assert quota.as_of == record.created_at < world.clock.now()
 
@@ -123,7 +123,7 @@ async def test_mode_kill_switch_pause_and_disruption_together_decide_the_source(
     source, words = expected(mode, off, paused, trouble)
     async with world.agent() as agent:
         if paused:
-            agent.budgets.pause_cloud(True)
+            agent.access.pause_cloud(True)
         if error := TROUBLE[trouble]:
             world.client.fail_next("stream_complete", error, times=9)
         if source in ("refusal", "failure"):
@@ -145,13 +145,13 @@ async def test_mode_kill_switch_pause_and_disruption_together_decide_the_source(
 async def test_a_pause_outlives_the_agent_and_stops_learning_from_asking_too(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     async with world.agent() as agent:
-        agent.budgets.pause_cloud(True)
+        agent.access.pause_cloud(True)
     async with world.agent() as agent:
-        assert agent.budgets.quota().state == "paused"
+        assert agent.access.quota().state == "paused"
         await agent.learn(max_steps=2)
         assert world.client.calls == []
-        assert [step.scores.masked > 0 for step in agent.steps()] == [True, True]
-        agent.budgets.pause_cloud(False)
+        assert [step.scores.masked > 0 for step in agent.components.state.steps()] == [True, True]
+        agent.access.pause_cloud(False)
         await agent.learn(max_steps=1)
         assert world.client.calls != []
-        assert agent.budgets.quota().state == "ok"
+        assert agent.access.quota().state == "ok"

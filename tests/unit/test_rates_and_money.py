@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from edge.cli import main
 from edge.core.formatting import uusd_of
 from edge.core.rates import rate_of
-from edge.serve.agent_routes import DialRequest, WhatIfRequest
+from edge.serve.agent_schemas import DialRequest, WhatIfRequest
 from edge.state.folder import StateFolder
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import UpstreamConfig
-from coordinator.providers.provider import CloudProvider, ProviderError, ProviderRequest, ProviderResult
+from coordinator.providers.provider import ProviderError, ProviderRequest, ProviderResult
 from coordinator.providers.recorded import RecordedProvider
 from edge.core.errors import ConfigError
 from edge.core.types import Message, TokenUsage
-from edge.rpc.cassette import RecordedAnswer, answer_digest, append_answer
-from tests.service.in_process import CALLED, TOOLS, ProgrammedProvider
+from tests.worlds.coordinator import CALLED, TOOLS, ProgrammedProvider
+from tests.worlds.recordings import record
 
 
 def asks(content: str = "a private question", key: str = "k", **changes: object) -> ProviderRequest:
@@ -22,15 +22,6 @@ def asks(content: str = "a private question", key: str = "k", **changes: object)
 
 def player(cassette: Path) -> RecordedProvider:
     return RecordedProvider(UpstreamConfig(provider="recorded", path=str(cassette)), "test")
-
-
-async def record(cassette: Path, request: ProviderRequest, source: CloudProvider) -> ProviderResult:
-    """Put what the source answers onto a cassette."""
-    result = await source.complete(request)
-    content = (request.messages, request.model, request.max_output_tokens, request.temperature, request.openai_json)
-    answer = RecordedAnswer(result.text, result.usage, result.upstream_id, result.finish, beyond_text=result.beyond_text)
-    append_answer(cassette, answer_digest(*content), answer)
-    return result
 
 
 async def two_answers(request: ProviderRequest) -> ProviderResult:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.agent import Agent
-from edge.config.schema import PhaseConfig, WhenConfig
+from edge.config.schema import GateConfig, PhaseConfig, WhenConfig
 from edge.core.types import Message, Sampling
 from edge.learning.conditions import MachineConditions
 from edge.state.events import Notice, WentBack
 from edge.testing.probe import ScriptedProbe
-from edge.training.promotion_rules import LEAST_VERDICTS, GateRules, liked_less, lost_more
-from tests.unit.agent_world import World, local_answer, mixed_script, number_in
-from tests.unit.judged_answers import answered, rated
+from edge.training.promotion_rules import LEAST_VERDICTS, liked_less, lost_more
 from tests.until import until
+from tests.worlds.agent import World, local_answer, mixed_script, number_in
+from tests.worlds.judged_answers import answered, rated
 
-RULES = GateRules(every=2, anchors_per_task=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
+RULES = GateConfig(every=2, anchors=8, max_drop=1.0, rate_window=2, max_refusals=9, keep=3, recheck_every=None)
 
 
 class Ageing:
@@ -41,9 +40,9 @@ class Ageing:
         return local_answer(number + 1 + (number - 900_000 < self.wrong.get(self.world.rollouts.adapter_version, 0)))
 
 
-def guarded(folder: Path, recheck_every: int | None = 4, **options: Any) -> tuple[World, Ageing]:
+def guarded(folder: Path, recheck_every: int | None = 4, gate: GateConfig = RULES, **options: Any) -> tuple[World, Ageing]:
     phases = (PhaseConfig(source="sums", target_rate=0.3, steps=None),)
-    world = World(folder, phases=phases, gate=RULES, recheck_every=recheck_every, **options)
+    world = World(folder, phases=phases, gate=gate.model_copy(update={"recheck_every": recheck_every}), **options)
     world.script = script = Ageing(world)
     return world, script
 
@@ -61,7 +60,7 @@ async def test_version_that_worsens_after_promotion_is_replaced_by_the_best_kept
         script.wrong = {4: 8, 0: 3}
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(4, 2, "anchors")]
-        assert (agent.status().adapter_version, agent.steps()[-1].adapter.base_version) == (2, 2)
+        assert (agent.status().adapter_version, agent.components.state.steps()[-1].adapter.base_version) == (2, 2)
         line = agent.components.state.lineage()
     [event] = world.events(WentBack)
     assert (event.from_version, event.to_version, event.cause) == (4, 2, "anchors")
@@ -83,12 +82,11 @@ async def test_five_losses_without_a_gain_are_the_least_evidence_for_a_rollback(
 
 async def test_losses_below_the_gate_are_found_where_beyond_chance(tmp_path: Path) -> None:
     """One item a promotion: the best version is kept although three have served since."""
-    world, script = guarded(tmp_path, recheck_every=4)
-    world.gate = replace(RULES, max_drop=0.7)
+    world, script = guarded(tmp_path, recheck_every=4, gate=RULES.model_copy(update={"max_drop": 0.7}))
     script.wrong = {0: 8} | {version: version // 2 - 1 for version in range(2, 14, 2)}
     async with world.agent() as agent:
         await agent.learn(max_steps=12)
-        assert [step.adapter.gate for step in agent.steps() if step.adapter.gate] == ["promoted"] * 6
+        assert [step.adapter.gate for step in agent.components.state.steps() if step.adapter.gate] == ["promoted"] * 6
         assert (went_back(agent), agent.components.state.lineage().kept) == ([], (8, 10, 12))
         await agent.learn(max_steps=1)
         assert went_back(agent) == [(12, 2, "anchors")]
@@ -118,8 +116,7 @@ async def test_version_with_a_missing_file_is_left_immediately(tmp_path: Path) -
 
 
 async def test_version_chosen_by_a_person_is_left_alone(tmp_path: Path) -> None:
-    world, script = guarded(tmp_path, recheck_every=1)
-    world.gate = replace(RULES, every=4)
+    world, script = guarded(tmp_path, recheck_every=1, gate=RULES.model_copy(update={"every": 4}))
     async with world.agent() as agent:
         await agent.learn(max_steps=8)
         await agent.adapter.rollback(4)

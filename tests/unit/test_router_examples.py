@@ -19,7 +19,7 @@ from edge.routing.classifier import area_under_curve, calibrate
 from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
-from tests.unit.agent_world import HELP, World, item, local_answer, number_in
+from tests.worlds.agent import HELP, World, item, local_answer, number_in
 
 
 async def examples(tmp_path: Path, script: Any, count: int = 6, progress: list[tuple[int, int]] | None = None) -> list[Example]:

@@ -8,6 +8,7 @@ import pytest
 
 from edge.cli.output import print_line, source_line, why_lines
 from edge.console import spoken
+from edge.serve.agent_schemas import ExplanationView
 from edge.serve.ports import AnswerNote
 from edge.state.events import AnswerFinished, Notice, Offline
 
@@ -37,7 +38,8 @@ SHOWN = "\\x1b]0;owned\\x07\\x1b[2Jok\\u202e\\x9b1m"
 
 @pytest.mark.parametrize("field", ["final", "reason", "cloud_text", "local_text", "correction", "cloud_model"])
 def test_stored_answer_cannot_inject_terminal_codes(field: str) -> None:
-    (shown,) = [line for line in why_lines({"source": "cloud", field: STEERS, "charged_uusd": 0}) if "owned" in line]
+    answer = ExplanationView.model_validate({"id": "a1", "source": "cloud", "reason": "", field: STEERS})
+    (shown,) = [line for line in why_lines(answer) if "owned" in line]
     assert shown.endswith(SHOWN)
 
 

@@ -16,15 +16,14 @@ import pytest
 from edge.cli.exits import ending
 from edge.cli.remote import announced, announcement
 from edge.cli.run import learn_while_serving
-from edge.cloud.sent import reading_sent
 from edge.core.errors import AdapterError, StateError
 from edge.learning.activity import read_activity
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.reader import reading
+from edge.state.reader import reading, reading_or_nothing
 from edge.testing.learner import ScriptedLearner
-from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent
+from tests.worlds.agent import World
 
 
 async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_folder_of_a_later_version_is_reported_as_such_even_when_only_read(tmp_p
     with StateFolder(tmp_path) as state:
         state.database.execute("ALTER TABLE requests RENAME TO answers")
         state.database.execute("PRAGMA user_version = 99")
-    for read in (reading, reading_sent):
+    for read in (reading, reading_or_nothing):
         with pytest.raises(StateError, match="format 99"), read(tmp_path):
             pass
     with pytest.raises(StateError, match="format 99"):
@@ -124,7 +123,7 @@ async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_mad
         stop.set()
         agent.request_stop()
         await learning
-        assert [step.step for step in agent.steps()] == [1, 2, 3, 4]
+        assert [step.step for step in agent.components.state.steps()] == [1, 2, 3, 4]
     [line] = notices
     assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))

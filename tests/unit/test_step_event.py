@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.state.events import StepFinished
-from tests.unit.test_console import step
+from tests.worlds.steps import step
 
 
 def test_step_event_round_trips() -> None:

@@ -23,7 +23,7 @@ from edge.tasks.jsonl import as_record, read_file
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 from tests.shared_data import shared_data
-from tests.unit.data_set_files import (
+from tests.worlds.data_set_files import (
     Rows,
     arc_rows,
     gsm8k_rows,

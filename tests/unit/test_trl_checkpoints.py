@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.trl_world import write_checkpoint
+from tests.worlds.trl import write_checkpoint
 from tools.integrations.trl.checkpoints import checkpoints, newest_whole
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a TRL run, the prompts of its steps, and the comparison of two runs. Needs no TRL."""
+"""The configuration of a TRL run and the prompts of its steps. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from edge.learning.curriculum import Curriculum
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.registry import open_source
-from tests.unit.agent_world import Sums, changed, open_sums
-from tests.unit.test_console import step as finished_step
-from tests.unit.trl_world import trl_config
+from tests.worlds.agent import Sums, open_sums
+from tests.worlds.trl import trl_config
 from tools.integrations.sources import open_mixed
 from tools.integrations.trl.__main__ import main
-from tools.integrations.trl.compare import compare, difference, of_blocks
 from tools.integrations.trl.config import resolve_run
 from tools.integrations.trl.plans import step_plans
-from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.processes import TrainingProcesses
 from tools.integrations.trl.trainer import config_fields, passes
 
 CONFIGS = Path("tools/integrations/trl/configs")
@@ -180,7 +178,7 @@ def test_oversized_prompts_are_skipped():
 
 def test_a_single_process_under_accelerate_needs_no_others():
     pytest.importorskip("accelerate")
-    processes = Processes(wait_s=60)
+    processes = TrainingProcesses(wait_s=60)
     assert (processes.is_main, processes.count, processes.index) == (True, 1, 0)
     assert processes.gather([1, 2]) == [1, 2]
     assert processes.from_main(lambda: {"a": 1}) == {"a": 1}
@@ -193,7 +191,7 @@ def test_launched_processes_that_are_not_connected_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(UsageError, match="2 processes were started but are not connected"):
-        Processes(wait_s=60)
+        TrainingProcesses(wait_s=60)
 
 
 def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch, tmp_path):
@@ -213,81 +211,3 @@ def test_term_ends_a_run_by_an_exception_so_that_it_can_be_summed_up(monkeypatch
     with pytest.raises(SystemExit) as ended:
         main(["run", str(tmp_path / "run.yaml")])
     assert (ended.value.code, seen, signal.getsignal(signal.SIGTERM)) == (143, [SystemExit], before)
-
-
-def write_run(folder: Path, rates: list[float], dual_lr: float = 0.02) -> Path:
-    """A run whose rates are given, as the agent writes it."""
-    folder.mkdir()
-    dual, lines = 0.5, []
-    for number, rate in enumerate(rates, 1):
-        after = dual + dual_lr * (rate - 0.3)
-        event = changed(
-            finished_step(number),
-            assist_rate=rate,
-            target_rate=0.3,
-            dual_before=dual,
-            dual_after=after,
-            joint_accuracy=0.5 + rate / 10,
-        )
-        lines.append(json.dumps(event.to_json()))
-        dual = after
-    (folder / "events.jsonl").write_text("\n".join(['{"kind": "notice"}', *lines, '{"kind": "step_fin']) + "\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    "change", [lambda line: b"\xff\x00\xfe", lambda line: line.replace(b'"assist_rate": 0.3', b'"assist_rate": "much"')]
-)
-def test_unreadable_events_are_no_difference(change, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = write_run(Path("a"), [0.3, 0.3])
-    events = run / "events.jsonl"
-    head, first, *rest = events.read_bytes().split(b"\n")
-    events.write_bytes(b"\n".join([head, change(first), *rest]))
-    assert main(["compare", str(run), "--with", str(run)]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{events}, line 2" in line
-
-
-def noisy(mean: float, seed: int, steps: int = 60) -> list[float]:
-    from edge.core.rng import stream
-
-    random = stream(seed, "rates")
-    return [mean + random.uniform(-0.1, 0.1) for _ in range(steps)]
-
-
-def test_runs_that_differ_by_noise_agree_and_runs_at_other_rates_do_not(tmp_path):
-    a, same = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "same", noisy(0.3, 2))
-    other = write_run(tmp_path / "other", noisy(0.4, 3))
-    assert compare([a], [same]).agree
-    several = compare([a, same], [write_run(tmp_path / f"b{seed}", noisy(0.3, seed)) for seed in (4, 5)])
-    assert (several.runs_a, several.runs_b, several.agree) == (2, 2, True)
-    result = compare([a], [other])
-    differences = {one.measure: one for one in result.differences}
-    assert not differences["assist_rate"].agree
-    assert not differences["dual at the end"].agree
-    assert differences["assist_rate"].difference == pytest.approx(0.1, abs=0.02)
-    assert "not the same" in result.text()
-
-
-def test_exit_code_of_compare_reports_the_result(tmp_path, capsys):
-    a, b = write_run(tmp_path / "a", noisy(0.3, 1)), write_run(tmp_path / "b", noisy(0.5, 2))
-    assert main(["compare", str(a), "--with", str(a)]) == 0
-    assert main(["compare", str(a), "--with", str(b), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out.split("the same within noise\n")[1])["agree"] is False
-    assert main(["compare", str(a), "--with", str(tmp_path)]) == 2
-
-
-def _five_series(number: int, side: int, steps: int) -> list[list[float]]:
-    return [noisy(0.3, 1000 * number + 10 * measure + side, steps) for measure in range(5)]
-
-
-@pytest.mark.parametrize("steps", [24, 60])
-def test_about_one_of_a_hundred_equal_comparisons_reports_a_difference(steps):
-    """A rule of 2.6 standard errors would report ten: the errors come from ten blocks only, and five measures are compared."""
-    apart = 0
-    for number in range(300):
-        sides = [_five_series(number, side, steps) for side in (1, 2)]
-        pairs = [[y - x for x, y in zip(a, b, strict=True)] for a, b in zip(*sides, strict=True)]
-        apart += not all(difference("", 0.0, sum(each) / steps, *of_blocks(each)).agree for each in pairs)
-    assert 0 < apart <= 9

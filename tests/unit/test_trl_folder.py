@@ -1,5 +1,4 @@
-"""The folders that a TRL run may use, and what it may remove there: completed steps bind a folder to their settings, failed starts do not,
-and foreign files are never touched. Needs no TRL."""
+"""The folders that a TRL run may use: settings bind a folder, and foreign files are never touched. Needs no TRL."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from edge.config.loader import Resolved
 from edge.core.errors import StateError, UsageError
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
-from tests.unit.trl_world import write_checkpoint
+from tests.worlds.trl import write_checkpoint
 from tools.integrations.trl.config import TrlConfig, resolve_run
 from tools.integrations.trl.folder import HeldFolder, Start
 from tools.integrations.trl.steps import OPENED
@@ -42,10 +41,10 @@ def begun(out: Path, *, steps: int = 0, opened: bool = False) -> Path:
     return out
 
 
-def take(settings: Resolved[TrlConfig], *, fresh: bool = False, model: str = "") -> Start:
+def take(settings: Resolved[TrlConfig], *, model: str = "") -> Start:
     """A run that starts and ends immediately."""
-    with HeldFolder(settings, fresh=fresh) as held, held.beginning(model) as start:
-        return start
+    with HeldFolder(settings) as held:
+        return held.start(model)
 
 
 def listed(out: Path) -> dict[str, str]:
@@ -90,27 +89,24 @@ def test_setting_that_makes_another_run_is_refused(changed: str, expected: str, 
     assert (out / "state" / "coordinator" / "ledger.sqlite3").is_file()
 
 
-def test_start_without_any_call_does_not_bind_the_folder(tmp_path):
+def test_start_without_any_call_does_not_bind_the_folder(tmp_path: Path) -> None:
     out = begun(tmp_path / "run")
     assert take(resolved(out, OTHER)).notices == ()
     assert not (out / "state" / "coordinator").exists()
 
 
-def test_paid_calls_of_a_cut_step_are_set_aside_and_reported(tmp_path):
+def test_a_cut_first_step_binds_the_folder_too_since_its_calls_may_be_paid(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", opened=True)
-    (out / "state-1").mkdir()
-    (notice,) = take(resolved(out, OTHER)).notices
-    assert notice.endswith(f"made no step; what it asked for is in {out / 'state-2'}")
-    assert (out / "state-2" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
-    assert not (out / "state" / "coordinator").exists()
+    with pytest.raises(UsageError, match="holds a run with other settings"):
+        take(resolved(out, OTHER))
+    assert (out / "state" / "coordinator" / "ledger.sqlite3").read_text() == "paid"
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_folder_in_use_by_a_run_is_refused(fresh: bool, tmp_path: Path) -> None:
+def test_folder_in_use_by_a_run_is_refused(tmp_path: Path) -> None:
     out = begun(tmp_path / "run", steps=1)
     before = listed(out)
     with HeldFolder(resolved(out)), pytest.raises(StateError, match="another process works in it") as refusal:
-        take(resolved(out), fresh=fresh)
+        take(resolved(out))
     assert "--out" in refusal.value.hint
     assert listed(out) == before
 
@@ -127,74 +123,24 @@ def whole_run(out: Path) -> Path:
     return out
 
 
-def test_fresh_removes_the_files_of_a_run_and_nothing_else(tmp_path: Path) -> None:
-    out = whole_run(tmp_path / "run")
-    mine = ("notes.txt", "state-of-ny", "state-01", "model", "model-mine", "loss.png", ".removed-by-me")
-    for name in mine:
-        (out / name).write_text("mine")
-    (out / "model-ba9876543210").mkdir()
-    assert take(resolved(out, OTHER), fresh=True, model="model-ba9876543210") == Start(None, ())
-    left = {path.name for path in out.iterdir()}
-    assert left == {*mine, "run.json", "state", "model-ba9876543210"}
-    assert [path.name for path in (out / "state").iterdir() if path.name == "coordinator"] == []
-
-
-@pytest.mark.parametrize("begins", [False, True])
-def test_failed_fresh_start_leaves_the_earlier_run_unchanged(begins: bool, tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_read_is_one_line_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = whole_run(tmp_path / "run")
     before = listed(out)
+    real = Path.iterdir
 
-    def start() -> None:
-        with HeldFolder(resolved(out, OTHER), fresh=True) as held:
-            if not begins:
-                raise UsageError("no such model")
-            with held.beginning():
-                (out / "config.yaml").write_text("new")
-                raise UsageError("no such coordinator")
-
-    with pytest.raises(UsageError, match="no such"):
-        start()
-    assert listed(out) == before
-    assert take(resolved(out)).checkpoint == out / "trl" / "checkpoint-2"
-
-
-def test_fresh_start_killed_midway_is_undone_by_the_next_start(tmp_path: Path) -> None:
-    out = whole_run(tmp_path / "run")
-    take(resolved(out))
-    before = listed(out)
-    (out / ".earlier").mkdir()
-    for name in ("state", "trl", "config.yaml"):
-        (out / name).rename(out / ".earlier" / name)
-    (out / "config.yaml").write_text("new")
-    with StateFolder(out / "state"):
-        pass
-    assert take(resolved(out)).checkpoint == out / "trl" / "checkpoint-2"
-    assert listed(out) == before
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
-    fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = whole_run(tmp_path / "run")
-    before = listed(out)
-    name = "rename" if fresh else "iterdir"
-    real = getattr(Path, name)
-
-    def closed(path: Path, *rest: Any) -> Any:
+    def closed(path: Path) -> Any:
         if path == out / "trl":
             raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *rest)
+        return real(path)
 
-    monkeypatch.setattr(Path, name, closed)
+    monkeypatch.setattr(Path, "iterdir", closed)
     with pytest.raises(UsageError, match=r"cannot be the folder of a run: Permission denied \(.*trl\)") as refusal:
-        take(resolved(out), fresh=fresh)
+        take(resolved(out))
     assert refusal.value.hint == "give another folder with --out"
     monkeypatch.undo()
     assert listed(out) == before
 
 
-@pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize(
     "name",
     [
@@ -204,12 +150,12 @@ def test_a_part_that_cannot_be_moved_or_read_is_one_line_and_nothing_is_lost(
         "run.json",
     ],
 )
-def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, fresh: bool, tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused_and_left_unchanged(name: str, tmp_path: Path) -> None:
     out = tmp_path / "thesis"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
     with pytest.raises(UsageError, match="it holds other files, and no run") as refusal:
-        take(resolved(out), fresh=fresh)
+        take(resolved(out))
     assert refusal.value.hint == "give another folder with --out"
     assert [path.read_text() for path in out.rglob("*") if path.is_file()] == ["mine"]
 
@@ -230,16 +176,15 @@ def test_folder_without_the_mark_of_a_run_is_refused(tmp_path: Path) -> None:
         (["config.yaml"], r"holds a run with settings that are gone \(config.yaml\)"),
     ],
 )
-def test_incomplete_run_is_not_resumed_but_may_be_restarted(removed: list[str], message: str, tmp_path: Path) -> None:
+def test_incomplete_run_is_not_resumed(removed: list[str], message: str, tmp_path: Path) -> None:
     out = whole_run(tmp_path / "run")
     take(resolved(out))
     for name in removed:
         shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
     with pytest.raises(UsageError, match=message) as refusal:
         take(resolved(out))
-    assert "--fresh" in refusal.value.hint
+    assert "--out" in refusal.value.hint
     assert (out / "metrics.csv").read_text() == "metrics.csv"
-    assert take(resolved(out), fresh=True) == Start(None, ())
 
 
 def test_checkpoint_of_steps_unknown_to_the_state_is_refused(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from edge.config.schema import LearningConfig
 from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.dagrpo.baselines import grpo_advantages
 from edge.training.loss import policy_loss
-from tests.unit.trl_world import trl_config
+from tests.worlds.trl import trl_config
 from tools.integrations.trl.bundled import write_hf_folder
 from tools.integrations.trl.config import TrlConfig
-from tools.integrations.trl.processes import Processes
+from tools.integrations.trl.processes import TrainingProcesses
 from tools.integrations.trl.rewards import DualCallback, SharedSteps
-from tools.integrations.trl.steps import Verdict
+from tools.integrations.trl.steps import ResponseVerdict
 from tools.integrations.trl.trainer import build_trainer, config_fields, paper_scale
 
 pytestmark = [
@@ -40,13 +40,13 @@ COSTS = (1, 0, 0, 1, 0, 0, 1, 0)
 class FixedSteps:
     """Returns fixed scores."""
 
-    def __init__(self, verdicts: Sequence[Verdict | None], dual: float) -> None:
+    def __init__(self, verdicts: Sequence[ResponseVerdict | None], dual: float) -> None:
         self.given, self.dual = list(verdicts), dual
 
     async def open(self, step: int) -> float:
         return self.dual
 
-    async def score(self, sampled: Any) -> list[Verdict | None]:
+    async def score(self, sampled: Any) -> list[ResponseVerdict | None]:
         return self.given
 
     async def close(self, update: Any) -> None: ...
@@ -72,7 +72,7 @@ def config_of(out: Path, **trainer: Any) -> TrlConfig:
 def trainer_of(config: TrlConfig, folder: Path, tokenizer: Any, given: FixedSteps) -> Any:
     from datasets import Dataset
 
-    steps = SharedSteps(Processes(wait_s=60))
+    steps = SharedSteps(TrainingProcesses(wait_s=60))
     steps.give(given, SimpleNamespace(run=asyncio.run))
     rows = {"prompt": [[{"role": "user", "content": f"What is {n} + 1?"}] for n in range(4)], "position": list(range(4))}
     trainer = build_trainer(config, str(folder), tokenizer, Dataset.from_dict(rows), 1, steps)
@@ -162,7 +162,7 @@ def scored(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Ten
 
 
 def test_trls_advantages_are_the_dual_advantages_at_the_callbacks_lambda(folder, tokenizer, tmp_path, monkeypatch):
-    verdicts = [Verdict(reward, cost, 1.0) for reward, cost in zip(REWARDS, COSTS, strict=True)]
+    verdicts = [ResponseVerdict(reward, cost, 1.0) for reward, cost in zip(REWARDS, COSTS, strict=True)]
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
     advantages = scored(trainer, monkeypatch)["advantages"]
     assert trainer.reward_weights.tolist() == pytest.approx([1.0, -0.37])
@@ -175,8 +175,9 @@ def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agen
     folder, tokenizer, tmp_path, monkeypatch, caplog
 ):
     weight = (G - 1) / (G - 2)
-    verdicts: list[Verdict | None] = [
-        Verdict(reward, cost, weight if row < G else 1.0) for row, (reward, cost) in enumerate(zip(REWARDS, COSTS, strict=True))
+    verdicts: list[ResponseVerdict | None] = [
+        ResponseVerdict(reward, cost, weight if row < G else 1.0)
+        for row, (reward, cost) in enumerate(zip(REWARDS, COSTS, strict=True))
     ]
     verdicts[1] = None
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
@@ -191,8 +192,8 @@ def test_masked_responses_leave_trls_baseline_and_the_rest_counts_as_in_the_agen
 
 
 def test_dropped_group_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
-    verdicts: list[Verdict | None] = [None] * G
-    verdicts += [Verdict(reward, cost, 2.0) for reward, cost in zip(REWARDS[G:], COSTS[G:], strict=True)]
+    verdicts: list[ResponseVerdict | None] = [None] * G
+    verdicts += [ResponseVerdict(reward, cost, 2.0) for reward, cost in zip(REWARDS[G:], COSTS[G:], strict=True)]
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.37))
     output = scored(trainer, monkeypatch)
     assert output["advantages"][:G].tolist() == [0.0] * G
@@ -200,7 +201,7 @@ def test_dropped_group_moves_nothing(folder, tokenizer, tmp_path, monkeypatch):
 
 
 def test_advantages_of_the_grpo_baseline_are_trls_with_group_scaling(folder, tokenizer, tmp_path, monkeypatch):
-    verdicts = [Verdict(reward, 0, 1.0) for reward in REWARDS]
+    verdicts = [ResponseVerdict(reward, 0, 1.0) for reward in REWARDS]
     trainer = trainer_of(config_of(tmp_path), folder, tokenizer, FixedSteps(verdicts, 0.0))
     trainer.scale_rewards = "group"
     advantages = scored(trainer, monkeypatch)["advantages"]

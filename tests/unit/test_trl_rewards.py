@@ -16,9 +16,9 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.training.learner import LearnerReport
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.trl.rewards import DualCallback, GroupRewards, SharedSteps
-from tools.integrations.trl.steps import Reader, Verdict, report_of
+from tools.integrations.trl.steps import ResponseReader, ResponseVerdict, report_of
 
-READER = Reader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
+READER = ResponseReader(lambda ids: " ".join(map(str, ids)), frozenset({2}))
 
 
 class Alone:
@@ -43,9 +43,9 @@ class NotedSteps:
         self.asked.append(("open", step))
         return 0.5 + step / 100
 
-    async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[Verdict | None]:
+    async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[ResponseVerdict | None]:
         self.asked.append(("score", [(place, one.text, one.finish is FinishReason.EOS) for place, one in sampled]))
-        return [None if one.token_ids[0] == 0 else Verdict(float(one.token_ids[0]), 1, 2.0) for _, one in sampled]
+        return [None if one.token_ids[0] == 0 else ResponseVerdict(float(one.token_ids[0]), 1, 2.0) for _, one in sampled]
 
     async def close(self, update: LearnerReport) -> None:
         self.asked.append(("close", update.loss, update.grad_norm, update.entropy, update.learning_rate))

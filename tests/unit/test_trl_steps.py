@@ -11,10 +11,10 @@ from edge.core.errors import CoordinatorUnavailable, EdgeError, InvalidRequest
 from edge.learning.methods import DaGrpo
 from edge.rpc.client import StepUnits
 from edge.state.events import Notice, StepFinished
-from tests.unit.agent_world import BROKEN_HELP, HELP, local_answer
-from tests.unit.trained import training_groups
-from tests.unit.trl_world import TrlWorld, completions
-from tools.integrations.trl.steps import Verdict, report_of, verdicts_of
+from tests.worlds.agent import BROKEN_HELP, HELP, local_answer
+from tests.worlds.trained import training_groups
+from tests.worlds.trl import TrlWorld, completions
+from tools.integrations.trl.steps import ResponseVerdict, report_of, verdicts_of
 
 RIGHT, WRONG = local_answer(1), local_answer(99)
 UPDATE = report_of({"loss": 0.5, "grad_norm": 0.25, "entropy": 1.0, "learning_rate": 1e-3}, 1.0)
@@ -33,7 +33,7 @@ def groups_of(step: int) -> list[list[str]]:
     return [[local_answer(first + index + 1), HELP, WRONG, "no format"] for index in range(2)]
 
 
-async def make(world: TrlWorld, steps, step: int, groups=None) -> list[Verdict | None]:
+async def make(world: TrlWorld, steps, step: int, groups=None) -> list[ResponseVerdict | None]:
     await steps.open(step)
     verdicts = await steps.score(completions(step, groups or groups_of(step)))
     await steps.close(UPDATE)
@@ -46,7 +46,12 @@ def finished_steps(world: TrlWorld) -> list[StepFinished]:
 
 async def test_responses_get_the_reward_of_the_composed_text_and_the_cost_of_asking(world):
     verdicts = await make(world, world.process(), 1)
-    assert verdicts[:4] == [Verdict(1.0, 0, 1.0), Verdict(1.0, 1, 1.0), Verdict(0.0, 0, 1.0), Verdict(-0.1, 0, 1.0)]
+    assert verdicts[:4] == [
+        ResponseVerdict(1.0, 0, 1.0),
+        ResponseVerdict(1.0, 1, 1.0),
+        ResponseVerdict(0.0, 0, 1.0),
+        ResponseVerdict(-0.1, 0, 1.0),
+    ]
     assert len(world.client.calls) == 2
 
 
@@ -71,7 +76,7 @@ async def test_response_beyond_its_steps_counts_as_stopped_there_as_in_the_agent
     long = "<think>\n" + "\n".join(f"Step {number}: a" for number in range(1, 20))
     verdicts = await steps.score(completions(1, [[long, RIGHT, WRONG, WRONG], [WRONG] * 4], cut=[long]))
     await steps.close(UPDATE)
-    assert verdicts[0] == Verdict(-0.1, 0, 1.0)
+    assert verdicts[0] == ResponseVerdict(-0.1, 0, 1.0)
     assert finished_steps(world)[0].scores.truncated == 0.0
 
 
@@ -121,7 +126,7 @@ async def test_weighted_scores_give_the_coefficients_of_the_agents_own_update(wo
     assert trl_coefficients(verdicts_of(groups), dual, 4) == pytest.approx(expected)
 
 
-def trl_coefficients(verdicts: list[Verdict | None], dual: float, size: int) -> list[float]:
+def trl_coefficients(verdicts: list[ResponseVerdict | None], dual: float, size: int) -> list[float]:
     """TRL's factor of Σ log π in the paper's scale: G/(G-1) · 1/(P·G) · (advantage), of the counted responses."""
     found = []
     for start in range(0, len(verdicts), size):
@@ -180,7 +185,7 @@ async def test_repeated_step_with_another_result_is_reported_and_not_sent(world)
     await make(world, world.process(), 1)
     before = (await world.client.register("1", ["math"])).tasks[0]
     verdicts = await make(world, world.process(), 1, [[HELP, RIGHT, WRONG, WRONG], [WRONG] * 4])
-    assert verdicts[0] == Verdict(1.0, 1, 1.0)  # answered from the ledger
+    assert verdicts[0] == ResponseVerdict(1.0, 1, 1.0)  # answered from the ledger
     assert (await world.client.register("1", ["math"])).tasks[0] == before
     assert any("turned out otherwise" in event.text for event in world.sink.events if isinstance(event, Notice))
 

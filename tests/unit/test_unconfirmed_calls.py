@@ -16,8 +16,8 @@ from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnkn
 from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World, always_asks, recorded
 from tests.until import until
+from tests.worlds.agent import World, always_asks, recorded
 
 QUESTION = (Message("user", "What is 4 + 1?"),)
 

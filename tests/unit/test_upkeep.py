@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.app import Coordinator
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.control.devices import Fleet
 from coordinator.control.upkeep import Upkeep
 from coordinator.ledger.budgets import BudgetBook
@@ -37,7 +37,7 @@ class Faulty(MemoryLedgerStore):
 
 
 async def test_upkeep_that_keeps_failing_is_logged_once_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    config, clock = CoordinatorConfig(), SystemClock()
+    config, clock = ServerConfig(), SystemClock()
     store = Faulty(not_written(), not_written(), ValueError("bug"), ValueError("bug"))
     upkeep = Upkeep(store, BudgetBook(config.budgets, 0.0), config, clock, Fleet(store, clock))
     for _ in range(5):
@@ -51,7 +51,7 @@ async def test_upkeep_that_keeps_failing_is_logged_once_until_it_succeeds(caplog
 
 async def test_service_manager_hears_of_a_coordinator_whose_ledger_cannot_be_read_yet() -> None:
     beats = asyncio.Event()
-    measuring = asyncio.create_task(Telemetry(CoordinatorConfig(), SystemClock()).run(Faulty(unread=True), beats.set))
+    measuring = asyncio.create_task(Telemetry(ServerConfig(), SystemClock()).run(Faulty(unread=True), beats.set))
     await asyncio.wait_for(beats.wait(), 10.0)
     measuring.cancel()
 
@@ -63,7 +63,7 @@ async def test_background_work_that_breaks_is_logged_when_it_breaks(
         raise RuntimeError("bug")
 
     monkeypatch.setattr(Telemetry, "run", broken)
-    config = CoordinatorConfig(listen=(f"unix:{tmp_path}/c.sock",), state_dir=str(tmp_path))
+    config = ServerConfig(listen=(f"unix:{tmp_path}/c.sock",), state_dir=str(tmp_path))
     with pytest.raises(RuntimeError):
         async with Coordinator(config, store=MemoryLedgerStore(), upstreams={}):
             await until(lambda: any("telemetry" in record.getMessage() for record in caplog.records))

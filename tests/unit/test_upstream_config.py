@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.app import build_upstreams, tariff_of
 from coordinator.calls.prices import Price
-from coordinator.config import CoordinatorConfig, UpstreamConfig, resolve_coordinator_config
+from coordinator.config import ServerConfig, UpstreamConfig, resolve_coordinator_config
 from coordinator.providers.anthropic import AnthropicProvider
 from edge.core.errors import ConfigError
 
@@ -39,7 +39,7 @@ def at(year: int, month: int, day: int) -> float:
     return datetime(year, month, day, tzinfo=UTC).timestamp()
 
 
-def resolved(tmp_path: Path, text: str) -> CoordinatorConfig:
+def resolved(tmp_path: Path, text: str) -> ServerConfig:
     (tmp_path / "c.yaml").write_text(text)
     return resolve_coordinator_config(tmp_path / "c.yaml").config
 
@@ -85,7 +85,7 @@ def test_a_resolved_configuration_can_be_written_and_read_again(tmp_path: Path) 
 )
 def test_cost_of_a_call_is_configured_published_or_unknown(settings, price) -> None:
     tariff = tariff_of(UpstreamConfig.model_validate(settings))
-    assert (None if tariff is None else tariff.at(at(2026, 6, 1))) == price
+    assert tariff.at(at(2026, 6, 1)) == price
 
 
 @pytest.mark.parametrize(

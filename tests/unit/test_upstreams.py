@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from coordinator.calls.admission import Gate
-from coordinator.calls.breaker import Outcome
+from coordinator.calls.breaker import UpstreamOutcome
 from coordinator.calls.prices import DatedPrices, Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import LegConfig
 from coordinator.providers.provider import ProviderError
 from edge.core.errors import InvalidRequest, NotFound, Unpriced
-from tests.service.in_process import PRICE, ProgrammedProvider, call
-from tests.unit.prices import price_from
+from tests.worlds.coordinator import PRICE, ProgrammedProvider, call
+from tests.worlds.prices import price_from
 
 NOW = 1_790_000_000.0  # 2026-09-21
 
@@ -106,22 +106,22 @@ def test_quote_uses_its_day_and_covers_every_bound() -> None:
 @pytest.mark.parametrize(
     ("kind", "executed", "deadline_s", "outcome", "elsewhere"),
     [
-        ("refused", False, 20.0, Outcome.BAD, True),
-        ("dns", False, 20.0, Outcome.BAD, True),
-        ("tls", False, 20.0, Outcome.BAD, True),
-        ("http_429", False, 20.0, Outcome.BAD, True),
-        ("http_401", False, 20.0, Outcome.BAD, True),
-        ("http_404", False, 20.0, Outcome.BAD, True),
-        ("http_500", None, 20.0, Outcome.BAD, False),
-        ("garbage", True, 20.0, Outcome.BAD, False),
-        ("deadline", None, 20.0, Outcome.BAD, False),
-        ("deadline", None, 1.0, Outcome.NEUTRAL, False),
-        ("connect_timeout", False, 20.0, Outcome.BAD, True),
-        ("connect_timeout", False, 0.1, Outcome.NEUTRAL, True),
-        ("http_400", False, 20.0, Outcome.NEUTRAL, False),
-        ("http_413", False, 20.0, Outcome.NEUTRAL, False),
-        ("http_422", False, 20.0, Outcome.NEUTRAL, False),
-        ("too_long", False, 20.0, Outcome.NEUTRAL, False),
+        ("refused", False, 20.0, UpstreamOutcome.BAD, True),
+        ("dns", False, 20.0, UpstreamOutcome.BAD, True),
+        ("tls", False, 20.0, UpstreamOutcome.BAD, True),
+        ("http_429", False, 20.0, UpstreamOutcome.BAD, True),
+        ("http_401", False, 20.0, UpstreamOutcome.BAD, True),
+        ("http_404", False, 20.0, UpstreamOutcome.BAD, True),
+        ("http_500", None, 20.0, UpstreamOutcome.BAD, False),
+        ("garbage", True, 20.0, UpstreamOutcome.BAD, False),
+        ("deadline", None, 20.0, UpstreamOutcome.BAD, False),
+        ("deadline", None, 1.0, UpstreamOutcome.NEUTRAL, False),
+        ("connect_timeout", False, 20.0, UpstreamOutcome.BAD, True),
+        ("connect_timeout", False, 0.1, UpstreamOutcome.NEUTRAL, True),
+        ("http_400", False, 20.0, UpstreamOutcome.NEUTRAL, False),
+        ("http_413", False, 20.0, UpstreamOutcome.NEUTRAL, False),
+        ("http_422", False, 20.0, UpstreamOutcome.NEUTRAL, False),
+        ("too_long", False, 20.0, UpstreamOutcome.NEUTRAL, False),
     ],
 )
 def test_a_failure_counts_against_its_upstream_unless_it_is_the_clients_own(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from coordinator.config import TaskConfig
-from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, Limits
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetRow, BudgetTerms
 from coordinator.ledger.budgets import snapshot
 from edge.answering.ask_cloud import why_not
 from edge.cloud.group_calls import for_who_demanded_the_cloud, refusal_text
 from edge.core.errors import BudgetExhausted
 from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World, always_asks
+from tests.worlds.agent import World, always_asks
 
 JARGON = "budget device[device:local] has no room for this call: it needs 1 call, none is left"
 NUMBERS = {
@@ -77,13 +77,13 @@ async def test_no_ledger_key_reaches_the_caller(tmp_path: Path, mode: Any) -> No
 
 
 def test_limit_lowered_below_its_use_is_reported_as_configured() -> None:
-    rows = [BudgetRow("device[device:d]", Limits(calls=60), Limits(calls=62), Amount(62, 9, 9), Amount())]
-    shown = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", Limits(calls=60))])
+    rows = [BudgetRow("device[device:d]", AmountLimits(calls=60), AmountLimits(calls=62), Amount(62, 9, 9), Amount())]
+    shown = snapshot(None, TaskConfig(), rows, [BudgetTerms("device[device:d]", AmountLimits(calls=60))])
     assert (shown.calls, shown.calls_limit) == (62, 60)
 
 
 def test_of_several_budgets_the_one_with_the_least_left_is_reported_for_each_unit() -> None:
-    roomy, tight = Limits(calls=60, tokens=40), Limits(calls=20, tokens=900)
+    roomy, tight = AmountLimits(calls=60, tokens=40), AmountLimits(calls=20, tokens=900)
     rows = [BudgetRow("device[device:d]", roomy, roomy, Amount(3, 9, 9)), BudgetRow("fleet", tight, tight, Amount(18, 9, 9))]
     shown = snapshot(None, TaskConfig(), rows, [BudgetTerms(row.key, row.limits) for row in rows])
     assert (shown.calls, shown.calls_limit, shown.tokens, shown.tokens_limit) == (18, 20, 9, 40)

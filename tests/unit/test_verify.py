@@ -15,17 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.ledger.accounts import Amount, BudgetTerms, Limits
+from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms
 from coordinator.ledger.journal import GENESIS, JournalEntry, canonical_json, entry_hash, next_entry
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.schema import create_in_sqlite
-from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
-from coordinator.ledger.stores.sqlite_rows import SqliteRows
+from coordinator.ledger.stores.sqlite import SqliteLedgerStore, SqliteRows, open_read_only
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.tables import SHARED_DUAL, STEP, TASK
 from coordinator.ledger.transitions import Ledger
 from coordinator.ledger.verify import export, verify, verify_file
-from tests.unit.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
+from tests.worlds.ledger_requests import NOW, close_request, open_request, read_export, reserve_request, settlement
 
 ENTRIES = 46
 JOURNAL_OF_VERSION_1 = Path(__file__).parent / "ledger_journal_version_1.jsonl"
@@ -62,7 +61,7 @@ async def write_fleet_history(store: LedgerStore) -> None:
     for device in ("d1", "d2", "d3"):
         await store.register_device(device, "1.0", ("qa",), NOW)
         await store.open_step(open_request(device=device, **shared))
-    fair = BudgetTerms("fleet@2026-10", Limits(10, 10_000, 100_000), 500_000)
+    fair = BudgetTerms("fleet@2026-10", AmountLimits(10, 10_000, 100_000), 500_000)
     for device in ("d1", "d2"):
         await store.reserve(reserve_request("fair", device=device, task="qa", step=0, budgets=(fair,)))
         await store.settle(settlement("fair", device=device))
@@ -315,7 +314,7 @@ async def test_impossible_ledger_history_is_found_and_named(memory: MemoryLedger
 
 async def _with_set_limits(store: LedgerStore) -> None:
     await store.set_limits("fleet", {"calls_limit": 700}, NOW)
-    await store.reserve(reserve_request("new", budgets=[BudgetTerms("fleet", Limits(700))], limits_version=1))
+    await store.reserve(reserve_request("new", budgets=[BudgetTerms("fleet", AmountLimits(700))], limits_version=1))
 
 
 async def _with_a_proportional_part(store: LedgerStore) -> None:
@@ -374,7 +373,7 @@ async def test_a_hold_under_other_limits_than_those_set_is_found() -> None:
     store = MemoryLedgerStore(NOW)
     await store.set_limits("fleet", {"calls_limit": 2}, NOW)
     for key, limit, fits in (("k1", 2, True), ("k2", 9, False)):
-        await store.reserve(reserve_request(key, budgets=[BudgetTerms("fleet", Limits(limit))], limits_version=1))
+        await store.reserve(reserve_request(key, budgets=[BudgetTerms("fleet", AmountLimits(limit))], limits_version=1))
         report = verify(store.tables)
         assert report.ok is fits
     assert any("calls_limit was set otherwise" in line for line in report.differences)

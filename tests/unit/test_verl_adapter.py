@@ -19,8 +19,8 @@ from edge.dagrpo.advantages import dual_advantages, estimator_weight
 from edge.rpc.client import CloudCall
 from edge.tasks.registry import open_source
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
-from tests.unit.agent_world import HELP, item, local_answer
 from tests.unit.verl_free_keys import FREE
+from tests.worlds.agent import HELP, item, local_answer
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.method import NEEDS, SAMES
 from tools.integrations.verl.prepare import as_row, item_of, prepare
@@ -468,7 +468,7 @@ def test_the_dual_moves_once_for_each_step_of_verls_trainer(training, monkeypatc
     trainer, client = training
     duals = [made(trainer, client, monkeypatch)[1]["dagrpo/dual"] for _ in range(3)]
     assert duals == pytest.approx([0.5, 0.52, 0.54])
-    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).unreported() == []
+    assert RunState(Path(trainer.config.trainer.default_local_dir) / STATE_FILE).waiting_reports() == []
 
 
 def test_padding_rows_of_verl_change_no_rate_and_no_gradient(training, monkeypatch):

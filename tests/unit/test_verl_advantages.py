@@ -14,8 +14,8 @@ from edge.dagrpo.advantages import dual_advantages
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.rpc.client import StepUnits
-from tests.unit.agent_world import item
-from tests.unit.trained import training_groups
+from tests.worlds.agent import item
+from tests.worlds.trained import training_groups
 from tools.integrations.verl.estimator import row_advantages, row_weights, usable_groups
 from tools.integrations.verl.outcomes import Outcomes, as_info
 

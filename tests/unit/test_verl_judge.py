@@ -14,7 +14,7 @@ from edge.rpc.client import CloudCall
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import BROKEN_HELP, HELP, item, local_answer, number_in
+from tests.worlds.agent import BROKEN_HELP, HELP, item, local_answer, number_in
 from tools.integrations.scoring import Scorer
 from tools.integrations.verl.outcomes import OUTSIDE_TRAINING, score_one
 

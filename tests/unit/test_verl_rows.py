@@ -70,24 +70,16 @@ def test_unusable_source_is_one_line(tmp_path, capsys, arguments, line):
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "test.parquet"])
-def test_existing_file_is_kept_until_it_may_be_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     theirs = tmp_path / name
     theirs.write_text("theirs")
-    command = ["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]
-    assert main(command) == 2
-    assert f"{theirs} is there already; give another --out, or --force to replace it" in capsys.readouterr().err
+    assert main(["practice:arith", "--train", "3", "--test", "2", "--out", str(tmp_path)]) == 2
+    assert f"{theirs} is there already; give another --out, or remove it" in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "theirs")]
-    assert main([*command, "--force"]) == 0
-    assert len(items_in(tmp_path / "train.parquet")) == 3
 
 
 @pytest.mark.parametrize("fails_at", [5, 9])
-def test_failure_leaves_no_temporary_file_and_the_old_files_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
-) -> None:
-    arguments = (["practice:arith"], tmp_path, 8, 4, 0, "full")
-    prepare(*arguments)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+def test_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     made = count(1)
 
     def until_the_disk_is_full(*row: Any) -> dict[str, Any]:
@@ -97,8 +89,8 @@ def test_failure_leaves_no_temporary_file_and_the_old_files_unchanged(
 
     monkeypatch.setattr("tools.integrations.verl.prepare.as_row", until_the_disk_is_full)
     with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\)"):
-        prepare(*arguments, force=True)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        prepare(["practice:arith"], tmp_path, 8, 4, 0, "full")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"item": "no JSON"}, {"item": '{"kind": "math"}'}])

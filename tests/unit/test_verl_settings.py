@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from edge.config.loader import resolve
 from edge.core.errors import ConfigError
 from tools.integrations.verl.method import NEEDS, SAMES, at, require_method
@@ -51,7 +51,7 @@ def test_the_launch_file_has_the_papers_settings(launch):
 
 
 def test_the_coordinators_file_has_the_papers_rates_and_price_and_no_limit_of_calls_per_step():
-    tasks = resolve(CoordinatorConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks
+    tasks = resolve(ServerConfig, files=[HERE / "config" / "coordinator.yaml"]).config.tasks
     for name, rate in (("*", 0.3), ("group2", 0.5)):
         terms = tasks[name]
         assert (terms.target_rate, terms.dual_init, terms.dual_lr) == (rate, 0.5, 0.01)

@@ -18,7 +18,7 @@ from edge.rpc.client import StepUnits
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient, ScriptedTerms
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.agent_world import HELP, item
+from tests.worlds.agent import HELP, item
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.scoring import Scorer
 from tools.integrations.verl.outcomes import score_one
@@ -113,7 +113,7 @@ def test_a_report_written_before_the_driver_died_is_delivered_by_the_next_one(dr
     steps = drivers.start()
     opened = steps.open()
     assert (opened.task_step, opened.dual) == (1, dual_step(0.5, 1.0, 0.3, 0.1))
-    assert RunState(drivers.folder / STATE_FILE).unreported() == []
+    assert RunState(drivers.folder / STATE_FILE).waiting_reports() == []
 
 
 def test_close_whose_reply_was_lost_moves_the_dual_only_once(drivers):
@@ -144,7 +144,7 @@ def test_while_the_coordinator_is_away_steps_use_the_last_dual_and_are_reported_
         assert one_step(steps, 16) == (dual, dual)
         assert one_step(steps, 0) == (dual, dual)
     assert "the coordinator is away" in caplog.text
-    assert [report.units.help for _, report in RunState(drivers.folder / STATE_FILE).unreported()] == [16, 0]
+    assert [report.units.help for _, report in RunState(drivers.folder / STATE_FILE).waiting_reports()] == [16, 0]
 
     opened = steps.open()
     wanted = dual_step(dual_step(dual, 1.0, 0.3, 0.1), 0.0, 0.3, 0.1)
@@ -168,7 +168,7 @@ def test_unusable_coordinator_is_reported_before_the_first_step(drivers, error):
         drivers.start()
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "outbox": []}'])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 1, "terms": [{"task": 1}], "waiting_reports": []}'])
 def test_damaged_state_file_is_named_with_the_consequence(tmp_path, text):
     path = tmp_path / STATE_FILE
     path.write_text(text)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import HELP, World, local_answer, number_in
+from tests.worlds.agent import HELP, World, asks_about_even_numbers
 
 ODDS = st.one_of(st.none(), st.floats(-20, 20))
 
@@ -101,11 +100,6 @@ def test_a_higher_rate_never_means_fewer_calls_and_never_more_than_the_rate(
     assert low.latency_p50_s <= high.latency_p50_s and high.latency_p50_s <= high.latency_p90_s
 
 
-def asks_about_even_numbers(messages: Any, sampling: Any, seed: int) -> str:
-    number = number_in(messages[-1].content)
-    return HELP if number % 2 == 0 and not sampling.suppress_help else local_answer(number + 1)
-
-
 async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> None:
     world = World(tmp_path / "state", script=asks_about_even_numbers, terms=ScriptedTerms(price_uusd_per_call=70))
     async with world.agent() as agent:
@@ -128,7 +122,7 @@ async def test_recorded_answers_hold_all_that_a_replay_needs(tmp_path: Path) -> 
     assert (result.answers, result.present.calls, result.present.spend_uusd, result.present.rate) == (22, 11, 770.0, 0.5)
     assert [(outlook.calls, outlook.spend_uusd) for outlook in result.outlooks] == [(11, 770.0), (2, 140.0)]
     assert sum(answer.judged == "good" for answer in answers) == 1
-    assert json.loads(json.dumps(result.to_json()))["outlooks"][1]["target_rate"] == 0.1
+    assert result.outlooks[1].target_rate == 0.1
 
 
 RECORD: dict[str, Any] = {

@@ -16,7 +16,6 @@ PARTS = {
     "table": "the table of goals, compared with TRL and llama.cpp; most of an hour",
     "coordinator": "the coordinator compared with LiteLLM's proxy; half an hour",
     "endpoint": "the agent's endpoint compared with llama-cpp-python's server; a minute",
-    "sandbox": "time per judged program, in the sandbox that this machine has",
 }
 """What each module measures."""
 

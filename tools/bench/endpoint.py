@@ -26,7 +26,7 @@ import aiohttp
 from edge.app.settings import bundled_models
 from edge.core.machine import physical_cores
 from tools.arguments import positive
-from tools.bench.harness import command, show
+from tools.bench.harness import command
 from tools.bench.processes import answers, free_port, running
 
 ROUTES = ("completions", "chat/completions")
@@ -34,7 +34,7 @@ WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedReply:
     """One streamed reply: seconds to its first visible letter (tags and white space are none) and to its end."""
 
     first_s: float
@@ -64,7 +64,7 @@ def their_server(folder: Path, model: Path, threads: int, context: int) -> Itera
         yield base
 
 
-async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, max_tokens: int) -> Timed:
+async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, max_tokens: int) -> TimedReply:
     """One streamed request, timed here."""
     question = f"Tom has {number} apples and buys {number % 7 + 2} boxes of {number % 5 + 3}. How many has he?"
     chat = {"messages": [{"role": "user", "content": question}]}
@@ -77,7 +77,7 @@ async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, m
             if text := _text_of(line):
                 pieces.append(text)
                 first = first or (time.perf_counter() - start if _bare("".join(pieces)) else 0.0)
-    return Timed(first, time.perf_counter() - start, "".join(pieces))
+    return TimedReply(first, time.perf_counter() - start, "".join(pieces))
 
 
 def _text_of(line: bytes) -> str:
@@ -89,9 +89,11 @@ def _text_of(line: bytes) -> str:
     return str(choice.get("text") or delta.get("reasoning_content") or delta.get("content") or "")
 
 
-async def measure(bases: Mapping[str, str], route: str, rounds: int, requests: int, max_tokens: int) -> dict[str, list[Timed]]:
+async def measure(
+    bases: Mapping[str, str], route: str, rounds: int, requests: int, max_tokens: int
+) -> dict[str, list[TimedReply]]:
     """Rounds of requests to each server in turn."""
-    found: dict[str, list[Timed]] = {name: [] for name in bases}
+    found: dict[str, list[TimedReply]] = {name: [] for name in bases}
     async with aiohttp.ClientSession() as http:
         for base in bases.values():
             for number in range(WARM_UP):
@@ -103,7 +105,7 @@ async def measure(bases: Mapping[str, str], route: str, rounds: int, requests: i
     return found
 
 
-def summary(route: str, found: Mapping[str, Sequence[Timed]]) -> dict[str, Any]:
+def summary(route: str, found: Mapping[str, Sequence[TimedReply]]) -> dict[str, Any]:
     """Medians in milliseconds, ours as multiples of theirs, and how many texts were the same on both sides."""
     medians = {
         f"{name}_{what}_ms": round(1e3 * statistics.median(getattr(one, f"{what}_s") for one in timed), 2)
@@ -133,19 +135,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=positive, default=110)
     parser.add_argument("--threads", type=positive, default=physical_cores())
     parser.add_argument("--context", type=positive, default=512)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start both servers, measure each route, print a line for each."""
+    """Start both servers, measure each route, print a line of JSON for each."""
     given = parse(arguments)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = (folder, given.model, given.threads, given.context)
         bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
         sizes = (given.rounds, given.requests, given.max_tokens)
-        show((summary(route, asyncio.run(measure(bases, route, *sizes))) for route in ROUTES), as_json=given.json)
+        for route in ROUTES:
+            print(json.dumps(summary(route, asyncio.run(measure(bases, route, *sizes)))), flush=True)
     return 0
 
 

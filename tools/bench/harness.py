@@ -80,23 +80,11 @@ def spread(samples: Iterable[float]) -> Spread:
     return Spread(tuple(float(sample) for sample in samples))
 
 
-def show(rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print figures as they arrive: one JSON object per line, or columns under their names."""
-    for number, row in enumerate(rows):
-        if as_json:
-            print(json.dumps(row), flush=True)
-            continue
-        if number == 0:
-            print("  ".join(f"{name:>8}" for name in row))
-        cells = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values())
-        print("  ".join(f"{cell:>{max(8, len(name))}}" for name, cell in zip(row, cells, strict=True)), flush=True)
-
-
 # -- rows, goals and the report --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GoalLine:
     """One line of a table. `met` None is a measurement without a goal; `value` is compared with `bound`."""
 
     what: str
@@ -115,7 +103,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Row:
+class BenchRow:
     """A row of a table: its lines, all its measurements, and the profile of missed goals."""
 
     name: str
@@ -123,19 +111,19 @@ class Row:
     data: Mapping[str, Any] = field(default_factory=dict)
     profile: Sequence[str] = ()
     notes: Sequence[str] = ()
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[GoalLine] = field(default_factory=list)
 
     def at_least(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
         """A goal that large values meet."""
-        self.verdicts.append(Verdict(what, against, measured, f"≥ {bound:.4g}{unit}", value >= bound, value, bound))
+        self.verdicts.append(GoalLine(what, against, measured, f"≥ {bound:.4g}{unit}", value >= bound, value, bound))
 
     def at_most(self, what: str, against: str, measured: str, value: float, bound: float, unit: str = "x") -> None:
         """A goal that small values meet."""
-        self.verdicts.append(Verdict(what, against, measured, f"≤ {bound:.4g}{unit}", value <= bound, value, bound))
+        self.verdicts.append(GoalLine(what, against, measured, f"≤ {bound:.4g}{unit}", value <= bound, value, bound))
 
     def without_goal(self, what: str, against: str, measured: str) -> None:
         """A measurement without a goal."""
-        self.verdicts.append(Verdict(what, against, measured))
+        self.verdicts.append(GoalLine(what, against, measured))
 
     @property
     def missed(self) -> bool:
@@ -143,7 +131,7 @@ class Row:
         return any(verdict.met is False for verdict in self.verdicts)
 
 
-def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str:
+def markdown(rows: Sequence[BenchRow], machine: Mapping[str, Any], about: str) -> str:
     """The whole report: machine, table, profiles of missed goals, notes."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
     lines = [
@@ -164,7 +152,7 @@ def markdown(rows: Sequence[Row], machine: Mapping[str, Any], about: str) -> str
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeasuredPart:
     """One measured process: `job` is plain JSON, `environment` adds to our own. With `scratch` its job names a folder that it may fill."""
 
     command: tuple[str, ...]
@@ -180,25 +168,25 @@ class Part:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def own_part(module: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None, *, scratch: bool = False) -> Part:
+def own_part(
+    module: str, job: Mapping[str, Any], environment: Mapping[str, str] | None = None, *, scratch: bool = False
+) -> MeasuredPart:
     """A part that is `measure` of a module under tools.bench."""
-    return Part(own("part", module), job, environment or {}, scratch)
+    return MeasuredPart(own("part", module), job, environment or {}, scratch)
 
 
-RunPart = Callable[[Part, Path, Path, OnLine], float]
+RunPart = Callable[[MeasuredPart, Path, Path, OnLine], float]
 """Carries a part out: (part, job file, result file, on_line) -> seconds. The log is next to the result."""
 
 
 class Results:
-    """A folder of results. With `fresh`, stored ones do not count but those of this run do."""
+    """A folder of results."""
 
-    def __init__(self, folder: Path, *, fresh: bool = False, run: RunPart | None = None) -> None:
+    def __init__(self, folder: Path, *, run: RunPart | None = None) -> None:
         self._folder = folder
-        self._fresh = fresh
         self._run = run or run_part
-        self._of_this_run: dict[str, str] = {}
 
-    def measure(self, key: str, part: Part) -> dict[str, Any]:
+    def measure(self, key: str, part: MeasuredPart) -> dict[str, Any]:
         """The part's result: the stored one of an equal part, else measured now. `key`: its name here (`small/trl-fp32/1`), and its file's.
 
         Raises ProcessFailed.
@@ -206,14 +194,14 @@ class Results:
         if part.scratch:
             part = replace(part, job={**part.job, "scratch": str(self._folder / "scratch" / key.replace("/", "-"))})
         file = self._folder / "parts" / f"{key}.json"
-        stored = self._stored(key, part, file)
+        stored = self._stored(part, file)
         if stored is not None:
             note(f"  {key}: read back")
         else:
             stored = self._measured(key, part, file)
         return {**stored["result"], "taken": {name: stored[name] for name in ("key", "at", "load_before", "seconds")}}
 
-    def alternating(self, row: str, competitors: Mapping[str, Part], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    def alternating(self, row: str, competitors: Mapping[str, MeasuredPart], rounds: int) -> dict[str, list[dict[str, Any]]]:
         """Every competitor once a round (A B A B), so that a slow minute of the machine hits all of them."""
         measured: dict[str, list[dict[str, Any]]] = {name: [] for name in competitors}
         for number in range(1, rounds + 1):
@@ -221,9 +209,7 @@ class Results:
                 measured[name].append(self.measure(f"{row}/{name}/{number}", part))
         return measured
 
-    def _stored(self, key: str, part: Part, file: Path) -> dict[str, Any] | None:
-        if self._fresh and self._of_this_run.get(key) != part.digest:
-            return None
+    def _stored(self, part: MeasuredPart, file: Path) -> dict[str, Any] | None:
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -232,7 +218,7 @@ class Results:
             return None
         return stored if all(Path(made).exists() for made in stored["result"].get("files", ())) else None
 
-    def _measured(self, key: str, part: Part, file: Path) -> dict[str, Any]:
+    def _measured(self, key: str, part: MeasuredPart, file: Path) -> dict[str, Any]:
         job, raw = file.with_suffix(".job"), file.with_suffix(".raw")
         file.parent.mkdir(parents=True, exist_ok=True)
         raw.unlink(missing_ok=True)
@@ -243,12 +229,11 @@ class Results:
         stored = {"key": key, "digest": part.digest, "at": at, "load_before": load, "seconds": seconds, "result": result}
         write_json(file, stored)
         raw.unlink()
-        self._of_this_run[key] = part.digest
         note(f"  {key}: {seconds:.0f} s, load before {load:.1f}")
         return stored
 
 
-def run_part(part: Part, job: Path, result: Path, on_line: OnLine) -> float:
+def run_part(part: MeasuredPart, job: Path, result: Path, on_line: OnLine) -> float:
     """Start the part's process in the repository and wait for it. Raises ProcessFailed."""
     environment = {**os.environ, **part.environment, "PYTHONUNBUFFERED": "1"}
     command = (*part.command, str(job), str(result))
@@ -329,7 +314,6 @@ def add_options(parser: argparse.ArgumentParser, rows: Sequence[str], also: str 
     """Options of every table."""
     parser.add_argument("--rows", default=",".join(rows), help=f"comma separated{also} (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, help="rounds in which competitors alternate (default: of the size)")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is in the folder already")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/bench/TABLE-SIZE)")
 
 
@@ -349,7 +333,7 @@ class Run:
         self.names = rows_of(given.rows, rows)
         self.out: Path = (given.out or CACHE / f"{table}-{size}").resolve()
         check_folder(self.out, "--out")
-        self.results = Results(self.out, fresh=given.fresh)
+        self.results = Results(self.out)
         self._file = self.out / table
         self._size = size
         self._load = os.getloadavg()[0]
@@ -367,7 +351,7 @@ class Run:
         facts |= {"size": self._size, "load_before": self._load, "machine": machine}
         when = time.strftime("%d %B %Y", time.gmtime())
         above = f"Measured side by side in one run, {when}.{doubt}{about}"
-        done: list[Row] = []
+        done: list[BenchRow] = []
         for name in self.names:
             note(f"== {name}")
             done.append(getattr(bench, name)())

@@ -25,7 +25,7 @@ TEXT = "The greater of the two is found by comparing each digit from the left; h
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MockRequest:
     """A request: method, headers by lower-case name, body."""
 
     method: str
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MockAnswer:
     """A JSON body with its status, and the seconds to wait before it is sent."""
 
     body: bytes
@@ -46,14 +46,14 @@ class Answer:
 class HttpServer:
     """Serves on loopback the responses of `handle` to requests."""
 
-    handle: Callable[[Request, Connection], Answer]
-    connections: set[Connection] = field(default_factory=set)
+    handle: Callable[[MockRequest, MockConnection], MockAnswer]
+    connections: set[MockConnection] = field(default_factory=set)
     _server: asyncio.Server | None = None
 
     async def listen(self, port: int = 0) -> int:
         """Serve on this port (0: a free one); returns it."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), "127.0.0.1", port, backlog=4096, reuse_address=True)
+        self._server = await loop.create_server(lambda: MockConnection(self), "127.0.0.1", port, backlog=4096, reuse_address=True)
         found: int = self._server.sockets[0].getsockname()[1]
         return found
 
@@ -65,7 +65,7 @@ class HttpServer:
             connection.cut()
 
 
-class Connection(asyncio.Protocol):
+class MockConnection(asyncio.Protocol):
     """One connection of a server."""
 
     def __init__(self, server: HttpServer) -> None:
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._send(answer)
 
-    def _next_request(self) -> Request | None:
+    def _next_request(self) -> MockRequest | None:
         head, found, rest = self._buffer.partition(HEAD_END)
         if not found:
             return None
@@ -106,9 +106,9 @@ class Connection(asyncio.Protocol):
         if len(rest) < length:
             return None
         self._buffer = rest[length:]
-        return Request(first.partition(" ")[0], headers, rest[:length])
+        return MockRequest(first.partition(" ")[0], headers, rest[:length])
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: MockAnswer) -> None:
         if self._transport is not None and not self._transport.is_closing():
             head = f"HTTP/1.1 {answer.status} X\r\nContent-Type: application/json\r\nContent-Length: {len(answer.body)}\r\n\r\n"
             self._transport.write(head.encode("ascii") + answer.body)
@@ -135,18 +135,20 @@ class MockCloud:
     """Answers and records. `answers`: the right answers by question."""
 
     def __init__(self, delay_s: float, answers: Mapping[str, str] | None = None) -> None:
-        self._answer = Answer(completion(), after_s=delay_s)
+        self._answer = MockAnswer(completion(), after_s=delay_s)
         self._answers = answers
         self._log: list[str] = []
 
-    def handle(self, request: Request, _connection: Connection) -> Answer:
+    def handle(self, request: MockRequest, _connection: MockConnection) -> MockAnswer:
         """The completion, or the log."""
         if request.method == "GET":
-            return Answer(json.dumps(self._log).encode())
+            return MockAnswer(json.dumps(self._log).encode())
         self._log.append(request.headers.get("idempotency-key", ""))
         if self._answers is None:
             return self._answer
-        return Answer(_right(self._answers, json.loads(request.body)["messages"][-1]["content"]), after_s=self._answer.after_s)
+        return MockAnswer(
+            _right(self._answers, json.loads(request.body)["messages"][-1]["content"]), after_s=self._answer.after_s
+        )
 
 
 def _right(answers: Mapping[str, str], asked: str) -> bytes:

@@ -1,4 +1,4 @@
-"""`python -m tools.experiments run | table | figure | report | dial`: the command line."""
+"""`python -m tools.experiments run | table | report | dial`: the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from tools.experiments.cells import Cell, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
 from tools.experiments.figures import FIGURES, draw_figures
-from tools.experiments.findings import Findings
+from tools.experiments.findings import ExperimentFindings
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
 from tools.experiments.result import RESULTS, strays
 from tools.experiments.run import require_folder, run
@@ -61,8 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     one = command("run", run, "run the cells of experiments; goes on where it was cut", specs=True)
     one.add_argument("--jobs", type=int, default=1, help="cells at a time, each on one thread")
     one.add_argument("--only", metavar="GLOB", help="cells whose key matches, such as 'nano-edge.*'")
-    one.add_argument("--seeds", type=_seeds, help="only these seeds, as 0,1")
-    one.add_argument("--max-hours", type=float, metavar="H", help="stop cleanly after H hours")
     one.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
     one.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
 
@@ -74,9 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
 
-    one = command("figure", play_figure, "figures of experiments from their results", specs=True)
-    one.add_argument("--out", type=Path, default=FIGURES, help="folder of the pictures")
-
     one = command("report", play_report, "make the tables and figures of REPORT.md and docs/results.md anew from the results")
     one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
@@ -84,23 +78,12 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)
-    one.add_argument("--out", type=Path, default=Path("runs/dial"), help="folder for dial.json")
     rates = ", ".join(map(str, dial.RATES))
     one.add_argument("--rate", type=float, action="append", help=f"may be repeated (default: {rates})")
     one.add_argument("--questions", type=int, default=200)
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument(
-        "--trained", type=Path, metavar="STATE", help="a state folder of which a copy is measured, with its active adapter"
-    )
     one.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
     return parser
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no list of seeds, as 0,1") from error
 
 
 def play_cell(arguments: argparse.Namespace) -> int:
@@ -113,25 +96,14 @@ def play_cell(arguments: argparse.Namespace) -> int:
 def play_table(arguments: argparse.Namespace) -> int:
     """Print the tables."""
     require_folder(arguments.results)
-    specs, chosen = _specs(arguments.specs, of="table"), read_chosen(arguments.chosen)
+    specs, chosen = _specs(arguments.specs), read_chosen(arguments.chosen)
     _report_strays([*map(load_spec, spec_names()), *specs], arguments)
     for spec in specs:
-        findings = Findings.of(spec, chosen, arguments.results)
+        findings = ExperimentFindings.of(spec, chosen, arguments.results)
         print(f"# {spec.name}: {spec.about}\n")
         tables = tables_of(findings, arguments.data, chosen).values()
         print("\n\n".join(table.to_markdown() for named in tables for table in named))
         print(f"\n{missing_line(findings)}\n", flush=True)
-    return 0
-
-
-def play_figure(arguments: argparse.Namespace) -> int:
-    """Draw the figures and print their paths."""
-    require_folder(arguments.results)
-    specs, chosen = _specs(arguments.specs, of="figure"), read_chosen(arguments.chosen)
-    check_folder(arguments.out, "--out")
-    for spec in specs:
-        drawn = draw_figures(Findings.of(spec, chosen, arguments.results), arguments.out)
-        print("\n".join(map(str, drawn)) or f"{spec.name}: nothing to draw yet; run {spec.name} first", flush=True)
     return 0
 
 
@@ -146,7 +118,7 @@ def play_report(arguments: argparse.Namespace) -> int:
         check_folder(path.parent, "FILE")
     chosen, specs = read_chosen(arguments.chosen), [load_spec(name) for name in spec_names()]
     _report_strays(specs, arguments)
-    every = {spec.name: Findings.of(spec, chosen, arguments.results) for spec in specs}
+    every = {spec.name: ExperimentFindings.of(spec, chosen, arguments.results) for spec in specs}
     figures = arguments.figures or files[0].parent / FIGURES.name
     drawn = {name: draw_figures(findings, figures) for name, findings in every.items()}
     for path, text in texts.items():
@@ -166,27 +138,20 @@ def _read(path: Path, hint: str) -> str:
 
 def play_dial(arguments: argparse.Namespace) -> int:
     """The dial on a real model, in a state folder that is thrown away."""
-    chosen = tuple(arguments.rate or dial.RATES)
-    check_folder(arguments.out, "--out")
     if arguments.questions < 2:
         raise UsageError(f"--questions must be at least 2, not {arguments.questions}", hint="a rate is also moved half way")
-    if arguments.trained is not None and not arguments.trained.is_dir():
-        raise UsageError(f"--trained {arguments.trained} is no folder", hint="give the state folder of an agent that has learned")
+    rates = tuple(arguments.rate or dial.RATES)
     with tempfile.TemporaryDirectory() as folder:
-        state = Path(folder) / "state"
-        if arguments.trained is not None:
-            shutil.copytree(arguments.trained, state, ignore=shutil.ignore_patterns("*.sock"))
-        runs = asyncio.run(dial.measure(state, chosen, arguments.questions, arguments.seed, arguments.set, _print))
-    dial.write(arguments.out, runs, {"questions": arguments.questions, "seed": arguments.seed, "settings": arguments.set})
-    _print(f"wrote {arguments.out / 'dial.json'}")
+        work = dial.measure(Path(folder) / "state", rates, arguments.questions, arguments.seed, arguments.set, print)
+        runs = asyncio.run(work)
     return 0 if all(run.held for run in runs) else 1
 
 
-def _specs(names: Sequence[str], of: str) -> list[Spec]:
-    """The specifications that have a table or figure. Raises UsageError where none has."""
-    found = [spec for spec in map(load_spec, names or spec_names()) if getattr(spec, of)]
+def _specs(names: Sequence[str]) -> list[Spec]:
+    """The specifications that have a table. Raises UsageError where none has."""
+    found = [spec for spec in map(load_spec, names or spec_names()) if spec.table]
     if not found:
-        raise UsageError(f"{', '.join(names)}: no {of} is named there", hint=f"add the key {of} to the specification")
+        raise UsageError(f"{', '.join(names)}: no table is named there", hint="add the key table to the specification")
     return found
 
 

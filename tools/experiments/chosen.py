@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from edge.core.errors import ConfigError
 from tools.experiments.cells import ChosenRewards
-from tools.experiments.result import Result, first_of
+from tools.experiments.result import Result
 from tools.places import put
 
 CHOSEN_FILE = Path(__file__).resolve().parent / "specs" / "chosen-assist-rewards.json"
@@ -30,7 +30,7 @@ def read_chosen(path: Path = CHOSEN_FILE) -> ChosenRewards:
     try:
         return _Chosen.model_validate_json(path.read_bytes()).chosen
     except ValidationError as error:
-        wrong = first_of(error)
+        wrong = error.errors(include_url=False, include_input=False)[0]["msg"]
     except OSError as error:
         wrong = str(error.strerror)
     raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Literal
 
 from edge.core.errors import EdgeError
 from edge.tasks.practice import GROUPS
-from tools.experiments.findings import Findings, Part
+from tools.experiments.findings import EvaluatedPart, ExperimentFindings
 from tools.experiments.measures import Rule, at_random, by_threshold, never, own_decision, routed
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "paper"
@@ -39,7 +39,7 @@ FIRST, SECOND = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TestedFamily:
     """A practice family and the data set of the paper that it represents."""
 
     name: str
@@ -56,9 +56,9 @@ class Family:
         return "g1-g2" if self.name in GROUPS["group1"] else "g2-g1"
 
 
-TABLES: Mapping[str, tuple[Family, Family]] = {
-    "table1": (Family("arith", "math"), Family("code", "taco")),
-    "table2": (Family("science", "math500"), Family("facts", "mmlu")),
+TABLES: Mapping[str, tuple[TestedFamily, TestedFamily]] = {
+    "table1": (TestedFamily("arith", "math"), TestedFamily("code", "taco")),
+    "table2": (TestedFamily("science", "math500"), TestedFamily("facts", "mmlu")),
 }
 ALL_FAMILIES = tuple(family for pair in TABLES.values() for family in pair)
 
@@ -87,7 +87,7 @@ class Contestant:
 class Adapters:
     """What a contestant has learned with one SLM, in every run."""
 
-    findings: Findings
+    findings: ExperimentFindings
     model: str
     row: Contestant
 
@@ -95,21 +95,23 @@ class Adapters:
         """Another contestant's with the same SLM."""
         return Adapters(self.findings, self.model, row)
 
-    def part(self, family: Family, phase: int, rule: Rule | None = None, order: str | None = None) -> Part:
+    def part(self, family: TestedFamily, phase: int, rule: Rule | None = None, order: str | None = None) -> EvaluatedPart:
         """The evaluation of a family after `phase` phases; for a model without learning always the same one.
 
         By its own rule and in the runs that learn the family's group first, unless said otherwise.
         """
         rule = rule or self.row.rule
         if self.row.runs_of is None:
-            return Part(self.findings.bare(self.model), family.source, 0, rule)
-        return Part(self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule)
+            return EvaluatedPart(self.findings.bare(self.model), family.source, 0, rule)
+        return EvaluatedPart(
+            self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule
+        )
 
-    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
+    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[TestedFamily] = ALL_FAMILIES) -> list[EvaluatedPart]:
         """The evaluations of several families after `phase` phases."""
         return [self.part(family, phase, rule) for family in families]
 
-    def held(self, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> list[Part]:
+    def held(self, phase: int, families: Sequence[TestedFamily] = ALL_FAMILIES) -> list[EvaluatedPart]:
         """The same with exactly τ of the questions sent."""
         return self.parts(phase, self.row.held_to(TARGET), families)
 

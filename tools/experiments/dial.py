@@ -1,17 +1,15 @@
 """How well the budget dial holds its rate on a real, frozen model, and the accuracy at each rate. One agent with its embedded coordinator
-answers everything; each run has its own task label, so that its dial starts cold, except where a run is to start warm. Every answer is
-greedy, so a question is the same question in every run.
+answers everything; each run has its own task label, so that its dial starts cold, except where τ moves half way. Every answer is greedy, so
+a question is the same question in every run.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from edge.agent import Agent
 from edge.app.agents import build_agent
@@ -21,49 +19,37 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import EdgeError
 from edge.core.events import MemorySink
 from edge.core.types import Message, Mode, TaskItem
-from edge.dagrpo.metrics import oracle_router_bound, wilson_interval
+from edge.dagrpo.metrics import oracle_router_bound
 from edge.dagrpo.prompts import compact_question
 from edge.evaluation.judging import judge
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.tasks.practice import FAMILIES
 from edge.verifiers.verifier import Verifier
-from tools.places import put
 
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 TOLERANCE = 0.03
-_EASY_FIRST = "mix shifts half way"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownItem:
-    """A question with the answers of model and cloud, and the help log-odds (nats) of the free answer's decision."""
+    """A question, and whether the model and the cloud answer it rightly."""
 
     item: TaskItem
     local_right: bool
     cloud_right: bool
-    log_odds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class DialRun:
-    """One run: the dial's start and end.
-
-    `kind` is cold, warm, "mix shifts half way" or "set moves half way"; `rates_by_question` the realised rate after each question since τ
-    was set. `best_threshold`: joint accuracy of the best fixed threshold at this rate, chosen in hindsight.
-    """
+    """One run. `oracle` and `random_routing`: joint accuracy of the best and of a random choice of as many questions for the cloud."""
 
     kind: str
     target_rate: float
-    questions: int
     realised_rate: float
     joint_accuracy: float
-    joint_interval: tuple[float, float]
     forced_local_accuracy: float
-    cloud_accuracy: float
     oracle: float
     random_routing: float
-    best_threshold: float
-    rates_by_question: tuple[float, ...]
 
     @property
     def held(self) -> bool:
@@ -99,24 +85,22 @@ class Experiment:
             local = await self._ask(item, "known", "local-only")
             cloud = await self._ask(item, "known", "cloud-only")
             rights = [await judge(self._verifier, item, record.text) for record in (local, cloud)]
-            known.append(KnownItem(item, rights[0], rights[1], local.help_log_odds))
+            known.append(KnownItem(item, rights[0], rights[1]))
         return known
 
-    async def run(self, kind: str, rate: float, known: Sequence[KnownItem], label: str = "", *, again: bool = False) -> DialRun:
-        """Set τ and answer all. `again`: the label's dial has seen answers before."""
-        task = label or f"{kind.replace(' ', '-')}-{rate}"
-        self._agent.budgets.set_dial(rate, task)
-        if not again:
-            assert self._agent.budgets.dial(task).known_log_odds == 0
-        records, rates = [], []
-        for one in known:
-            records.append(await self._ask(one.item, task))
-            rates.append(self._agent.budgets.dial(task).realised_since_set or 0.0)
+    async def run(self, kind: str, rate: float, known: Sequence[KnownItem], label: str = "") -> DialRun:
+        """Set τ and answer all; a `label` of an earlier run keeps what its dial has seen."""
+        task = label or f"{kind}-{rate}"
+        self._agent.access.dials.set(rate, task)
+        records = [await self._ask(one.item, task) for one in known]
         failed = next((record for record in records if record.asked and record.source != "cloud"), None)
         if failed is not None:
             raise EdgeError(f"{kind}, τ {rate:g}: the cloud did not answer ({failed.reason})")
         right = [await judge(self._verifier, one.item, record.text) for one, record in zip(known, records, strict=True)]
-        run = _run_of(kind, rate, known, records, right, rates)
+        count, asked = len(known), sum(record.asked for record in records) / len(known)
+        local, cloud = (sum(getattr(one, name) for one in known) / count for name in ("local_right", "cloud_right"))
+        joint, oracle = sum(right) / count, oracle_router_bound(asked, local, cloud)
+        run = DialRun(kind, rate, asked, joint, local, oracle, local + asked * (cloud - local))
         self._report(row(run))
         return run
 
@@ -124,84 +108,26 @@ class Experiment:
         return await self._agent.answerer.answer(AnswerRequest((Message("user", compact_question(item)),), mode=mode, task=task))
 
 
-def _run_of(
-    kind: str,
-    rate: float,
-    known: Sequence[KnownItem],
-    records: Sequence[AnswerRecord],
-    right: Sequence[bool],
-    rates: Sequence[float],
-) -> DialRun:
-    count = len(known)
-    local, cloud = (sum(getattr(one, name) for one in known) / count for name in ("local_right", "cloud_right"))
-    asked = sum(record.asked for record in records)
-    return DialRun(
-        kind=kind,
-        target_rate=rate,
-        questions=count,
-        realised_rate=asked / count,
-        joint_accuracy=sum(right) / count,
-        joint_interval=wilson_interval(sum(right), count),
-        forced_local_accuracy=local,
-        cloud_accuracy=cloud,
-        oracle=oracle_router_bound(asked / count, local, cloud),
-        random_routing=local + asked / count * (cloud - local),
-        best_threshold=_at_the_best_threshold(known, asked),
-        rates_by_question=tuple(rates),
-    )
-
-
-def _at_the_best_threshold(known: Sequence[KnownItem], asked: int) -> float:
-    """Joint accuracy when exactly the `asked` highest log-odds are sent to the cloud."""
-    order = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds, reverse=True)
-    return (sum(one.cloud_right for one in order[:asked]) + sum(one.local_right for one in order[asked:])) / len(known)
-
-
 async def measure(
     state: Path, rates: Sequence[float], questions: int, seed: int, sets: Sequence[str], report: Callable[[str], None]
 ) -> list[DialRun]:
-    """All runs, cold first, then warm, then with a mix that shifts, then with a τ that moves."""
+    """All runs, cold first, then with a τ that moves half way."""
     config = config_for(state, *sets)
     async with build_agent(config, MemorySink()) as agent:
         experiment = Experiment(agent, build_verifier(config), report)
         known = await experiment.known(mixed_items(questions, seed))
-        report(_known_line(known))
         runs = [await experiment.run("cold", rate, known) for rate in rates]
-        runs += [await experiment.run("warm", rate, known, "known", again=True) for rate in rates]
-        by_log_odds = sorted(known, key=lambda one: float("-inf") if one.log_odds is None else one.log_odds)
-        runs += [await experiment.run(_EASY_FIRST, rate, _halves(by_log_odds, seed)) for rate in rates]
         for first, then in zip(rates, [*rates[1:], rates[0]], strict=True):
             label = f"moving-{first}"
             await experiment.run(f"before it moves to {then:g}", first, known[: questions // 2], label)
-            runs.append(await experiment.run("set moves half way", then, known, label, again=True))
+            runs.append(await experiment.run("set moves half way", then, known, label))
     return runs
-
-
-def _halves(ordered: Sequence[KnownItem], seed: int) -> list[KnownItem]:
-    """The half the model asks least for, shuffled, then the other one, shuffled."""
-    half, rng = len(ordered) // 2, random.Random(f"halves/{seed}")
-    return [one for part in (ordered[:half], ordered[half:]) for one in rng.sample(list(part), len(part))]
-
-
-def _known_line(known: Sequence[KnownItem]) -> str:
-    reached = [one.log_odds for one in known if one.log_odds is not None]
-    local, cloud = (sum(getattr(one, name) for one in known) / len(known) for name in ("local_right", "cloud_right"))
-    spread = f"log-odds {min(reached):.1f} to {max(reached):.1f}" if reached else "no decision was reached"
-    return f"{len(known)} questions: forced local {local:.3f}, cloud {cloud:.3f}, {spread}, {len(reached)} reached a decision"
 
 
 def row(run: DialRun) -> str:
     """One run as a line of text."""
     mark = "ok " if run.held else "OFF"
-    low, high = run.joint_interval
     return (
         f"{mark} {run.kind:<24} τ {run.target_rate:<5g} realised {run.realised_rate:.3f}  joint {run.joint_accuracy:.3f}"
-        f" [{low:.3f}, {high:.3f}]  forced local {run.forced_local_accuracy:.3f}  random {run.random_routing:.3f}"
-        f"  best threshold {run.best_threshold:.3f}  oracle {run.oracle:.3f}"
+        f"  forced local {run.forced_local_accuracy:.3f}  random {run.random_routing:.3f}  oracle {run.oracle:.3f}"
     )
-
-
-def write(folder: Path, runs: Sequence[DialRun], about: dict[str, Any]) -> None:
-    """dial.json."""
-    body = {**about, "tolerance": TOLERANCE, "runs": [asdict(run) | {"held": run.held} for run in runs]}
-    put(json.dumps(body, indent=2) + "\n", folder / "dial.json")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Adapters, Contestant
-from tools.experiments.findings import Findings, Runs, by_common_seed, pooled
+from tools.experiments.findings import ExperimentFindings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import shown
+from tools.svg import COLOURS, GREY, drawn
 
 FIGURES = Path(__file__).parent / "figures"
-_COLOURS = ("#1f6fb4", "#d9730d", "#2a8c4a", "#8a4fb0", "#0f8b8d", "#b08900", "#b3261e", "#4a4a4a")
-_GREY = "#666666"
 _METHOD_COLOURS = {
     "before learning, dial": "#4a4a4a", "Edge Tuning Only": "#b08900", "Edge Tuning w/ dial": "#b08900",
     "Edge Tuning w/ Naive Router": "#0f8b8d", "Edge Tuning w/ Router": "#8a4fb0", "GRPO": "#1f6fb4", "GVPO": "#2a8c4a",
@@ -28,63 +25,34 @@ _METHOD_COLOURS = {
 _MOST_FORGOTTEN = 60.0
 """Percent; longer intervals, as of two seeds, leave the picture."""
 _RATES = tuple(number / 20 for number in range(15))
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "tools.experiments",
-}
-"""Text stays text in SVG, and the same results give the same bytes."""
-Paint = Callable[[Any, Findings], None]
+Paint = Callable[[Any, ExperimentFindings], None]
 """Draws on a figure."""
-_TAG = re.compile(rb"<[^>]*>")
-_LONG_NUMBER = re.compile(rb"(?<=[ML\d\s\"(,-])(\d+\.\d{2})\d+")
 
 
-def draw_figures(findings: Findings, out: Path) -> list[Path]:
+def draw_figures(findings: ExperimentFindings, out: Path) -> list[Path]:
     """Draw every figure of an experiment for which there are results; the paths, named `EXPERIMENT-KIND.svg`."""
-    drawn: list[Path] = []
+    paths: list[Path] = []
     if not any(result.cell.phases for result in findings.results.values()):
-        return drawn  # there is nothing but the models before learning
+        return paths  # there is nothing but the models before learning
     for kind in findings.spec.figure:
         path = out / f"{findings.spec.name}-{kind}.svg"
         _draw(path, findings, _PAINT[kind])
-        drawn.append(path)
-    return drawn
+        paths.append(path)
+    return paths
 
 
-def _draw(path: Path, findings: Findings, paint: Paint) -> None:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(9, 4.2), dpi=90, layout="constrained")
-        FigureCanvasSVG(figure)
-        paint(figure, findings)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
+def _draw(path: Path, findings: ExperimentFindings, paint: Paint) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_rounded(drawn.getvalue()))
+    path.write_bytes(drawn(lambda figure: paint(figure, findings), 9, 4.2))
 
 
-def _rounded(svg: bytes) -> bytes:
-    """Round coordinates to a hundredth of a point, which halves the bytes; text and its numbers stay."""
-    lines = _TAG.sub(lambda tag: _LONG_NUMBER.sub(rb"\1", tag[0]), svg).split(b"\n")
-    return b"\n".join(line.rstrip() for line in lines)
-
-
-def _lambda(figure: Any, findings: Findings) -> None:
+def _lambda(figure: Any, findings: ExperimentFindings) -> None:
     """Left λ, right the rate, for every initial value; one row for each SLM."""
     models, ((key, values),) = findings.spec.models, findings.spec.vary.items()
     figure.set_size_inches(9, 2.6 * len(models) + 0.6)
     axes = figure.subplots(len(models), 2, squeeze=False, sharex=True)
     for (left, right), model in zip(axes, models, strict=True):
-        for value, colour in zip(values, _COLOURS, strict=False):
+        for value, colour in zip(values, COLOURS, strict=False):
             runs = findings.runs(model, varied={key: value})
             _lines(left, runs, "dual", colour, f"λ_0 = {shown(value)}", smooth=1)
             _lines(right, runs, "assist", colour, "", smooth=SMOOTH_STEPS)
@@ -96,7 +64,7 @@ def _lambda(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0][0])
 
 
-def _schedules(figure: Any, findings: Findings) -> None:
+def _schedules(figure: Any, findings: ExperimentFindings) -> None:
     """The rate and τ, one panel for each schedule."""
     names = list(findings.spec.phases)
     rows = -(-len(names) // 2)
@@ -105,26 +73,26 @@ def _schedules(figure: Any, findings: Findings) -> None:
     for axis, name in zip(axes, names, strict=False):
         targets = [phase.target_rate for phase in findings.spec.phases[name] for _ in range(phase.steps)]
         steps = range(1, len(targets) + 1)
-        axis.plot(steps, targets, color=_GREY, linewidth=1.2, linestyle="--", label="τ")
-        axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=_GREY, alpha=0.15, linewidth=0)
+        axis.plot(steps, targets, color=GREY, linewidth=1.2, linestyle="--", label="τ")
+        axis.fill_between(steps, [t - BAND for t in targets], [t + BAND for t in targets], color=GREY, alpha=0.15, linewidth=0)
         lines = [(model, way) for model in findings.spec.models for way in findings.spec.ways]
-        for (model, way), colour in zip(lines, _COLOURS, strict=False):
+        for (model, way), colour in zip(lines, COLOURS, strict=False):
             label = model if len(findings.spec.ways) == 1 else way
             _lines(axis, findings.runs(model, method=way, phases=name), "assist", colour, label, smooth=SMOOTH_STEPS)
         axis.set(title=name, ylim=(0, 1), xlabel="step", ylabel="assist rate")
     _legend(figure, axes[0])
 
 
-def _sensitivity(figure: Any, findings: Findings) -> None:
+def _sensitivity(figure: Any, findings: ExperimentFindings) -> None:
     """Left: the rate while learning; right: the final values for each setting."""
     ((key, values),) = findings.spec.vary.items()
     left, right = figure.subplots(1, 2)
     model, name = findings.spec.models[0], key.rpartition(".")[2]
-    for value, colour in zip(values, _COLOURS, strict=False):
+    for value, colour in zip(values, COLOURS, strict=False):
         _lines(left, findings.runs(model, varied={key: value}), "dual", colour, f"{name} {shown(value)}", smooth=1)
     left.set(title=f"{model}: λ", xlabel="step", ylim=(0, None))
     left.legend(fontsize=8)
-    for series, colour in (("assist", _COLOURS[0]), ("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+    for series, colour in (("assist", COLOURS[0]), ("joint", COLOURS[1]), ("kept", COLOURS[2])):
         points = [(at, findings.runs(model, varied={key: value}).mean(end_of(series))) for at, value in enumerate(values)]
         _points(right, points, colour, series)
     right.set_xticks(range(len(values)), [shown(value) for value in values])
@@ -133,10 +101,10 @@ def _sensitivity(figure: Any, findings: Findings) -> None:
     right.legend(fontsize=8)
 
 
-def _rates(figure: Any, findings: Findings) -> None:
+def _rates(figure: Any, findings: ExperimentFindings) -> None:
     """Left the rate while learning towards each τ, right accuracy against τ."""
     left, right = figure.subplots(1, 2)
-    for (name, phases), colour in zip(findings.spec.phases.items(), _COLOURS, strict=False):
+    for (name, phases), colour in zip(findings.spec.phases.items(), COLOURS, strict=False):
         left.axhline(phases[-1].target_rate, color=colour, linestyle=":", linewidth=1.0)
         for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
             label = f"τ = {phases[-1].target_rate:g}" if style == "-" else ""
@@ -145,7 +113,7 @@ def _rates(figure: Any, findings: Findings) -> None:
     left.set(title=f"assist rate, mean of {SMOOTH_STEPS} steps", xlabel=f"step ({lines})", ylim=(0, 1))
     left.legend(fontsize=8)
     for model, style in zip(findings.spec.models, ("-", "--"), strict=False):
-        for series, colour in (("joint", _COLOURS[1]), ("kept", _COLOURS[2])):
+        for series, colour in (("joint", COLOURS[1]), ("kept", COLOURS[2])):
             points = [
                 (phases[-1].target_rate, findings.runs(model, phases=name).mean(end_of(series)))
                 for name, phases in findings.spec.phases.items()
@@ -155,7 +123,7 @@ def _rates(figure: Any, findings: Findings) -> None:
     right.legend(fontsize=8)
 
 
-def _curves(figure: Any, findings: Findings) -> None:
+def _curves(figure: Any, findings: ExperimentFindings) -> None:
     """Joint accuracy at every rate, each adapter frozen, with the methods' own decisions as points."""
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
@@ -165,14 +133,14 @@ def _curves(figure: Any, findings: Findings) -> None:
                 _curve(axis, findings, model, row, _METHOD_COLOURS[row.label])
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
         known = [(at, bound) for at, bound in zip(_RATES, bounds, strict=True) if bound is not None]
-        axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=_GREY, linestyle="--", linewidth=1.2,
+        axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=GREY, linestyle="--", linewidth=1.2,
                   label="oracle over DA-GRPO")  # fmt: skip
         axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
     axes[0].set_ylabel("joint accuracy (%), mean of four families")
     _legend(figure, axes[0])
 
 
-def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: str) -> None:
+def _curve(axis: Any, findings: ExperimentFindings, model: str, row: Contestant, colour: str) -> None:
     points = [_mean_rule(findings, model, row, row.held_to(at)) for at in _RATES]
     known = [point for point in points if point is not None]
     if not known:
@@ -184,7 +152,7 @@ def _curve(axis: Any, findings: Findings, model: str, row: Contestant, colour: s
         axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
 
 
-def _mean_rule(findings: Findings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
+def _mean_rule(findings: ExperimentFindings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
     asked = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, rate))
     right = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, accuracy))
     return None if asked is None or right is None else (100 * asked, 100 * right)
@@ -194,14 +162,14 @@ def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
     return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)]))
 
 
-def _mean_over(findings: Findings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
+def _mean_over(findings: ExperimentFindings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:
     """Mean of a value over families, and over the seeds that have all of them, from the evaluation after their group's phase."""
     evaluations = by_common_seed(Adapters(findings, model, row).parts(FIRST))
     means = [sum(map(value, found)) / len(found) for found in evaluations]
     return sum(means) / len(means) if means else None
 
 
-def _forgetting(figure: Any, findings: Findings) -> None:
+def _forgetting(figure: Any, findings: ExperimentFindings) -> None:
     """The forgetting rate of each method and family, joint accuracy."""
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
@@ -213,7 +181,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
             at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
             points = list(zip(at, found, strict=True))
             _points(axis, points, _METHOD_COLOURS[row.label], row.label, "", scale=100)
-        axis.axhline(0.0, color=_GREY, linewidth=0.8)
+        axis.axhline(0.0, color=GREY, linewidth=0.8)
         axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
         axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
         axis.set_title(model)
@@ -221,7 +189,7 @@ def _forgetting(figure: Any, findings: Findings) -> None:
     _legend(figure, axes[0])
 
 
-def _over_steps(figure: Any, findings: Findings) -> None:
+def _over_steps(figure: Any, findings: ExperimentFindings) -> None:
     """Forced local accuracy on every source while learning: a row for each SLM, a panel for each list of phases."""
     models, names = findings.spec.models, list(findings.spec.phases)
     figure.set_size_inches(9, 2.8 * len(models) + 0.6)
@@ -229,7 +197,7 @@ def _over_steps(figure: Any, findings: Findings) -> None:
     for row, model in zip(axes, models, strict=True):
         for axis, name in zip(row, names, strict=True):
             learned = " then ".join(phase.source for phase in findings.spec.phases[name])
-            for source, colour in zip(findings.spec.evaluate.sources, _COLOURS, strict=False):
+            for source, colour in zip(findings.spec.evaluate.sources, COLOURS, strict=False):
                 points = forced_over_steps(findings, model, name, source)
                 label = source.removeprefix("practice:")
                 axis.plot([step for step, _ in points], [100 * right for _, right in points], color=colour, marker="o",
@@ -268,7 +236,7 @@ def _points(
 
 
 def _target(axis: Any, target: float) -> None:
-    axis.axhline(target, color=_GREY, linestyle="--", linewidth=1.0)
+    axis.axhline(target, color=GREY, linestyle="--", linewidth=1.0)
 
 
 def _legend(figure: Any, axis: Any) -> None:

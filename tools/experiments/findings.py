@@ -40,7 +40,7 @@ class Runs:
         return {seed: evaluation for seed, evaluation in found.items() if evaluation is not None}
 
 
-class Part(NamedTuple):
+class EvaluatedPart(NamedTuple):
     """An evaluation of one source after `phase` phases, in the runs of one place, under a rule."""
 
     runs: Runs
@@ -49,20 +49,20 @@ class Part(NamedTuple):
     rule: Rule = own_decision
 
 
-def seeds_of(parts: Sequence[Part]) -> str:
+def seeds_of(parts: Sequence[EvaluatedPart]) -> str:
     """The column of seeds of a row with several runs: - where all of them represent every seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
     return seeds_text([len(runs.results) for runs in own], own[0].wanted) if own else "-"
 
 
-def common_seeds_of(parts: Sequence[Part]) -> str:
+def common_seeds_of(parts: Sequence[EvaluatedPart]) -> str:
     """The column of seeds of a row that pools several evaluations: how many seeds have them all; - where all of them represent every
     seed."""
     own = [part.runs for part in parts if not part.runs.every_seed]
     return seeds_text([len(by_common_seed(parts))], own[0].wanted) if own else "-"
 
 
-def pooled(statistic: Statistic, *sides: Sequence[Part]) -> Estimate | None:
+def pooled(statistic: Statistic, *sides: Sequence[EvaluatedPart]) -> Estimate | None:
     """A statistic over the items of several evaluations together, by seed; several sides have the same sources in the same order and are
     compared item by item. None where no seed has them all.
     """
@@ -75,7 +75,7 @@ def pooled(statistic: Statistic, *sides: Sequence[Part]) -> Estimate | None:
     return estimated(tallies_S, statistic)
 
 
-def by_common_seed(parts: Sequence[Part]) -> list[list[Evaluation]]:
+def by_common_seed(parts: Sequence[EvaluatedPart]) -> list[list[Evaluation]]:
     """For each common seed the evaluations of the parts, in their order; those that represent every seed are included in each."""
     found = [(part.runs.every_seed, part.runs.by_seed(part.source, part.phase)) for part in parts]
     if not found or not all(evaluations for _, evaluations in found):
@@ -88,14 +88,14 @@ def by_common_seed(parts: Sequence[Part]) -> list[list[Evaluation]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ExperimentFindings:
     """An experiment's grid with the results that are there."""
 
     grid: Grid
     results: Mapping[str, Result]
 
     @classmethod
-    def of(cls, spec: Spec, chosen: ChosenRewards, folder: Path = RESULTS) -> Findings:
+    def of(cls, spec: Spec, chosen: ChosenRewards, folder: Path = RESULTS) -> ExperimentFindings:
         """Read the existing results. Raises EdgeError for a file that is no result."""
         grid = expand(spec, chosen)
         found = {cell.key: read_result(cell, folder) for cell in grid.cells}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tools.experiments.chosen import LAST_STEPS, last_rate
 from tools.experiments.contestants import TARGET
-from tools.experiments.findings import Findings, Part, Runs, by_common_seed, pooled
+from tools.experiments.findings import EvaluatedPart, ExperimentFindings, Runs, by_common_seed, pooled
 from tools.experiments.measures import (
     Rule,
     Statistic,
@@ -28,7 +28,7 @@ from tools.experiments.measures import (
 )
 from tools.experiments.result import Result
 from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, shown, signed, table_of
+from tools.experiments.tables import MISSING, TextTable, at_share, or_missing, percent, plain, shown, signed, table_of
 
 END_STEPS = 50
 BAND = 0.05
@@ -110,7 +110,7 @@ def _held_out(rule: Rule, statistic: Statistic, *, kept: bool = False, rated: bo
         cell = runs.results[0].cell if runs.results else None
         if cell is not None and not cell.evaluate.items:
             return "-"
-        parts = [Part(runs, source, len(cell.phases), rule) for source in cell.evaluate.sources] if cell else []
+        parts = [EvaluatedPart(runs, source, len(cell.phases), rule) for source in cell.evaluate.sources] if cell else []
         found = pooled(statistic, parts)
         return at_share(found, pooled(rate, parts), kept=kept) if rated else or_missing(found)
 
@@ -134,7 +134,7 @@ _END: Columns = {
 _END_NOTE = f"End: mean over the last {END_STEPS} steps of training at T = 1; ± is a 95 % interval over seeds (held out: seeds and items)."
 
 
-def methods_tables(findings: Findings) -> list[Table]:
+def methods_tables(findings: ExperimentFindings) -> list[TextTable]:
     """Every method, phase order and varied value of an experiment side by side, for experiments without their own layout."""
     places = dict.fromkeys((one.cell.model, one.method, one.phases, tuple(one.varied.items())) for one in findings.grid.placed)
     rows = [
@@ -148,7 +148,7 @@ def methods_tables(findings: Findings) -> list[Table]:
     return [table_of(findings.spec.about.rstrip("."), names, rows, _END, _END_NOTE)]
 
 
-def sensitivity_tables(findings: Findings) -> list[Table]:
+def sensitivity_tables(findings: ExperimentFindings) -> list[TextTable]:
     """The results for each value of the varied setting."""
     return [
         table_of(
@@ -162,7 +162,7 @@ def sensitivity_tables(findings: Findings) -> list[Table]:
     ]
 
 
-def lambda_tables(findings: Findings) -> list[Table]:
+def lambda_tables(findings: ExperimentFindings) -> list[TextTable]:
     """The final λ for each initial value, and whether the SLMs differ."""
     key, models = "learning.control.dual_init", findings.spec.models
     runs = {model: {value: findings.runs(model, varied={key: value}) for value in findings.spec.vary[key]} for model in models}
@@ -179,7 +179,7 @@ def lambda_tables(findings: Findings) -> list[Table]:
     header = ("SLM", "seeds", "λ, second half", "largest difference between the λ_0", "rate, second half")
     together = tuple((model, *_over_all(list(runs[model].values()))) for model in models)
     note = "Means over every λ_0, then over seeds: runs of one seed see the same prompts and are no evidence of each other."
-    return [whole, Table("One λ for each SLM?", header, together, (note,))]
+    return [whole, TextTable("One λ for each SLM?", header, together, (note,))]
 
 
 def _over_all(by_value: Sequence[Runs]) -> tuple[str, str, str, str]:
@@ -195,7 +195,7 @@ def _over_all(by_value: Sequence[Runs]) -> tuple[str, str, str, str]:
     return (str(len(duals)), plain(over_seeds(duals)), f"{max(means) - min(means):.3f}", plain(over_seeds(rates)))
 
 
-def schedule_tables(findings: Findings) -> list[Table]:
+def schedule_tables(findings: ExperimentFindings) -> list[TextTable]:
     """Each level of each schedule: the rate at its end and soon after the switch, seed by seed, and whether it is held."""
     spec = findings.spec
     tables = [[*_levels(findings, model, way)] for model in spec.models for way in spec.ways]
@@ -207,10 +207,10 @@ def schedule_tables(findings: Findings) -> list[Table]:
     )
     back = f"steps {BACK_AFTER + 1} to {BACK_AFTER + BACK_STEPS}"
     header = ("SLM", "method", "schedule", "level", "τ", "seeds", "end", "held", back, "settled after", "λ at the end")
-    return [Table("Schedules of τ", header, tuple(row for rows in tables for row in rows), (note, *counts))]
+    return [TextTable("Schedules of τ", header, tuple(row for rows in tables for row in rows), (note, *counts))]
 
 
-def _levels(findings: Findings, model: str, way: str) -> Iterator[tuple[str, ...]]:
+def _levels(findings: ExperimentFindings, model: str, way: str) -> Iterator[tuple[str, ...]]:
     for name, phases in findings.spec.phases.items():
         runs = findings.runs(model, method=way, phases=name)
         for number, phase in enumerate(phases):
@@ -230,7 +230,7 @@ def _levels(findings: Findings, model: str, way: str) -> Iterator[tuple[str, ...
             )
 
 
-def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
+def _count(findings: ExperimentFindings, rows: Sequence[tuple[str, ...]]) -> str:
     """The number of held levels. Schedules with the same beginning are the same run up to there, and count once."""
 
     def history(row: tuple[str, ...]) -> tuple[object, ...]:
@@ -249,7 +249,7 @@ def _count(findings: Findings, rows: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def assist_tables(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
+def assist_tables(findings: ExperimentFindings, chosen: Mapping[str, Any]) -> list[TextTable]:
     """The realised rate of each assistance reward; a star marks the chosen ones."""
     ((key, values),) = findings.spec.vary.items()
 
@@ -269,13 +269,13 @@ def assist_tables(findings: Findings, chosen: Mapping[str, Any]) -> list[Table]:
                 rows.append((model, method, phases[-1].source, *cells))
     title = f"Realised rate over the last {LAST_STEPS} steps by assistance reward (chosen: *)"
     note = f"A choice that misses τ by more than {BAND:g} says by how much."
-    return [Table(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows), (note,))]
+    return [TextTable(title, ("SLM", "method", "learns", *map(shown, values)), tuple(rows), (note,))]
 
 
 # -- other target rates: training again for each, or turning the dial of one adapter ---------------------------------------------------
 
 
-def rates_tables(findings: Findings) -> list[Table]:
+def rates_tables(findings: ExperimentFindings) -> list[TextTable]:
     """The results at each target rate, and the same rate with the dial on the adapter of the usual τ where there is one."""
     spec = findings.spec
     rows = [
@@ -288,7 +288,7 @@ def rates_tables(findings: Findings) -> list[Table]:
     return [table_of("Target rates", ("SLM", "τ"), rows, _END, _END_NOTE), *dialled]
 
 
-def _dial_table(findings: Findings, usual: str) -> Table:
+def _dial_table(findings: ExperimentFindings, usual: str) -> TextTable:
     """The dial is the frozen adapter of the usual τ, whose items with the highest log-odds of asking go to the cloud until the retrained
     adapter's share is reached, family by family.
     """
@@ -298,7 +298,7 @@ def _dial_table(findings: Findings, usual: str) -> Table:
             for name, phases in findings.spec.phases.items():
                 if name != usual:
                     retrained, dialled = findings.runs(model, phases=name), findings.runs(model, phases=usual)
-                    parts = (Part(retrained, source, len(phases)), Part(dialled, source, len(phases)))
+                    parts = (EvaluatedPart(retrained, source, len(phases)), EvaluatedPart(dialled, source, len(phases)))
                     where = (model, source.removeprefix("practice:"), f"{phases[-1].target_rate:g}", retrained.seeds)
                     rows.append((*where, *_retrained_and_dialled(*parts)))
     note = (
@@ -306,10 +306,10 @@ def _dial_table(findings: Findings, usual: str) -> Table:
         f"τ = {TARGET:g}. A star marks an interval over several seeds that is without 0."
     )
     header = ("SLM", "family", "τ", "seeds", "retrained for τ", "the dial at the same rate", "retrained minus dial")
-    return Table("Retraining for a rate beside the dial on one adapter", header, tuple(rows), (note,))
+    return TextTable("Retraining for a rate beside the dial on one adapter", header, tuple(rows), (note,))
 
 
-def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, str]:
+def _retrained_and_dialled(retrained: EvaluatedPart, dialled: EvaluatedPart) -> tuple[str, str, str]:
     pairs_S = by_common_seed([retrained, dialled])
     own_S = [tally(one, own_decision, grouped=True) for one, _ in pairs_S]
     turned_S = [tally_at_the_rate_of(own, other) for own, (_, other) in zip(own_S, pairs_S, strict=True)]
@@ -321,7 +321,7 @@ def _retrained_and_dialled(retrained: Part, dialled: Part) -> tuple[str, str, st
     )
 
 
-def over_steps_tables(findings: Findings) -> list[Table]:
+def over_steps_tables(findings: ExperimentFindings) -> list[TextTable]:
     """Forced local accuracy on each source before learning and at each evaluation, mean over seeds."""
     spec = findings.spec
     steps = sorted(
@@ -335,10 +335,10 @@ def over_steps_tables(findings: Findings) -> list[Table]:
                 at = (percent(curve[step]) if step in curve else MISSING for step in (0, *steps))
                 rows.append((model, name, source.removeprefix("practice:"), findings.runs(model, phases=name).seeds, *at))
     header = ("SLM", "learns", "asked", "seeds", *(f"step {step}" for step in (0, *steps)))
-    return [Table("Forced local accuracy while learning, in percent, T = 0", header, tuple(rows))]
+    return [TextTable("Forced local accuracy while learning, in percent, T = 0", header, tuple(rows))]
 
 
-def forced_over_steps(findings: Findings, model: str, phases: str, source: str) -> list[tuple[int, float]]:
+def forced_over_steps(findings: ExperimentFindings, model: str, phases: str, source: str) -> list[tuple[int, float]]:
     """(steps done, forced local accuracy on a source, mean over seeds), beginning with the model before it learns."""
     by_step: dict[int, list[float]] = {}
     for result in (*findings.bare(model).results, *findings.runs(model, phases=phases).results):
@@ -349,7 +349,7 @@ def forced_over_steps(findings: Findings, model: str, phases: str, source: str) 
     return [(step, sum(found) / len(found)) for step, found in sorted(by_step.items())]
 
 
-LAYOUTS: Mapping[str, Callable[[Findings], list[Table]]] = {
+LAYOUTS: Mapping[str, Callable[[ExperimentFindings], list[TextTable]]] = {
     "": methods_tables,
     "methods": methods_tables,
     "lambda": lambda_tables,

@@ -31,10 +31,10 @@ from tools.experiments.contestants import (
     TARGET,
     Adapters,
     Contestant,
-    Family,
     Published,
+    TestedFamily,
 )
-from tools.experiments.findings import Findings, Part, by_common_seed, common_seeds_of, pooled, seeds_of
+from tools.experiments.findings import EvaluatedPart, ExperimentFindings, by_common_seed, common_seeds_of, pooled, seeds_of
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
     Rule,
@@ -57,12 +57,12 @@ from tools.experiments.measures import (
 )
 from tools.experiments.result import Result
 from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, Table, at_share, or_missing, percent, plain, seeds_text, signed, table_of
+from tools.experiments.tables import MISSING, TextTable, at_share, or_missing, percent, plain, seeds_text, signed, table_of
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
 _SHARE = percent(TARGET, 0)
 _PHASES = {FIRST: "during", SECOND: "post"}
-_Places = Mapping[str, tuple[Sequence[Family], int]]
+_Places = Mapping[str, tuple[Sequence[TestedFamily], int]]
 """Columns: which families, after how many phases."""
 _EACH: _Places = {f"{family.name} {when}": ((family,), phase) for family in ALL_FAMILIES for phase, when in _PHASES.items()}
 _ALL: _Places = {when: (ALL_FAMILIES, phase) for phase, when in _PHASES.items()}
@@ -76,7 +76,7 @@ _HOW_RATES_ARE_SET = (
 )
 
 
-def main_tables(findings: Findings, published: Mapping[str, Published | None]) -> dict[str, list[Table]]:
+def main_tables(findings: ExperimentFindings, published: Mapping[str, Published | None]) -> dict[str, list[TextTable]]:
     """All tables of the main experiment, by the names that the report has for them. `published`: the paper's numbers by table."""
     papers = {name: [paper_table(findings, name, one, published.get(name)) for one in READINGS] for name in TABLES}
     return {
@@ -99,8 +99,13 @@ Column = Callable[[Adapters], str]
 
 
 def _table(
-    findings: Findings, title: str, rows: Sequence[Contestant], columns: Mapping[str, Column], *notes: str, name: str = "method"
-) -> Table:
+    findings: ExperimentFindings,
+    title: str,
+    rows: Sequence[Contestant],
+    columns: Mapping[str, Column],
+    *notes: str,
+    name: str = "method",
+) -> TextTable:
     """A row for each SLM and contestant."""
     subjects = [((model, row.label), Adapters(findings, model, row)) for model in findings.spec.models for row in rows]
     return table_of(title, ("SLM", name), subjects, columns, *notes)
@@ -119,7 +124,7 @@ def _learned(column: Column) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TableReading:
     """One way to read a table: the counted statistic, the rows, the decision rule, and the share shown with it."""
 
     title: str
@@ -139,33 +144,33 @@ def _held(row: Contestant) -> Rule:
 
 
 _EQUAL = f"at the same {_SHARE} % cloud, set after the fact"
-READINGS: Mapping[str, Reading] = {
-    "local_solved": Reading(
+READINGS: Mapping[str, TableReading] = {
+    "local_solved": TableReading(
         "local-solved (right among what is kept, @ the share that is kept)", kept_accuracy, (*PAPER, BARE), _own, "kept", True
     ),
-    "joint": Reading(
+    "joint": TableReading(
         "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
     ),
-    "local_solved_equal": Reading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
-    "joint_equal": Reading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held),
-    "forced": Reading(
+    "local_solved_equal": TableReading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
+    "joint_equal": TableReading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held),
+    "forced": TableReading(
         "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
     ),
 }
 
 
-def paper_table(findings: Findings, name: str, reading: str, published: Published | None) -> Table:
+def paper_table(findings: ExperimentFindings, name: str, reading: str, published: Published | None) -> TextTable:
     """`table1` or `table2` in one of the READINGS, with the paper's columns where it has them."""
     families, read = TABLES[name], READINGS[reading]
     paper = published if read.published else None
 
-    def part(its: Adapters, family: Family, phase: int) -> Part:
+    def part(its: Adapters, family: TestedFamily, phase: int) -> EvaluatedPart:
         return its.part(family, phase, read.rule(its.row))
 
-    def value(family: Family, phase: int) -> Column:
+    def value(family: TestedFamily, phase: int) -> Column:
         return lambda its: _read(part(its, family, phase), read)
 
-    def lost(family: Family) -> Column:
+    def lost(family: TestedFamily) -> Column:
         return lambda its: or_missing(pooled(forgetting(read.value), *([part(its, family, phase)] for phase in _PHASES)))
 
     def quoted(paper: Published, column: str) -> Column:
@@ -185,17 +190,17 @@ def paper_table(findings: Findings, name: str, reading: str, published: Publishe
     return _table(findings, title, read.rows, columns, *_notes(findings, families, quotes=paper is not None))
 
 
-def _kinds(family: Family) -> tuple[str, ...]:
+def _kinds(family: TestedFamily) -> tuple[str, ...]:
     """Which of the paper's columns there are for a family."""
     return ("during", "post", *(("forgetting",) if family.stands_for in ("math", "taco") else ()))
 
 
-def _read(part: Part, read: Reading) -> str:
+def _read(part: EvaluatedPart, read: TableReading) -> str:
     found = pooled(read.value, [part])
     return at_share(found, pooled(rate, [part]), kept=read.share == "kept") if read.share else or_missing(found)
 
 
-def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> Iterator[str]:
+def _notes(findings: ExperimentFindings, families: Sequence[TestedFamily], *, quotes: bool) -> Iterator[str]:
     cloud = []
     for family in families:
         evaluations = [
@@ -213,7 +218,7 @@ def _notes(findings: Findings, families: Sequence[Family], *, quotes: bool) -> I
         yield f"Columns that begin with `paper` quote the published numbers for other models and tasks ({alike})."
 
 
-def summary_table(findings: Findings) -> Table:
+def summary_table(findings: ExperimentFindings) -> TextTable:
     """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
 
     def own(phase: int) -> Column:
@@ -247,7 +252,7 @@ def summary_table(findings: Findings) -> Table:
 # -- at equal realised rate ------------------------------------------------------------------------------------------------------------
 
 
-def equal_rates(findings: Findings, phase: int) -> Table:
+def equal_rates(findings: ExperimentFindings, phase: int) -> TextTable:
     """Joint accuracy over all four families at each rate, with the oracle's bound of the same models."""
     rows = []
     for model in findings.spec.models:
@@ -259,7 +264,7 @@ def equal_rates(findings: Findings, phase: int) -> Table:
             at = (_bound(parts, share) for share in EQUAL_RATES)
             rows.append((model, f"oracle over {row.label}", common_seeds_of(parts), *at))
     when = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}[phase]
-    return Table(
+    return TextTable(
         f"Joint accuracy at equal realised rate, in percent: mean of the four families {when}",
         ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)),
         tuple(rows),
@@ -267,7 +272,7 @@ def equal_rates(findings: Findings, phase: int) -> Table:
     )
 
 
-def _bound(parts: list[Part], share: float) -> str:
+def _bound(parts: list[EvaluatedPart], share: float) -> str:
     """The oracle's accuracy at this rate, mean of the families."""
     bounds = [
         over_seeds([oracle(evaluation, share) for evaluation in evaluations]).mean
@@ -276,13 +281,13 @@ def _bound(parts: list[Part], share: float) -> str:
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
-def _lead(its: Adapters, phase: int, families: Sequence[Family] = ALL_FAMILIES) -> Estimate | None:
+def _lead(its: Adapters, phase: int, families: Sequence[TestedFamily] = ALL_FAMILIES) -> Estimate | None:
     """DA-GRPO's lead over another at the same rate, by item and seed; in accuracy, not in points."""
     return pooled(difference(accuracy), its.of(DA_GRPO).held(phase, families), its.held(phase, families))
 
 
-def _differences(findings: Findings, title: str, places: _Places) -> Table:
-    def lead(families: Sequence[Family], phase: int) -> Column:
+def _differences(findings: ExperimentFindings, title: str, places: _Places) -> TextTable:
+    def lead(families: Sequence[TestedFamily], phase: int) -> Column:
         return lambda its: or_missing(_lead(its, phase, families), signed)
 
     columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.of(DA_GRPO).parts(FIRST), *its.parts(FIRST)])}
@@ -290,22 +295,22 @@ def _differences(findings: Findings, title: str, places: _Places) -> Table:
     return _table(findings, title, HELD[:-1], columns, _STAR, _ITEMS, name="against")
 
 
-def differences(findings: Findings) -> Table:
+def differences(findings: ExperimentFindings) -> TextTable:
     """DA-GRPO against every other, family by family."""
     title = f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)"
     return _differences(findings, title, _EACH)
 
 
-def pooled_differences(findings: Findings) -> Table:
+def pooled_differences(findings: ExperimentFindings) -> TextTable:
     """The same over all four families: one number for each model, other and time."""
     title = f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points"
     return _differences(findings, title, _ALL)
 
 
-def forgotten(findings: Findings) -> Table:
+def forgotten(findings: ExperimentFindings) -> TextTable:
     """During minus post of the same runs: the cost of the other group's phase, where a change of the rate cannot hide or imitate it."""
 
-    def lost(families: Sequence[Family]) -> Column:
+    def lost(families: Sequence[TestedFamily]) -> Column:
         return lambda its: or_missing(pooled(difference(accuracy), *(its.held(phase, families) for phase in _PHASES)), signed)
 
     columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.parts(FIRST), *its.parts(SECOND)])}
@@ -315,12 +320,12 @@ def forgotten(findings: Findings) -> Table:
     return _table(findings, title, [row for row in HELD if row.learns], columns, _STAR, _ITEMS)
 
 
-def primary(findings: Findings) -> Table:
+def primary(findings: ExperimentFindings) -> TextTable:
     """DA-GRPO against the best of the others at the target rate, during, for each SLM and in the mean of all."""
     models = findings.spec.models
     best = {model: one for model in models if (one := _best_rival(findings, model)) is not None}
 
-    def held(row: Contestant, *of: str) -> list[Part]:
+    def held(row: Contestant, *of: str) -> list[EvaluatedPart]:
         return [part for model in of for part in Adapters(findings, model, row).held(FIRST)]
 
     rows: list[tuple[str, ...]] = []
@@ -334,7 +339,7 @@ def primary(findings: Findings) -> Table:
     theirs = [part for model, row in best.items() for part in held(row, model)]
     lead = pooled(difference(accuracy), held(DA_GRPO, *models), theirs) if len(best) == len(models) else None
     rows.append(("all", "", "", "", or_missing(lead, signed)))
-    return Table(
+    return TextTable(
         f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of the four families, in percent",
         ("SLM", "best other", "DA-GRPO", "best other's", "DA-GRPO minus it"),
         tuple(rows),
@@ -346,21 +351,21 @@ def primary(findings: Findings) -> Table:
     )
 
 
-def _best_rival(findings: Findings, model: str) -> Contestant | None:
+def _best_rival(findings: ExperimentFindings, model: str) -> Contestant | None:
     """The other method with the highest joint accuracy; None until all of them have at least one seed."""
     found = [(pooled(accuracy, Adapters(findings, model, row).held(FIRST)), row) for row in RIVALS]
     known = [(one.mean, row) for one, row in found if one is not None]
     return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
 
 
-def one_threshold_table(findings: Findings) -> Table:
+def one_threshold_table(findings: ExperimentFindings) -> TextTable:
     """Joint accuracy where one threshold for all items of an adapter sends the share, and DA-GRPO's lead there.
 
     With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
     orders = sorted({family.direction for family in ALL_FAMILIES})
 
-    def parts_of(its: Adapters, phase: int) -> list[Part]:
+    def parts_of(its: Adapters, phase: int) -> list[EvaluatedPart]:
         rule = its.row.held_to(TARGET)
         return [its.part(family, phase, rule, order) for order in orders for family in ALL_FAMILIES]
 
@@ -409,10 +414,10 @@ def one_threshold_table(findings: Findings) -> Table:
 # -- the model without the cloud: joint accuracy at a set rate is made of these two ------------------------------------------------------
 
 
-def ability_table(findings: Findings) -> Table:
+def ability_table(findings: ExperimentFindings) -> TextTable:
     """Forced local accuracy minus that of the same model before learning, by family and over all four."""
 
-    def gained(families: Sequence[Family], phase: int) -> Column:
+    def gained(families: Sequence[TestedFamily], phase: int) -> Column:
         def column(its: Adapters) -> str:
             after, before = (one.parts(phase, never, families) for one in (its, its.of(BARE)))
             return or_missing(pooled(difference(accuracy), after, before), signed)
@@ -425,10 +430,10 @@ def ability_table(findings: Findings) -> Table:
     return _table(findings, title, (EDGE_ONLY, *ASKING), columns, _STAR)
 
 
-def ranking_table(findings: Findings) -> Table:
+def ranking_table(findings: ExperimentFindings) -> TextTable:
     """AUC of the log-odds of asking for the failures of the same adapter."""
 
-    def auc(families: Sequence[Family], phase: int) -> Column:
+    def auc(families: Sequence[TestedFamily], phase: int) -> Column:
         def column(its: Adapters) -> str:
             evaluations = [one for (one,) in by_common_seed(its.parts(phase, families=families))]
             found = estimated_of(evaluations, ranking)
@@ -449,7 +454,7 @@ def ranking_table(findings: Findings) -> Table:
 # -- while learning: the rate that was held, and what it cost --------------------------------------------------------------------------
 
 
-def kept_rates_table(findings: Findings) -> Table:
+def kept_rates_table(findings: ExperimentFindings) -> TextTable:
     """The assist rate over the end of each phase, mean over seeds, and how far off τ all of them are."""
     spec = findings.spec
     places = [(name, number) for name, phases in spec.phases.items() for number in range(len(phases))]
@@ -472,7 +477,7 @@ def kept_rates_table(findings: Findings) -> Table:
                 )
             )
     columns = (f"{name}, phase {number + 1}" for name, number in places)
-    return Table(
+    return TextTable(
         f"Assist rate at the end of each phase while learning, τ = {TARGET:g}",
         ("SLM", "method", "seeds", *columns, "off τ", f"within ±{BAND:g}"),
         tuple(rows),
@@ -483,7 +488,7 @@ def kept_rates_table(findings: Findings) -> Table:
     )
 
 
-def cost_table(findings: Findings) -> Table:
+def cost_table(findings: ExperimentFindings) -> TextTable:
     """Cloud calls, tokens, spend, time and memory of each method: means over directions and seeds."""
     wanted = len(findings.spec.phases) * len(findings.spec.seeds)
 

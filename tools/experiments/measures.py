@@ -28,7 +28,7 @@ _COLUMNS = ("forced", "cloud", "asked", "help", "router")
 _Content = tuple[Sequence[Any], ...]
 
 
-class Share(NamedTuple):
+class ItemShare(NamedTuple):
     """One item under a rule: the chance that the cloud answers it, that it is kept and right, and that it is right in the end."""
 
     asked: float
@@ -41,18 +41,18 @@ class Share(NamedTuple):
         return (1.0, self.asked, self.kept_right, self.right)
 
 
-Rule = Callable[[Evaluation], list[Share]]
+Rule = Callable[[Evaluation], list[ItemShare]]
 
 
-def own_decision(evaluation: Evaluation) -> list[Share]:
+def own_decision(evaluation: Evaluation) -> list[ItemShare]:
     """The model asks or answers, as it has learned."""
     bits = zip(_bits(evaluation["asked"]), _bits(evaluation["own"]), _bits(evaluation["joint"]), strict=True)
-    return [Share(asked, (1.0 - asked) * own, joint) for asked, own, joint in bits]
+    return [ItemShare(asked, (1.0 - asked) * own, joint) for asked, own, joint in bits]
 
 
-def never(evaluation: Evaluation) -> list[Share]:
+def never(evaluation: Evaluation) -> list[ItemShare]:
     """Nothing is asked."""
-    return [Share(0.0, right, right) for right in _bits(evaluation["forced"])]
+    return [ItemShare(0.0, right, right) for right in _bits(evaluation["forced"])]
 
 
 def at_random(rate: float) -> Rule:
@@ -60,7 +60,7 @@ def at_random(rate: float) -> Rule:
     return lambda evaluation: [_mixed(rate, local, cloud) for local, cloud in _pairs(evaluation)]
 
 
-def routed(evaluation: Evaluation) -> list[Share]:
+def routed(evaluation: Evaluation) -> list[ItemShare]:
     """A trained classifier sends the items it expects to fail; items without a score (an unfinished response) stay."""
     threshold = evaluation["router_fit"]["threshold"]
     sent = [float(p is not None and p > threshold) for p in evaluation["router"]]
@@ -72,7 +72,7 @@ class _Threshold:
     rate: float
     by: By
 
-    def __call__(self, evaluation: Evaluation) -> list[Share]:
+    def __call__(self, evaluation: Evaluation) -> list[ItemShare]:
         chances = _highest(_asking_first(evaluation) if self.by == "help" else evaluation[self.by], self.rate)
         return [_mixed(chance, local, cloud) for chance, (local, cloud) in zip(chances, _pairs(evaluation), strict=True)]
 
@@ -131,14 +131,14 @@ def _of_two(of: Statistic, combined: Callable[[float, float], float | None]) -> 
 # -- sums with and without each part of the items ----------------------------------------------------------------------------------------
 
 
-class Tally(NamedTuple):
+class ItemSums(NamedTuple):
     """The sums of all items, and those without each part of them, by the part's name."""
 
     whole: Sums
     without: Mapping[Hashable, Sums]
 
 
-def tally(evaluation: Evaluation, rule: Rule, *, grouped: bool) -> Tally:
+def tally(evaluation: Evaluation, rule: Rule, *, grouped: bool) -> ItemSums:
     """The sums of an evaluation under a rule. Each item is a part, or with `grouped` each of twenty random groups, the same ones in every
     evaluation with as many items.
 
@@ -152,34 +152,34 @@ def tally(evaluation: Evaluation, rule: Rule, *, grouped: bool) -> Tally:
     whole, without = _sums(columns), dict[Hashable, Sums]()
     for part, column in zip(parts, columns, strict=True):
         without[part] = [left - own for left, own in zip(without.get(part, whole), column, strict=True)]
-    return Tally(whole, without)
+    return ItemSums(whole, without)
 
 
-def tally_at_the_rate_of(other: Tally, evaluation: Evaluation) -> Tally:
+def tally_at_the_rate_of(other: ItemSums, evaluation: Evaluation) -> ItemSums:
     """The threshold that sends the share that was sent elsewhere, in the whole and again without each group."""
     content = _content(evaluation)
 
     def sent(sums: Sums, group: Hashable = None) -> Sums:
         return _sums([share.columns for share in by_threshold(rate(sums) or 0.0)(_cut(content, group))])
 
-    return Tally(sent(other.whole), {group: sent(sums, group) for group, sums in other.without.items()})
+    return ItemSums(sent(other.whole), {group: sent(sums, group) for group, sums in other.without.items()})
 
 
-def side_by_side(*sides: Tally) -> Tally:
+def side_by_side(*sides: ItemSums) -> ItemSums:
     """The sums of several evaluations of the same items."""
     first = sides[0]
     without = {part: [value for side in sides for value in side.without[part]] for part in first.without}
-    return Tally([value for side in sides for value in side.whole], without)
+    return ItemSums([value for side in sides for value in side.whole], without)
 
 
-def together(tallies: Sequence[Tally]) -> Tally:
+def together(tallies: Sequence[ItemSums]) -> ItemSums:
     """The sums of several evaluations together."""
     parts = dict.fromkeys(part for one in tallies for part in one.without)
     without = {part: _sums([one.without.get(part, one.whole) for one in tallies]) for part in parts}
-    return Tally(_sums([one.whole for one in tallies]), without)
+    return ItemSums(_sums([one.whole for one in tallies]), without)
 
 
-def estimated(tallies_S: Sequence[Tally], statistic: Statistic) -> Estimate | None:
+def estimated(tallies_S: Sequence[ItemSums], statistic: Statistic) -> Estimate | None:
     """The mean over seeds of a statistic of the sums; None where it is not defined."""
     parts = tallies_S[0].without if tallies_S else ()
     without = [[statistic(one.without[part]) for one in tallies_S] for part in parts]
@@ -205,11 +205,11 @@ def _content(evaluation: Evaluation) -> _Content:
 
 
 @lru_cache(maxsize=20_000)
-def _ranked(rule: Rule, content: _Content) -> Tally:
+def _ranked(rule: Rule, content: _Content) -> ItemSums:
     def sums(group: int | None = None) -> Sums:
         return _sums([share.columns for share in rule(_cut(content, group))])
 
-    return Tally(sums(), {group: sums(group) for group in sorted(set(_groups(len(content[0]))))})
+    return ItemSums(sums(), {group: sums(group) for group in sorted(set(_groups(len(content[0]))))})
 
 
 def _cut(content: _Content, group: Hashable) -> Evaluation:
@@ -219,7 +219,7 @@ def _cut(content: _Content, group: Hashable) -> Evaluation:
 
 
 def _sums(columns: Sequence[Sequence[float]]) -> Sums:
-    return [math.fsum(column) for column in zip(*columns, strict=True)] or [0.0] * len(Share(0.0, 0.0, 0.0).columns)
+    return [math.fsum(column) for column in zip(*columns, strict=True)] or [0.0] * len(ItemShare(0.0, 0.0, 0.0).columns)
 
 
 @lru_cache
@@ -263,9 +263,9 @@ def cloud_accuracy(evaluation: Evaluation) -> float:
     return sum(bits) / len(bits)
 
 
-def _mixed(chance: float, local: float, cloud: float) -> Share:
+def _mixed(chance: float, local: float, cloud: float) -> ItemShare:
     kept = (1.0 - chance) * local
-    return Share(chance, kept, kept + chance * cloud)
+    return ItemShare(chance, kept, kept + chance * cloud)
 
 
 def _pairs(evaluation: Evaluation) -> list[tuple[float, float]]:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from edge.core.rng import stream
 from edge.privacy.findings import Kind
 from edge.privacy.numbers import passes_luhn
-from edge.privacy.registry import Registry
+from edge.privacy.registry import PrivacyRegistry
 
 TERMS = ("Project Falcon", "Müller", "ACME", "Anneliese", "Blue Heron Ltd", "株式会社秘密")
 REGIONS = ("US", "GB", "DE", "FR", "IT", "ES", "NL", "JP", "IN", "BR", "AU", "CH", "SE", "PL", "MX", "ZA")
@@ -49,7 +49,7 @@ class Planted:
 
 
 @dataclass(slots=True)
-class Tally:
+class DisguiseTally:
     """The outcomes for the secrets of one kind and disguise."""
 
     planted: int = 0
@@ -72,12 +72,12 @@ def corpus(seed: int, count: int) -> Iterator[Planted]:
             yield from _disguised(rng, kind, secret, region)
 
 
-def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], Tally]:
+def measure(planted: Iterator[Planted]) -> dict[tuple[str, str], DisguiseTally]:
     """Redact every text by itself and count."""
-    registries: dict[str | None, Registry] = {}
-    tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    registries: dict[str | None, PrivacyRegistry] = {}
+    tallies: dict[tuple[str, str], DisguiseTally] = defaultdict(DisguiseTally)
     for one in planted:
-        registry = registries.setdefault(one.region, Registry(terms=TERMS, region=one.region))
+        registry = registries.setdefault(one.region, PrivacyRegistry(terms=TERMS, region=one.region))
         redacted = registry.redacted([one.text])
         tally = tallies[one.kind, one.disguise]
         tally.planted += 1
@@ -95,7 +95,7 @@ def is_revealed(secret: str, text: str) -> bool:
     return any(secret[start : start + length] in text for start in range(len(secret) - length + 1))
 
 
-def false_positives(texts: Sequence[str], registry: Registry) -> int:
+def false_positives(texts: Sequence[str], registry: PrivacyRegistry) -> int:
     """Texts in which something is found; none of them holds anything private."""
     return sum(bool(registry.redacted([text]).replaced) for text in texts)
 
@@ -337,7 +337,7 @@ def main() -> None:
             print(f"    {tally.first_leak}")
     print(f"\n{'texts without anything private':<32} {'texts':>6} {'found in':>8} {'per 1000':>8}")
     for name, texts in ordinary_texts(options.data):
-        found = false_positives(texts, Registry(region="US"))
+        found = false_positives(texts, PrivacyRegistry(region="US"))
         print(f"{name:<32} {len(texts):>6} {found:>8} {1000 * found / len(texts):>8.2f}")
 
 

@@ -16,18 +16,18 @@ from edge.core.errors import ConfigError
 from edge.core.formatting import counted
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.contestants import TABLES, read_published
-from tools.experiments.findings import Findings
+from tools.experiments.findings import ExperimentFindings
 from tools.experiments.layouts import LAYOUTS, assist_tables
 from tools.experiments.main_tables import main_tables
 from tools.experiments.result import Result
-from tools.experiments.tables import Table
+from tools.experiments.tables import TextTable
 
 REPORT = Path(__file__).resolve().parent / "REPORT.md"
 RESULTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 _INSERTED = re.compile(r"^<!-- insert ([^\n]+) -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
-def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> dict[str, list[Table]]:
+def tables_of(findings: ExperimentFindings, data: Path, chosen: ChosenRewards) -> dict[str, list[TextTable]]:
     """The tables of an experiment by the names that the report has for them: its own name, but for the main experiment."""
     if findings.spec.table == "paper":
         return main_tables(findings, {name: read_published(data, name) for name in TABLES})
@@ -36,7 +36,7 @@ def tables_of(findings: Findings, data: Path, chosen: ChosenRewards) -> dict[str
     return {findings.spec.name: LAYOUTS[findings.spec.table](findings)}
 
 
-def missing_line(findings: Findings) -> str:
+def missing_line(findings: ExperimentFindings) -> str:
     """How much of an experiment is there."""
     cells, missing = len(findings.grid.cells), findings.missing()
     waits = f"; {counted(len(findings.grid.waits_for), 'assistance reward')} not chosen yet" if findings.grid.waits_for else ""
@@ -59,7 +59,7 @@ def with_insertions(text: str, insertions: Mapping[str, str], where: Path) -> st
 
 
 def insertions(
-    every: Mapping[str, Findings],
+    every: Mapping[str, ExperimentFindings],
     chosen: ChosenRewards,
     data: Path,
     drawn: Mapping[str, Sequence[Path]],
@@ -84,12 +84,12 @@ def insertions(
     return {**made, "further experiments": "\n\n".join(further)}
 
 
-def _pictures(findings: Findings, drawn: Sequence[Path], report_folder: Path) -> str:
+def _pictures(findings: ExperimentFindings, drawn: Sequence[Path], report_folder: Path) -> str:
     """An experiment's figures as markdown."""
     return "\n".join(f"![{findings.spec.about}]({Path(os.path.relpath(path, report_folder)).as_posix()})" for path in drawn)
 
 
-def _compute(every: Mapping[str, Findings]) -> str:
+def _compute(every: Mapping[str, ExperimentFindings]) -> str:
     """Hours by experiment; a cell that several share counts in the first."""
     counted_before: set[str] = set()
     rows = ["| experiment | cells | steps | hours of one process | processor hours |", "|---|---|---|---|---|"]
@@ -116,7 +116,7 @@ def _compute_row(name: str, spent: list[float]) -> str:
     return f"| {name} | {cells:.0f} | {steps:.0f} | {wall_h:.1f} | {processor_h:.1f} |"
 
 
-def _setting(every: Mapping[str, Findings]) -> str:
+def _setting(every: Mapping[str, ExperimentFindings]) -> str:
     """Machines and commits of the results."""
     results = {key: result for findings in every.values() for key, result in findings.results.items()}
     if not results:

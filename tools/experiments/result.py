@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from typing import Any
 
 from edge.app.settings import model_file
 from edge.config.schema import AgentConfig
@@ -95,133 +93,34 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 # -- what a result must have to be read ------------------------------------------------------------------------------------------------
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", protected_namespaces=())
-
-
-_Share = Annotated[float, Field(ge=0.0, le=1.0)]
-_Count = Annotated[float, Field(ge=0.0)]
-_Verdicts = Annotated[str, StringConstraints(pattern=r"^[01-]*$")]
-
-
-class _Series(_Form):
-    dual: list[_Count | None]
-    assist: list[_Share]
-    joint: list[_Share | None]
-    kept: list[_Share | None]
-    reward: list[float | None]
-    format: list[_Share | None]
-    entropy: list[_Count | None]
-    calls: list[_Count | None]
-
-
-class _RouterFit(_Form):
-    threshold: float
-
-
-class _Evaluation(_Form):
-    source: str
-    step: int
-    phase: int | None
-    items: int
-    asked: _Verdicts
-    own: _Verdicts
-    forced: _Verdicts
-    cloud: _Verdicts
-    joint: _Verdicts
-    format: _Verdicts
-    help: list[float | None]
-    router: list[float | None] | None = None
-    router_fit: _RouterFit | None = None
-
-    @model_validator(mode="after")
-    def _one_of_each_item(self) -> _Evaluation:
-        for name in ("asked", "own", "forced", "cloud", "joint", "format", "help", "router"):
-            values = getattr(self, name)
-            if values is not None and len(values) != self.items:
-                raise ValueError(f"{name} has {len(values)} of {self.items} items")
-        decided = zip(self.asked, self.own, self.cloud, self.joint, strict=True)
-        if any(joint != (cloud if asked == "1" else own) for asked, own, cloud, joint in decided):
-            raise ValueError("joint is not what asked, own and cloud give")
-        if self.router is not None and self.router_fit is None:
-            raise ValueError("router_fit is missing")
-        return self
-
-
-class _Training(_Form):
-    steps: float
-    seconds: float
-    billed_calls: float
-    cloud_tokens: float
-    spend_uusd: float
-    response_rate: float | None
-    billed_rate: float | None
-
-
-class _Cost(_Form):
-    wall_s: float
-    cpu_agent_s: float
-    cpu_programs_s: float
-    cpu_coordinator_s: float
-    peak_agent_mib: float
-    peak_coordinator_mib: float
-    training: _Training
-
-
-class _Machine(_Form):
-    cpu: str
-    cores: int
-    memory_mib: float
-
-
-class _Settings(_Form):
-    learning: dict[str, Any]
-
-
-class _Body(_Form):
-    form: Literal[1]
-    key: str
-    cell: dict[str, Any]
-    commits: list[str]
-    machine: _Machine
-    settings: _Settings
-    models: dict[str, Any] = {}
-    cost: _Cost
-    series: _Series
-    held_out: list[_Evaluation]
+_BY_ITEM = ("asked", "own", "forced", "cloud", "joint", "format", "help", "router")
+"""What an evaluation has of each item; `router` where one was asked."""
 
 
 def require_form(cell: Cell, body: Any) -> None:
     """Raises ValueError with the defect unless this is a complete result of the cell."""
     try:
-        read = _Body.model_validate(body)
-    except ValidationError as error:
-        raise ValueError(first_of(error)) from error
-    if read.key != cell.key or read.cell != cell.to_json():
-        raise ValueError("cell is not the one that the key is made of")
-    for name, values in read.series:
-        if len(values) != cell.steps:
-            raise ValueError(f"series.{name} has {len(values)} of {cell.steps} steps")
-    _require_every_evaluation(cell, read.held_out)
+        if (body["form"], body["key"], body["cell"]) != (FORM, cell.key, cell.to_json()):
+            raise ValueError("cell is not the one that the key is made of")
+        for name, values in body["series"].items():
+            if len(values) != cell.steps:
+                raise ValueError(f"series.{name} has {len(values)} of {cell.steps} steps")
+        for evaluation in body["held_out"]:
+            for name in _BY_ITEM if "router" in evaluation else _BY_ITEM[:-1]:
+                if len(evaluation[name]) != evaluation["items"]:
+                    raise ValueError(f"held_out: {name} has {len(evaluation[name])} of {evaluation['items']} items")
+        _require_every_evaluation(cell, body["held_out"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{error} is missing or of another kind") from error
 
 
-def first_of(error: ValidationError) -> str:
-    """The first defect: its place and description."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-
-
-def _require_every_evaluation(cell: Cell, evaluations: Sequence[_Evaluation]) -> None:
-    """After each phase (before learning: once) every source, and nothing else."""
+def _require_every_evaluation(cell: Cell, evaluations: Sequence[Mapping[str, Any]]) -> None:
+    """After each phase (before learning: once) every source."""
     ends = list(accumulate(phase.steps for phase in cell.phases)) or [0]
     names = cell.evaluate.sources if cell.evaluate.items else ()
     wanted = {(name, end, number) for number, end in enumerate(ends, 1 if cell.phases else 0) for name in names}
-    if missing := sorted(wanted - {(evaluation.source, evaluation.step, evaluation.phase) for evaluation in evaluations}):
+    if missing := sorted(wanted - {(each["source"], each["step"], each["phase"]) for each in evaluations}):
         raise ValueError(f"held_out has nothing of {missing[0][0]} after step {missing[0][1]}")
-    if unknown := [
-        evaluation for evaluation in evaluations if evaluation.source not in names or not 0 <= evaluation.step <= ends[-1]
-    ]:
-        raise ValueError(f"held_out has {unknown[0].source} after step {unknown[0].step}, which the cell has not")
 
 
 # -- what a result was measured with ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import fnmatch
 import json
-import math
 import os
 import signal
 import sys
@@ -42,11 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the missing cells; 0 when all is done, 1 when a cell failed, 130 when stopped, 75 when something is left."""
     if arguments.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {arguments.jobs}")
-    if arguments.max_hours is not None and not arguments.max_hours > 0:
-        raise UsageError(f"--max-hours must be more than 0, not {arguments.max_hours:g}")
     if arguments.results.exists():
         require_folder(arguments.results)
-    plan = Plan.of(arguments)
+    plan = RunPlan.of(arguments)
     print("\n".join(plan.lines(arguments.jobs, every_cell=arguments.list)), flush=True)
     if arguments.list:
         return 0
@@ -63,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code or (BUSY if elsewhere or plan.waits_for else DONE)
 
 
-def _require_what_is_needed(plan: Plan, arguments: argparse.Namespace) -> None:
+def _require_what_is_needed(plan: RunPlan, arguments: argparse.Namespace) -> None:
     """Raises UsageError or EdgeError where results could not be written or routers not trained."""
     if plan.missing:
         check_folder(arguments.work, "--work")
@@ -86,7 +83,7 @@ def require_folder(results: Path) -> None:
 
 
 @dataclass
-class Pace:
+class CellPace:
     """Seconds of a cell's step by model, method and source, from finished cells; the rest of a cell counts once for each phase."""
 
     step_s: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -125,35 +122,27 @@ def hours(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """The selected cells, those with results, and the choices needed to name the others."""
 
     grids: tuple[Grid, ...]
     cells: tuple[Cell, ...]
     waits_for: tuple[str, ...]
     results: dict[str, Result]
-    pace: Pace
+    pace: CellPace
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Plan:
+    def of(cls, arguments: argparse.Namespace) -> RunPlan:
         """The plan of the command line. Raises UsageError, ConfigError."""
-        only, seeds, chosen = arguments.only, arguments.seeds, read_chosen(arguments.chosen)
+        only, chosen = arguments.only, read_chosen(arguments.chosen)
         grids = tuple(expand(load_spec(name, to_run=True), chosen) for name in arguments.specs or spec_names())
-        known = sorted({seed for grid in grids for seed in grid.spec.seeds})
-        if unknown := [seed for seed in seeds or () if seed not in known]:
-            hint = f"there is: {', '.join(map(str, known))}"
-            raise UsageError(f"--seeds: no experiment here has the seed {unknown[0]}", hint=hint)
         every = shared(grids)
-        meant = [
-            cell
-            for cell in every
-            if (seeds is None or not cell.phases or cell.seed in seeds) and (only is None or fnmatch.fnmatchcase(cell.key, only))
-        ]
+        meant = [cell for cell in every if only is None or fnmatch.fnmatchcase(cell.key, only)]
         waits = dict.fromkeys(what for grid in grids for what in grid.waits_for)
         if not meant and (only is not None or not waits):
             raise UsageError(f"no cell matches {shown(str(only))}", hint="--list without --only shows their keys")
         results = {cell.key: result for cell in every if (result := read_result(cell, arguments.results)) is not None}
-        pace = Pace()
+        pace = CellPace()
         for result in results.values():
             pace.learn(result)
         return cls(grids, tuple(meant), tuple(waits) if only is None else (), results, pace)
@@ -185,7 +174,7 @@ class Plan:
         return f"{mark:>7}  {cell.steps:>5} steps  {cell.key}"
 
 
-def _choose(plan: Plan, results: Path, file: Path) -> None:
+def _choose(plan: RunPlan, results: Path, file: Path) -> None:
     """When every grid search (the project's and those that were run) is complete, write their choices."""
     if not any(_searches(grid.spec) for grid in plan.grids):
         return
@@ -210,7 +199,7 @@ def _searches(spec: Spec) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CellEnd:
     """How a cell's process ended: its exit code, and its last output where it failed."""
 
     cell: Cell
@@ -224,7 +213,7 @@ class Ended:
 
 
 OnProgress = Callable[[Cell, Mapping[str, Any]], None]
-Launch = Callable[[Cell, OnProgress, asyncio.Event], Awaitable[Ended]]
+Launch = Callable[[Cell, OnProgress, asyncio.Event], Awaitable[CellEnd]]
 """Runs a cell to its end, or to its next safe point once the event is set."""
 
 
@@ -234,8 +223,8 @@ class Board:
 
     cells: Sequence[Cell]
     jobs: int
-    pace: Pace
-    ended: list[Ended] = field(default_factory=list)
+    pace: CellPace
+    ended: list[CellEnd] = field(default_factory=list)
     steps_done: dict[str, int] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
 
@@ -245,7 +234,7 @@ class Board:
         if line["part"] == "learning":
             self.steps_done[cell.key] = int(line["steps_done"])
 
-    def ends(self, ended: Ended) -> None:
+    def ends(self, ended: CellEnd) -> None:
         """A cell's process has ended."""
         self.ended.append(ended)
         self.parts.pop(ended.cell.key, None)
@@ -271,11 +260,11 @@ class Board:
         return f"{self.done} of {counted(len(self.cells), 'cell')}{trouble}{left}{f': {at_work}' if at_work else ''}"
 
 
-async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
+async def _run(plan: RunPlan, arguments: argparse.Namespace) -> int:
     stop = asyncio.Event()
     board = Board(plan.missing, arguments.jobs, plan.pace)
 
-    def on_end(ended: Ended) -> None:
+    def on_end(ended: CellEnd) -> None:
         if ended.code == DONE and (result := read_result(ended.cell, arguments.results)) is not None:
             plan.pace.learn(result)
         _print(ended.line())
@@ -285,29 +274,23 @@ async def _run(plan: Plan, arguments: argparse.Namespace) -> int:
         stop.set()
         _print("stopping after the steps under way; the same command goes on from here")
 
-    async def stop_in_time() -> None:
-        if arguments.max_hours is not None and arguments.max_hours < math.inf:
-            await asyncio.sleep(3600 * arguments.max_hours)
-            stopping()
-
     async def report() -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
             _print(board.line())
 
     with stop_on_signals(stopping):
-        watchers = [asyncio.create_task(stop_in_time()), asyncio.create_task(report())]
+        reporting = asyncio.create_task(report())
         try:
             await run_all(board, CellProcess(arguments.work, arguments.results), stop, on_end)
         finally:
-            for task in watchers:
-                task.cancel()
+            reporting.cancel()
     if board.failed:
         return FAILED
     return STOPPED if stop.is_set() and board.done < len(board.cells) else DONE
 
 
-async def run_all(board: Board, launch: Launch, stop: asyncio.Event, on_end: Callable[[Ended], None]) -> None:
+async def run_all(board: Board, launch: Launch, stop: asyncio.Event, on_end: Callable[[CellEnd], None]) -> None:
     """Run the board's cells in order; once `stop` is set no further one is begun. A failed cell does not stop the others."""
     waiting = iter(board.cells)
 
@@ -332,16 +315,16 @@ class CellProcess:
     work: Path
     results: Path
 
-    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
+    async def __call__(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> CellEnd:
         """Run a cell; see `Launch`. Where the system refuses its folder or process, it has failed."""
         try:
             return await self._run(cell, on_progress, stop)
         except EdgeError as error:
-            return Ended(cell, FAILED, error.with_hint)
+            return CellEnd(cell, FAILED, error.with_hint)
         except OSError as error:
-            return Ended(cell, FAILED, f"{error.filename or self.work}: {error.strerror or error}")
+            return CellEnd(cell, FAILED, f"{error.filename or self.work}: {error.strerror or error}")
 
-    async def _run(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> Ended:
+    async def _run(self, cell: Cell, on_progress: OnProgress, stop: asyncio.Event) -> CellEnd:
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
         put(json.dumps(cell.to_json(), indent=1) + "\n", folder / "cell.json")
@@ -367,7 +350,7 @@ class CellProcess:
                 if process.returncode is None:
                     process.terminate()
                     await process.wait()
-        return Ended(cell, code, "" if code in (DONE, STOPPED, BUSY) else _last_words(folder / "cell.log", written_before))
+        return CellEnd(cell, code, "" if code in (DONE, STOPPED, BUSY) else _last_words(folder / "cell.log", written_before))
 
 
 async def _stop_with(process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:

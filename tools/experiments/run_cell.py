@@ -92,7 +92,7 @@ async def _run(cell: Cell, config: AgentConfig, run_folder: RunFolder, report: R
     """The result, None where it was stopped."""
     clock, folder, stop = SystemClock(), run_folder.folder, Stop()
     async with build_agent(config, run_folder) as agent:
-        meter = Meter(folder / "usage", clock, lambda: getattr(agent.components.coordinator, "pid", None))
+        meter = UsageMeter(folder / "usage", clock, lambda: getattr(agent.components.coordinator, "pid", None))
         evaluator = Evaluator(cell, config, agent, folder, clock, report, meter.note)
 
         def end() -> None:
@@ -123,7 +123,7 @@ def _watching_parent(between: Any, end: Callable[[], None]) -> Any:
 
 
 def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[str, Any]:
-    steps = agent.steps()
+    steps = agent.components.state.steps()
     if len(steps) != cell.steps:
         raise EdgeError(f"{cell.key}: {len(steps)} of {cell.steps} steps are recorded", hint=f"remove {folder} to begin anew")
     evaluations = evaluations_in(folder)
@@ -154,7 +154,7 @@ def _body(cell: Cell, config: AgentConfig, agent: Agent, folder: Path) -> dict[s
 # -- what a run costs in time, processor and memory: one file for each process that worked on it, written again and again -----------------
 
 
-class Meter:
+class UsageMeter:
     """The account of this process. `coordinator`: the process id of its coordinator while it runs."""
 
     def __init__(self, folder: Path, clock: Clock, coordinator: Callable[[], int | None]) -> None:

@@ -7,7 +7,7 @@ It is a YAML file of `tools/experiments/specs`. Sources are practice groups and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,9 +19,8 @@ from edge.config.loader import Flag, Resolved, ValueAt, dotted, resolve
 from edge.config.yaml_lines import KeyPath
 from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
-from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.practice import FAMILIES, GROUPS
-from edge.tasks.registry import data_set_of, open_source
+from edge.tasks.registry import open_source
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -58,38 +57,13 @@ def full_source(name: str) -> str:
     return f"practice:{name}" if name in {*FAMILIES, *GROUPS} else name
 
 
-def labels_of(name: str) -> frozenset[str]:
-    """The task labels of a source's items. A file or folder is read, a data set of the hub is only known by its name.
-
-    Raises UsageError for an unknown name, TaskFileError for a missing or unreadable file.
-    """
-    full = full_source(name)
-    data_set = data_set_of(full)
-    if data_set is not None:
-        if not full.startswith("hf:") and ":" in full:
-            open_source(full)
-        return frozenset({data_set.task})
-    source = open_source(full)
-    if isinstance(source, JsonLinesSource):
-        return frozenset(item.task for item in (*source.train_items, *source.test_items))
-    return frozenset({next(iter(source.train(0))).task})
-
-
-def require_held_out(name: str) -> None:
-    """Raises as `labels_of`, and TaskFileError for a file of which no item is held out."""
-    labels_of(name)
-    full = full_source(name)
-    if data_set_of(full) is None and not open_source(full).test(1):
-        raise TaskFileError(f"{name}: no item is held out", hint='add lines with "split": "test"')
-
-
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """A frozen group of keys that refuses unknown ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
 
-class Phase(Section):
+class Phase(SpecSection):
     """One stretch of learning."""
 
     source: str = Field(min_length=1, description="A practice group or family, or another task source.")
@@ -102,7 +76,7 @@ class Phase(Section):
         return full_source(self.source)
 
 
-class Evaluate(Section):
+class Evaluate(SpecSection):
     """The evaluation after each phase, at T = 0 and with the cloud's answer to every item."""
 
     sources: tuple[str, ...] = Field(HELD_OUT, description="Sources whose held-out items are answered.")
@@ -118,7 +92,7 @@ class Evaluate(Section):
         return tuple(map(full_source, sources))
 
 
-class Spec(Section):
+class Spec(SpecSection):
     """One experiment: the grid models x methods x phases x vary x seeds."""
 
     name: str = Field(min_length=1, pattern=r"^[a-z0-9][a-z0-9-]*$", description="As the file is called.")
@@ -172,7 +146,6 @@ class Spec(Section):
                 if value in values[:index]:
                     yield (*path, index), f"{dotted(path)} has {value} twice"
         yield from self._missing_sources()
-        yield from self._ignored_rewards()
 
     def _unmet(self, layout: str) -> str | None:
         """What a layout cannot show of this grid."""
@@ -190,49 +163,19 @@ class Spec(Section):
         return None
 
     def _missing_sources(self) -> Iterator[tuple[KeyPath, str]]:
-        require = require_held_out if self.evaluate.items else labels_of
-        places: list[tuple[KeyPath, str, Callable[[str], object]]] = [
-            (("evaluate", "sources", index), source, require) for index, source in enumerate(self.evaluate.sources)
+        places: list[tuple[KeyPath, str]] = [
+            (("evaluate", "sources", index), source) for index, source in enumerate(self.evaluate.sources)
         ]
         places += [
-            (("phases", name, index, "source"), phase.source, labels_of)
+            (("phases", name, index, "source"), phase.full_source)
             for name, phases in self.phases.items()
             for index, phase in enumerate(phases)
         ]
-        for path, source, check in places:
+        for path, source in places:
             try:
-                check(source)
+                open_source(source)
             except (UsageError, TaskFileError) as error:
                 yield path, f"{dotted(path)}: {error}" + (f"; {error.hint}" if error.hint else "")
-
-    def _ignored_rewards(self) -> Iterator[tuple[KeyPath, str]]:
-        """Assistance rewards of labels that no item has."""
-        places: list[tuple[KeyPath, Settings]] = [(("settings",), self.settings)]
-        places += [(("methods", way), own) for way, own in self.ways.items()]
-        places += [(("vary",), {key: value}) for key, values in self.vary.items() for value in values]
-        given = [
-            (path, key, value)
-            for path, settings in places
-            for key, value in settings.items()
-            if key == ASSIST or key.startswith(f"{ASSIST}.")
-        ]
-        sources = dict.fromkeys(phase.source for phases in self.phases.values() for phase in phases)
-        labels = {source: labels_of(source) for source in sources} if given else {}
-        known = sorted(frozenset().union(*labels.values()))
-        for path, key, value in given:
-            wrong = ""
-            if key == ASSIST and value == CHOSEN:
-                if others := [source for source, own in labels.items() if own != {source}]:
-                    named = " and ".join(GROUPS)
-                    wrong = f"{CHOSEN} is for {named}, whose items have their name as label, not for {others[0]}"
-            else:
-                rewarded = (
-                    [key.removeprefix(f"{ASSIST}.")] if key != ASSIST else list(value) if isinstance(value, Mapping) else []
-                )
-                if unknown := [label for label in rewarded if label not in known]:
-                    wrong = f"no phase has items with the label {unknown[0]}; there is: {', '.join(known)}"
-            if wrong:
-                yield (*path, key), f"{dotted((*path, key))}: {wrong}"
 
 
 def spec_names(folder: Path = SPECS) -> list[str]:

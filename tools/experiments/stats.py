@@ -70,18 +70,18 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 @lru_cache(maxsize=10_000)
-def t_quantile(df: float, confidence: float = _CONFIDENCE) -> float:
-    """How many standard errors hold the middle `confidence` of Student's t with `df` degrees of freedom, which need not be whole.
+def t_quantile(df: float) -> float:
+    """How many standard errors hold the middle 95 % of Student's t with `df` degrees of freedom, which need not be whole.
 
     Raises ValueError for df that are not positive.
     """
     if not df > 0.0:
         raise ValueError(f"degrees of freedom must be positive, not {df}")
     low, high = 0.0, 1.0
-    while _middle(high, df) < confidence:
+    while _middle(high, df) < _CONFIDENCE:
         high *= 2.0
     while low < (half := 0.5 * (low + high)) < high:
-        low, high = (half, high) if _middle(half, df) < confidence else (low, half)
+        low, high = (half, high) if _middle(half, df) < _CONFIDENCE else (low, half)
     return 0.5 * (low + high)
 
 

@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """A title, the column names, rows of as many texts, and remarks below."""
 
     title: str
@@ -34,10 +34,10 @@ def table_of(
     rows: Iterable[tuple[Sequence[str], S]],
     columns: Mapping[str, Callable[[S], str]],
     *notes: str,
-) -> Table:
+) -> TextTable:
     """A row for each subject: its names, and its value in each column."""
     cells = tuple((*named, *(column(subject) for column in columns.values())) for named, subject in rows)
-    return Table(title, (*names, *columns), cells, notes)
+    return TextTable(title, (*names, *columns), cells, notes)
 
 
 def percent(value: float, digits: int = 1) -> str:

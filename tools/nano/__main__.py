@@ -22,8 +22,6 @@ def main() -> int:
         "train": run_train,
         "export": run_export,
         "passes": run_passes,
-        "card": run_card,
-        "spread": run_spread,
     }
     run[arguments.command](arguments)
     return 0
@@ -44,17 +42,11 @@ def parse() -> argparse.Namespace:
     export.add_argument("model", choices=MODELS)
     export.add_argument("--weights", type=Path, help="default runs/nano/MODEL/final.pt")
     export.add_argument("--output", type=Path, help="default edge/models/files/MODEL.gguf")
-    spread = commands.add_parser(
-        "spread", help="give tokens that a GGUF file's model never saw directions of their own (export does)"
-    )
-    spread.add_argument("file", type=Path)
     passes = commands.add_parser("passes", help="pass@1 and pass@8 at T = 1 by family and band")
     passes.add_argument("model", help="a bundled model's name or the path of a GGUF file")
     passes.add_argument("--per-level", type=int, default=60)
     passes.add_argument("--seed", type=int, default=1)
     passes.add_argument("--threads", type=int, default=1)
-    tables = commands.add_parser("card", help="the model card's tables from reports of `edge-agent eval --json-out`")
-    tables.add_argument("reports", type=Path, nargs="+")
     return parser.parse_args()
 
 
@@ -76,26 +68,14 @@ def run_train(arguments: argparse.Namespace) -> None:
 def run_export(arguments: argparse.Namespace) -> None:
     """Write one GGUF file; print its size."""
     from tools.nano.export import export_weights
+    from tools.nano.unseen import spread_in_file
 
     weights = arguments.weights or RUNS / arguments.model / "final.pt"
     output = arguments.output or bundled_folder() / f"{arguments.model}.gguf"
     check_there(weights, hint=f"python -m tools.nano train {arguments.model}")
     export_weights(arguments.model, weights, output)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
-    spread(output)
-
-
-def run_spread(arguments: argparse.Namespace) -> None:
-    """Spread the unseen tokens of one file."""
-    check_there(arguments.file, hint="name a GGUF file")
-    spread(arguments.file)
-
-
-def spread(file: Path) -> None:
-    """Do so; print how many there were."""
-    from tools.nano.unseen import spread_in_file
-
-    print(f"{file}: {spread_in_file(file)} tokens were never seen")
+    print(f"{spread_in_file(output)} tokens were never seen and got directions of their own")
 
 
 def run_passes(arguments: argparse.Namespace) -> None:
@@ -106,13 +86,6 @@ def run_passes(arguments: argparse.Namespace) -> None:
     path = path if path.exists() else Path(arguments.model)
     check_there(path, hint="name one of edge/models/files, or a GGUF file")
     print(asyncio.run(pass_table(path, arguments.per_level, arguments.seed, arguments.threads)))
-
-
-def run_card(arguments: argparse.Namespace) -> None:
-    """Print the tables of a model card."""
-    from tools.nano.card import card
-
-    print(card(arguments.reports))
 
 
 def check_there(file: Path, *, hint: str) -> None:

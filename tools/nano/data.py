@@ -71,7 +71,7 @@ POOL_BATCHES = 64
 WIDTH_MULTIPLE = 16
 
 
-class Batch(NamedTuple):
+class TokenBatch(NamedTuple):
     """Right-padded rows [B, T]; `loss_BT` is true where the token is part of a response."""
 
     ids_BT: Tensor
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ChatExample:
     """One chat: the ids of the prompt, and of the response with its end of turn."""
 
     prompt_ids: list[int]
@@ -137,27 +137,27 @@ class ExampleSource:
         self._seed = seed
         (self._end_of_turn,) = tokenizer.encode("<|im_end|>").ids
 
-    def batches(self, cursor: int) -> Iterator[Batch]:
+    def batches(self, cursor: int) -> Iterator[TokenBatch]:
         """Batch number `cursor` and all later ones, independent of earlier batches."""
         pool_number, skipped = divmod(cursor, POOL_BATCHES)
         while True:
             yield from self._pool(pool_number)[skipped:]
             pool_number, skipped = pool_number + 1, 0
 
-    def _pool(self, number: int) -> list[Batch]:
+    def _pool(self, number: int) -> list[TokenBatch]:
         rng = random.Random(f"{self._model}/{self._seed}/{number}")
         examples = sorted((self._drawn(rng, number) for _ in range(POOL_BATCHES * BATCH_ROWS)), key=lambda e: e.length)
         batches = [collate(examples[i : i + BATCH_ROWS]) for i in range(0, len(examples), BATCH_ROWS)]
         rng.shuffle(batches)
         return batches
 
-    def _drawn(self, rng: random.Random, pool_number: int) -> Example:
+    def _drawn(self, rng: random.Random, pool_number: int) -> ChatExample:
         """One chat of a pool."""
         question, response = (
             self._cloud_chat(rng, pool_number) if self._model == "nano-cloud" else self._edge_chat(rng, pool_number)
         )
         prompt_ids = self._tokenizer.encode(prompt_text(question)).ids
-        return Example(prompt_ids, [*self._tokenizer.encode(response).ids, self._end_of_turn])
+        return ChatExample(prompt_ids, [*self._tokenizer.encode(response).ids, self._end_of_turn])
 
     def _cloud_chat(self, rng: random.Random, pool_number: int) -> tuple[str, str]:
         mix = cloud_mix(pool_number)
@@ -183,7 +183,7 @@ def drawn_name(rng: random.Random, weights: Mapping[str, float]) -> str:
     return name
 
 
-def collate(examples: list[Example]) -> Batch:
+def collate(examples: list[ChatExample]) -> TokenBatch:
     """Rows padded on the right to one width: few different widths, because the CPU kernels keep a cache for each."""
     width = -(-max(example.length for example in examples) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     ids = torch.zeros(len(examples), width, dtype=torch.long)
@@ -193,4 +193,4 @@ def collate(examples: list[Example]) -> Batch:
         ids[row, : example.length] = torch.tensor(example.prompt_ids + example.response_ids)
         mask[row, : example.length] = True
         loss[row, len(example.prompt_ids) : example.length] = True
-    return Batch(ids, mask, loss)
+    return TokenBatch(ids, mask, loss)

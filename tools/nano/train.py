@@ -21,7 +21,7 @@ from edge.core.clock import SystemClock
 from edge.core.files import replacing
 from edge.models.catalogue import bundled_folder
 from edge.models.decoder import Decoder, load_decoder
-from tools.nano.data import Batch, ExampleSource
+from tools.nano.data import ExampleSource, TokenBatch
 from tools.nano.grow import grow_into
 from tools.nano.recipes import Recipe
 from tools.nano.tokenizer import bundled_tokenizer
@@ -43,7 +43,7 @@ class TrainOptions:
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainProgress:
     """The progress of a run: optimiser steps done (also the data cursor), tokens seen, seconds spent, loss curve."""
 
     step: int = 0
@@ -121,7 +121,7 @@ def set_rates(optimisers: Optimisers, recipe: Recipe, share: float) -> None:
             group["lr"] = share * peak
 
 
-def response_loss(decoder: Decoder, batch: Batch) -> Tensor:
+def response_loss(decoder: Decoder, batch: TokenBatch) -> Tensor:
     """Mean negative log-likelihood (nats) of the response tokens."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = decoder.hidden_states(batch.ids_BT[:, :-1]).states_BTD
@@ -135,8 +135,8 @@ def run_steps(
     options: TrainOptions,
     decoder: Decoder,
     optimisers: Optimisers,
-    batches: Iterator[Batch],
-    progress: Progress,
+    batches: Iterator[TokenBatch],
+    progress: TrainProgress,
 ) -> None:
     """Optimiser steps until the recipe's number is reached."""
     steps, clock = options.steps or recipe.steps, SystemClock()
@@ -160,7 +160,7 @@ def run_steps(
             saved_s = now_s
 
 
-def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_clip: float) -> float:
+def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: TokenBatch, grad_clip: float) -> float:
     """One step on one batch; its loss."""
     loss = response_loss(decoder, batch)
     decoder.zero_grad(set_to_none=True)
@@ -171,7 +171,7 @@ def optimiser_step(decoder: Decoder, optimisers: Optimisers, batch: Batch, grad_
     return loss.item()
 
 
-def report(recipe: Recipe, progress: Progress, steps: int) -> None:
+def report(recipe: Recipe, progress: TrainProgress, steps: int) -> None:
     """One progress line."""
     left_s = progress.elapsed_s / progress.step * (steps - progress.step)
     print(
@@ -185,7 +185,7 @@ def report(recipe: Recipe, progress: Progress, steps: int) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers, progress: Progress) -> None:
+def save_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers, progress: TrainProgress) -> None:
     """Everything a resumed run needs, in one file that is replaced in one step."""
     state = {
         "weights": decoder.state_dict(),
@@ -196,18 +196,18 @@ def save_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers, prog
     save_atomically(state, folder / "checkpoint.pt")
 
 
-def load_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers) -> Progress:
+def load_checkpoint(folder: Path, decoder: Decoder, optimisers: Optimisers) -> TrainProgress:
     """Restore the run in `folder`; a fresh Progress when there is none."""
     path = folder / "checkpoint.pt"
     if not path.exists():
-        return Progress()
+        return TrainProgress()
     state = torch.load(path, weights_only=True)
     decoder.load_state_dict(state["weights"])
     for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
         optimiser.load_state_dict(saved)
     torch.set_rng_state(state["torch_rng"])
     step, tokens, elapsed_s, losses = json.loads(state["progress"])
-    return Progress(step, tokens, elapsed_s, [(at, loss) for at, loss in losses])
+    return TrainProgress(step, tokens, elapsed_s, [(at, loss) for at, loss in losses])
 
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tools.simulate run | explore | compare | sweep | validate`."""
+"""`python -m tools.simulate run | sweep | explore | validate`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from edge.core.errors import ConfigError, UsageError
 
 _COMMANDS = {
     "run": "tools.simulate.fleet.run",
-    "compare": "tools.simulate.reports.compare",
     "sweep": "tools.simulate.sweeps.command",
     "explore": "tools.simulate.faults.explore",
-    "validate": "tools.simulate.validation.command",
+    "validate": "tools.simulate.validate",
 }
 """The module of each command; the chosen one's alone is imported."""
 

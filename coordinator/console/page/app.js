@@ -178,7 +178,7 @@ function showUpstreams(state) {
   table($("upstreams"), "Upstreams", ["Name", "State", "Model", "Price in / out per million tokens", "Waiting"], state.upstreams.map((row) => [
     row.alias, element("span", { class: `badge ${row.breaker}` }, BREAKERS[row.breaker] ?? row.breaker),
     row.provider && row.provider !== row.alias ? [row.model, soft(` by ${row.provider}`)] : row.model,
-    row.price?.priced ? `${money(row.price.in_uusd_per_mtok)} / ${money(row.price.out_uusd_per_mtok)}` : "none, so its calls are refused",
+    row.price ? `${money(row.price.in_uusd_per_mtok)} / ${money(row.price.out_uusd_per_mtok)}` : "none, so its calls are refused",
     whole(row.waiting),
   ]), "No upstream is configured.");
 }

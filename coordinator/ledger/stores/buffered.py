@@ -111,11 +111,11 @@ class Rows(Generic[Row]):
         """What the source found, with the rows that it may not have yet laid over it; sorted by key."""
         rows = {self._key_of(row): row for row in found}
         tried: dict[tuple[Any, ...], Any] = {key: self.seen[key] for rows, key, _ in self._tried if rows is self}
-        for newer in (self._under_way, self.waiting, tried):
+        for newer in (self._under_way, self.waiting, tried):  # oldest first: each knows better than those before it
             for key, row in newer.items():
                 if wanted(row, *parameters):
                     rows[key] = row
-                else:
+                else:  # the source found it, and it is no answer any more
                     rows.pop(key, None)
         return [rows[key] for key in sorted(rows)]
 
@@ -128,10 +128,10 @@ class Rows(Generic[Row]):
         """The source has what was under way."""
         if self._stays is not None:
             for key, row in self._under_way.items():
-                if key not in self.waiting and not self._stays(row):
+                if key not in self.waiting and not self._stays(row):  # one that waits was changed since, and only memory has it
                     self.seen.pop(key, None)
         self._under_way = {}
-        if len(self.seen) > MOST_KNOWN:
+        if len(self.seen) > MOST_KNOWN:  # what waits must stay: the source would answer with the row before it
             self.seen = dict(self.waiting)
 
 
@@ -170,14 +170,16 @@ class CallKeys:
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one commit writes: whole rows by table, journal entries, numbers kept with the ledger; and the (device, task) pairs that have
-    a new version with it."""
+class CommitBatch:
+    """What one commit writes."""
 
     rows: dict[Table[Any], Collection[Any]]
+    """Whole rows by table."""
     journal: Sequence[JournalEntry]
     changed: set[DeviceTask]
+    """(device, task) pairs that have a new version with it."""
     numbers: dict[str, int] = field(default_factory=dict)
+    """Kept with the ledger."""
 
 
 class BufferedTables:
@@ -241,7 +243,7 @@ class BufferedTables:
         self._tried_changes.clear()
         self._stored_limits = None
 
-    def take(self) -> Batch:
+    def take(self) -> CommitBatch:
         """The next commit, which is under way from here on until `committed`."""
         self.waiting = False
         taken = {table: rows.take() for table, rows in self._tables.items() if rows.waiting}
@@ -250,7 +252,7 @@ class BufferedTables:
             self._changed.update(seen_by_others(row))
         self._entries_under_way, self._waiting_entries = self._waiting_entries, []
         changed, self._changed = self._changed, set()
-        return Batch(taken, self._entries_under_way, changed)
+        return CommitBatch(taken, self._entries_under_way, changed)
 
     def committed(self) -> None:
         """The source has what was under way."""

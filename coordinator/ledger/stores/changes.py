@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from coordinator.ledger.accounts import BudgetRow, Limits
+from coordinator.ledger.accounts import AmountLimits, BudgetRow
 
 DeviceTask = tuple[str, str]
 EVERYTHING: DeviceTask = ("", "")
 _SHARED, _OF_TASK = "fleet", "fleet_task[task:"
-_NO_LIMITS = Limits()
+_NO_LIMITS = AmountLimits()
 
 
 def seen_by_others(row: BudgetRow) -> tuple[DeviceTask, ...]:
@@ -52,7 +52,7 @@ class ChangeFeed:
         try:
             while not self._closed:
                 await woken.wait()
-                woken.clear()
+                woken.clear()  # before the pairs are taken: what comes meanwhile wakes it again
                 while pending:
                     yield pending.popitem()[0]
         finally:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from coordinator.ledger.stores.buffered import Batch, BufferedTables, CallKeys, RowSource
+from coordinator.ledger.stores.buffered import BufferedTables, CallKeys, CommitBatch, RowSource
 from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import LedgerStore, NoAnswer, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
@@ -49,7 +49,7 @@ class LedgerDisk(Protocol):
         """The rows of the last commit, to be asked for again after a failed one. They and this raise ReadFailed."""
         ...
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         """Write a batch as one durable transaction, then call `done` once, later, on the loop: with None, or with why it may not have
         happened. RowsRefused: for its content."""
         ...
@@ -71,7 +71,7 @@ class GroupCommitStore(LedgerStore):
         self._ledger: Ledger | None = None
         self._call_keys: CallKeys | None = None
         self._gathering: list[PendingOperation] = []
-        self._batch: Batch | None = None
+        self._batch: CommitBatch | None = None
         self._under_way: list[PendingOperation] = []
         self._flush_comes = False
         self._one_by_one: deque[PendingOperation] = deque()
@@ -98,7 +98,7 @@ class GroupCommitStore(LedgerStore):
         if self._closed:
             raise not_written("the ledger is closed")
         waiter = PendingOperation(work)
-        if self._one_by_one:
+        if self._one_by_one:  # it must not overtake those that came before it
             self._one_by_one.append(waiter)
         else:
             self._run(waiter)
@@ -141,6 +141,7 @@ class GroupCommitStore(LedgerStore):
 
     def _has_to_wait(self, waiter: PendingOperation) -> bool:
         """An outcome waits for the next commit where rows gather for it, else for the one under way, else for none."""
+        # Also one that only read: it may have seen rows that are not durable yet, and must not be known before them.
         if self._tables is not None and self._tables.waiting:
             self._gathering.append(waiter)
             if self._batch is None and not self._flush_comes:
@@ -190,7 +191,7 @@ class GroupCommitStore(LedgerStore):
         """The commit did not happen, as far as anybody knows; nor then did what ran on top of it."""
         waiters = waiters + self._gathering
         self._gathering = []
-        self._tables = self._ledger = None
+        self._tables = self._ledger = None  # the rows in memory hold what did not happen
         self._last_commit = 0
         if not isinstance(error, RowsRefused):
             self.writability.failed(f"{self._where}: {error}")
@@ -203,7 +204,7 @@ class GroupCommitStore(LedgerStore):
             log.error("the ledger refused an inconsistent change: %s", error)
             waiters[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
             waiters[0].release()
-        else:
+        else:  # before those that wait already, in the order in which they came
             self._one_by_one.extendleft(reversed(waiters))
 
     def _go_on(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from coordinator.ledger.journal import GENESIS, JournalEntry
-from coordinator.ledger.stores.buffered import Batch, BufferedTables
+from coordinator.ledger.stores.buffered import BufferedTables, CommitBatch
 from coordinator.ledger.stores.changes import ChangeFeed
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.stores.trouble import Writability, not_written
@@ -20,8 +20,8 @@ from coordinator.ledger.tables import (
     ORPHANED_ATTEMPTS,
     STEP_CALLS,
     TABLES,
-    Bucket,
     Question,
+    RowBucket,
     Table,
 )
 from coordinator.ledger.transitions import Ledger
@@ -41,7 +41,7 @@ class MemoryRows:
         self.rows: dict[Table[Any], dict[tuple[Any, ...], Any]] = {table: {} for table in TABLES}
         self.journal: list[JournalEntry] = []
         self.numbers: dict[str, int] = {}
-        self._index: dict[tuple[Bucket[Any], Any], dict[tuple[Any, ...], None]] = defaultdict(dict)
+        self._index: dict[tuple[RowBucket[Any], Any], dict[tuple[Any, ...], None]] = defaultdict(dict)
 
     def get(self, table: Table[Row], *key: Any) -> Row | None:
         """A row by its key."""
@@ -70,7 +70,7 @@ class MemoryRows:
         """The last entry's number and hash."""
         return (self.journal[-1].seq, self.journal[-1].hash) if self.journal else (0, GENESIS)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: CommitBatch) -> None:
         """Take a batch."""
         for table, rows in batch.rows.items():
             for row in rows:

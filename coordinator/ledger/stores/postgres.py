@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import asyncpg
 
+from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.stores.buffered import BufferedTables
 from coordinator.ledger.stores.changes import EVERYTHING, ChangeFeed
 from coordinator.ledger.stores.postgres_statements import (
@@ -33,17 +34,20 @@ from coordinator.ledger.stores.postgres_statements import (
     Want,
     reach_of,
     read_statement,
+    restored,
     write_statement,
 )
 from coordinator.ledger.stores.schema import create_in_postgres, has_postgres_ledger
-from coordinator.ledger.stores.store import LedgerStore, Operation, PendingOperation
+from coordinator.ledger.stores.store import LedgerOperation, LedgerStore, PendingOperation
 from coordinator.ledger.stores.trouble import Writability, not_written
-from coordinator.ledger.tables import ORPHANED_ATTEMPTS
+from coordinator.ledger.tables import ORPHANED_ATTEMPTS, Table
 from coordinator.ledger.transitions import Ledger
 from edge.core.errors import CoordinatorError, StateError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Row = TypeVar("Row")
+PAGE = 2_000
 P = ParamSpec("P")
 _BEAT = """INSERT INTO replica (epoch, name, lease_until) OVERRIDING SYSTEM VALUE
   VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
@@ -75,15 +79,17 @@ _POINT_LOOKUPS = dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mer
 
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
-    """How a replica waits, batches and lives: most operations per commit; seconds to wait for a lock, for one statement and for a
-    connection; seconds its lease lasts (renewed at a third of it); the name it has in `replica` and `pg_stat_activity`."""
+    """How a replica waits, batches and lives."""
 
     max_batch: int = 512
+    """Most operations of a commit."""
     lock_timeout_s: float = 5.0
     statement_timeout_s: float = 10.0
     connect_timeout_s: float = 5.0
     replica_lease_s: float = 15.0
+    """Renewed at a third of it."""
     name: str = "edge-coordinator"
+    """Its name in `replica` and `pg_stat_activity`."""
 
 
 class HeadMoved(Exception):
@@ -140,7 +146,7 @@ class PostgresLedgerStore(LedgerStore):
         self._jobs.put_nowait(_ReplicaOperation(work, future, reach=reach))
         return await future
 
-    async def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def perform(self, operation: LedgerOperation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one operation, with all that it can touch fetched at once."""
         return await self.transact(methodcaller(operation.name, *args, **kwargs), reach_of(operation.name, *args, **kwargs))
 
@@ -224,7 +230,7 @@ class PostgresLedgerStore(LedgerStore):
             log.error("the ledger refused an inconsistent change: %s", rule)
             jobs[0].fail(CoordinatorError("the ledger refused an inconsistent change"))
             return
-        for job in jobs:
+        for job in jobs:  # in their order: later ones may have seen what earlier ones wrote
             await self._run_batch([job])
 
     async def _commit(self, jobs: list[_ReplicaOperation]) -> None:
@@ -261,7 +267,7 @@ class PostgresLedgerStore(LedgerStore):
             try:
                 for job in jobs:
                     job.run(ledger, tables)
-            except Missing as missing:
+            except Missing as missing:  # all operations run again, with more rows of the same head
                 wants = frozenset({missing.want})
             else:
                 return await self._write(connection, tables, fetched.head)
@@ -282,7 +288,7 @@ class PostgresLedgerStore(LedgerStore):
         statement = write_statement(batch, head)
         if statement is None:
             return
-        if batch.journal:  # a batch without an entry cannot be found again; its callers learn that it failed
+        if batch.journal:  # a batch without an entry cannot be found again; its callers get the failure
             self._written = tables.journal_head()
         moved, _ = await connection.fetchrow(statement.sql, *statement.values)  # type: ignore[misc]
         if not moved:
@@ -379,3 +385,60 @@ def cannot_open(error: Exception) -> StateError:
 def _one_line(error: Exception) -> str:
     """An error's text without line breaks and without what a driver quotes of rows."""
     return " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
+
+
+# Reading from outside: for a program without an event loop, or a thread without one, which brings its own ----------------------------
+
+
+@contextlib.contextmanager
+def open_read_only(dsn: str) -> Iterator[PostgresRows]:
+    """The rows as of now, also while coordinators write. Raises StateError when there is no such ledger."""
+    with asyncio.Runner() as runner:
+        try:
+            connection = runner.run(_opened(dsn))
+            try:
+                yield PostgresRows(runner, connection)
+            finally:
+                runner.run(connection.close())
+        except DRIVER_ERRORS as error:
+            raise cannot_open(error) from error
+
+
+async def _opened(dsn: str) -> asyncpg.Connection[Any]:
+    settings = PostgresSettings(name="edge-coordinator ledger", statement_timeout_s=600.0)
+    connection = await connect(dsn, settings)
+    try:
+        if not await has_postgres_ledger(connection):
+            raise StateError("there is no ledger in this PostgreSQL database")
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+class PostgresRows:
+    """What `verify` and `export` read; every table in pages, so that memory does not grow with it."""
+
+    def __init__(self, runner: asyncio.Runner, connection: asyncpg.Connection[Any]) -> None:
+        self._runner = runner
+        self._connection = connection
+
+    def all(self, table: Table[Row]) -> Iterable[Row]:
+        """All rows of a table, sorted by key."""
+        rows = self._pages(f"SELECT {', '.join(table.columns)} FROM {table} ORDER BY {', '.join(table.key)}")  # noqa: S608 - names are ours
+        return (table.row(tuple(map(restored, row))) for row in rows)
+
+    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
+        """Entries in order."""
+        rows = self._pages("SELECT * FROM journal WHERE seq > $1 ORDER BY seq LIMIT $2", seq, limit)
+        return (JournalEntry(*row) for row in rows)
+
+    def _pages(self, sql: str, *values: Any) -> Iterator[Any]:
+        cursor = self._runner.run(_cursor(self._connection, sql, values))
+        while page := self._runner.run(cursor.fetch(PAGE)):
+            yield from page
+
+
+async def _cursor(connection: asyncpg.Connection[Any], sql: str, values: Sequence[Any]) -> Any:
+    return await connection.cursor(sql, *values)

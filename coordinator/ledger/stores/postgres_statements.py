@@ -24,7 +24,7 @@ from coordinator.ledger.accounts import (
     step_budget_key,
 )
 from coordinator.ledger.journal import GENESIS, JournalEntry
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.stores.store import NoAnswer
 from coordinator.ledger.tables import (
     ATTEMPT,
@@ -134,14 +134,16 @@ class Missing(NoAnswer):
 
 @dataclass(slots=True)
 class Fetched:
-    """RowSource of what was read under one head: the rows, and which questions they answer. Another question raises Missing."""
+    """RowSource of what was read under one head. A question that it was not asked before raises Missing."""
 
     head: tuple[int, str] = (0, GENESIS)
     known: set[Want] = field(default_factory=set)
+    """What the rows answer."""
     rows: dict[Table[Any], dict[tuple[Any, ...], Any]] = field(
         default_factory=lambda: {table: {} for table in (*TABLES, JOURNAL)}
     )
     orphans: set[tuple[Any, ...]] = field(default_factory=set)
+    """Keys of attempts whose replica is gone."""
 
     def add(self, wants: Reach, asked: Sequence[tuple[Any, Table[Any]]], answers: Sequence[str | None]) -> None:
         """Take in the answer to `read_statement(wants)`."""
@@ -191,9 +193,10 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL text and its values. Texts repeat, so that the driver can keep them prepared."""
+    """SQL text and its values."""
 
     sql: str
+    """Texts repeat, so that the driver can keep them prepared."""
     values: tuple[Any, ...]
 
 
@@ -251,7 +254,7 @@ def _with_linked(table: Table[Any], rows: str) -> Iterator[tuple[Table[Any], str
 # Writing --------------------------------------------------------------------------------------------------------------------------
 
 
-def write_statement(batch: Batch, head: tuple[int, str]) -> Statement | None:
+def write_statement(batch: CommitBatch, head: tuple[int, str]) -> Statement | None:
     """One statement that moves the head and writes a batch, if the head is unchanged: gives 1, else 0. None: nothing to write."""
     changes = dict(batch.rows)
     if batch.journal:

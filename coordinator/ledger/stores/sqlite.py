@@ -14,38 +14,124 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
 from coordinator import failpoints
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.journal import GENESIS, JournalEntry
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, ReadFailed, RowsRefused
 from coordinator.ledger.stores.schema import create_in_sqlite, is_sqlite_ledger, refuse_other_sqlite_version
-from coordinator.ledger.stores.sqlite_rows import SqliteRows
 from coordinator.ledger.stores.trouble import DAMAGED, advice, cannot_open_file
+from coordinator.ledger.tables import CALL, JOURNAL, Question, Table
 from edge.core.errors import StateError
 from edge.core.files import replacing
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Row = TypeVar("Row")
 StorePath = str | os.PathLike[str]
 PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
 """Pages of the file that a commit changes, about, and that each journal entry adds: counted in the write-ahead log."""
+ROWS_PER_STATEMENT = 32
+
+
+class SqliteRows:
+    """RowSource over one connection; and whole rows written."""
+
+    def __init__(self, connection: sqlite3.Connection, failed: Callable[[sqlite3.Error], Exception] | None = None) -> None:
+        """`failed` makes of an error what is raised in its place, and every answer is then fetched at once."""
+        self.connection = connection
+        self._failed = failed
+
+    def get(self, table: Table[Row], *key: Any) -> Row | None:
+        """A row by its key."""
+        found = self._one(f"{_select(table)} WHERE {' AND '.join(f'{name} = ?' for name in table.key)}", key)
+        return None if found is None else table.row(found)
+
+    def ask(self, question: Question[Row], *parameters: Any) -> Iterable[Row]:
+        """The rows that a question finds."""
+        values = dict(zip(question.parameters, parameters, strict=True))
+        index = f" INDEXED BY {question.index}" if question.index else ""
+        return map(question.table.row, self._all(f"{_select(question.table)}{index} WHERE {question.where}", values))
+
+    def all(self, table: Table[Row]) -> Iterable[Row]:
+        """All rows of a table, sorted by key."""
+        return map(table.row, self._all(f"{_select(table)} ORDER BY {', '.join(table.key)}"))
+
+    def call_keys(self) -> Iterable[tuple[str, str, str, int, str, str]]:
+        """Device, key, task, step, prompt id and cache key of every call."""
+        return self._all(f"SELECT device, key, task, step, prompt_id, cache_key FROM {CALL.name}")
+
+    def journal_after(self, seq: int, limit: int | None = None) -> Iterable[JournalEntry]:
+        """Entries after this one."""
+        rows = self._all(f"{_select(JOURNAL)} WHERE seq > ? ORDER BY seq LIMIT ?", (seq, -1 if limit is None else limit))
+        return map(JOURNAL.row, rows)
+
+    def journal_head(self) -> tuple[int, str]:
+        """The last entry's number and hash."""
+        return self._one("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1") or (0, GENESIS)
+
+    def meta(self, name: str) -> int:
+        """A number kept with the ledger; 0 when it was never set."""
+        row = self._one("SELECT value FROM meta WHERE name = ?", (name,))
+        return 0 if row is None else int(row[0])
+
+    def put_meta(self, name: str, value: int) -> None:
+        """Keep a number with the ledger."""
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def put_all(self, table: Table[Row], rows: Iterable[Row]) -> None:
+        """Insert whole rows of this table, or change those that are there."""
+        self._write(table, rows, table.or_changed)
+
+    def append_all(self, entries: Iterable[JournalEntry]) -> None:
+        """Append to the journal."""
+        self._write(JOURNAL, entries)
+
+    def _write(self, table: Table[Any], rows: Iterable[Any], or_changed: str = "") -> None:
+        """Many rows a statement: each statement gives the interpreter's lock to the event loop and has to get it back."""
+        values = list(map(table.values, rows))
+        marks = f"({', '.join('?' * len(table.columns))})"
+        for first in range(0, len(values), ROWS_PER_STATEMENT):
+            some = values[first : first + ROWS_PER_STATEMENT]
+            insert = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES {', '.join([marks] * len(some))}"
+            self.connection.execute(f"{insert} {or_changed}", tuple(chain.from_iterable(some)))
+
+    def _one(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        try:
+            return self.connection.execute(sql, values).fetchone()
+        except sqlite3.Error as error:
+            if self._failed is None:
+                raise
+            raise self._failed(error) from error
+
+    def _all(self, sql: str, values: Sequence[Any] | dict[str, Any] = ()) -> Iterable[Any]:
+        if self._failed is None:
+            return self.connection.execute(sql, values)
+        try:
+            return self.connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+
+def _select(table: Table[Any]) -> str:
+    return f"SELECT {', '.join(table.columns)} FROM {table.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteSettings:
-    """How the store waits: seconds for a foreign lock on the file.
-
-    What the write-ahead log holds is moved into the file after about `checkpoint_pages` pages, when nobody waits for the commit any more.
-    """
+    """How the store waits and tidies up."""
 
     busy_timeout_s: float = 2.0
+    """For a foreign lock on the file."""
     checkpoint_pages: int = 8000
+    """About when what the write-ahead log holds is moved into the file, while nobody waits for the commit any more."""
 
 
 class SqliteLedgerStore(GroupCommitStore):
@@ -116,7 +202,7 @@ class SqliteDisk:
         except sqlite3.Error as error:
             raise _read_failed(error) from error
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         """Write a batch as one transaction."""
         self._work.put(lambda: self._write_and_report(batch, done))
 
@@ -177,7 +263,7 @@ class SqliteDisk:
                 _warn_of_a_copy(file, self.path)
         return file.meta("epoch") + 1
 
-    def _write_and_report(self, batch: Batch, done: Done) -> None:
+    def _write_and_report(self, batch: CommitBatch, done: Done) -> None:
         error: Exception | None = None
         try:
             self._write(batch)
@@ -188,10 +274,10 @@ class SqliteDisk:
         if error is not None:
             self._disconnect()
         self._on_loop(lambda: done(error))
-        if error is None:
+        if error is None:  # after the report: nobody has to wait for it
             self._checkpoint(batch)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: CommitBatch) -> None:
         """One transaction of the file. Raises OSError when the file was removed or replaced."""
         if self.path.stat().st_ino != self._inode:
             raise OSError(f"{self.path} was replaced")
@@ -208,7 +294,7 @@ class SqliteDisk:
         self._writing.execute("COMMIT")
         failpoints.reach("after_commit")
 
-    def _checkpoint(self, batch: Batch) -> None:
+    def _checkpoint(self, batch: CommitBatch) -> None:
         """Move the write-ahead log into the file now and then. One that fails is tried again: the log itself is durable.
 
         At the start it is moved at once, so that the file alone, too, says that it is in use.
@@ -221,7 +307,7 @@ class SqliteDisk:
 
     def _mark_clean(self) -> None:
         with contextlib.suppress(sqlite3.Error, OSError):
-            self._write(Batch({}, (), set(), {"stopped_cleanly": 1}))
+            self._write(CommitBatch({}, (), set(), {"stopped_cleanly": 1}))
             assert self._writing is not None
             self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -34,11 +34,13 @@ class NoAnswer(Exception):
 
 @dataclass(slots=True, eq=False)
 class PendingOperation:
-    """An operation, its outcome once it has run, and who gets it when that is durable."""
+    """An operation of a batch."""
 
     work: Callable[[Ledger], Any]
     future: asyncio.Future[Any] | None = None
+    """Gets the outcome when that is durable."""
     value: Any = None
+    """What it returned, once it has run."""
     error: Exception | None = None
 
     def run(self, ledger: Ledger, tables: BufferedTables) -> None:
@@ -68,7 +70,7 @@ class PendingOperation:
             self.future.set_result(self.value)
 
 
-class Operation(Generic[P, T]):
+class LedgerOperation(Generic[P, T]):
     """A transition of `Ledger` as a method of every store. What it does, takes and raises is said there, once."""
 
     def __init__(self, transition: Callable[Concatenate[Ledger, P], T]) -> None:
@@ -76,14 +78,14 @@ class Operation(Generic[P, T]):
         self.__doc__ = transition.__doc__
 
     @overload
-    def __get__(self, store: None, owner: type[LedgerStore]) -> Operation[P, T]: ...
+    def __get__(self, store: None, owner: type[LedgerStore]) -> LedgerOperation[P, T]: ...
 
     @overload
     def __get__(self, store: LedgerStore, owner: type[LedgerStore]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     def __get__(
         self, store: LedgerStore | None, owner: type[LedgerStore]
-    ) -> Operation[P, T] | Callable[P, Coroutine[Any, Any, T]]:
+    ) -> LedgerOperation[P, T] | Callable[P, Coroutine[Any, Any, T]]:
         return self if store is None else partial(store.perform, self)
 
 
@@ -99,7 +101,7 @@ class LedgerStore:
         """Run `work` as one durable transaction; it leaves nothing behind when it raises."""
         raise NotImplementedError
 
-    def perform(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def perform(self, operation: LedgerOperation[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run one operation."""
         return self.transact(methodcaller(operation.name, *args, **kwargs))
 
@@ -117,29 +119,29 @@ class LedgerStore:
         """Finish what is queued and close. Safe to call twice."""
         raise NotImplementedError
 
-    reserve = Operation(Ledger.reserve)
-    settle = Operation(Ledger.settle)
-    refund = Operation(Ledger.refund)
-    fail = Operation(Ledger.fail)
-    doubt = Operation(Ledger.doubt)
-    sweep = Operation(Ledger.sweep)
-    open_step = Operation(Ledger.open_step)
-    close_step = Operation(Ledger.close_step)
-    get_call = Operation(Ledger.get_call)
-    get_task = Operation(Ledger.get_task)
-    get_shared_dual = Operation(Ledger.get_shared_dual)
-    get_budget = Operation(Ledger.get_budget)
-    list_tasks = Operation(Ledger.list_tasks)
-    list_shared_duals = Operation(Ledger.list_shared_duals)
-    list_devices = Operation(Ledger.list_devices)
-    list_budgets_after = Operation(Ledger.list_budgets_after)
-    list_calls_after = Operation(Ledger.list_calls_after)
-    list_set_limits = Operation(Ledger.list_set_limits)
-    set_limits = Operation(Ledger.set_limits)
-    register_device = Operation(Ledger.register_device)
-    saw_devices = Operation(Ledger.saw_devices)
-    set_device_disabled = Operation(Ledger.set_device_disabled)
-    leave_idle_duals = Operation(Ledger.leave_idle_duals)
-    purge_results = Operation(Ledger.purge_results)
-    read_journal = Operation(Ledger.read_journal)
-    last_entry = Operation(Ledger.last_entry)
+    reserve = LedgerOperation(Ledger.reserve)
+    settle = LedgerOperation(Ledger.settle)
+    refund = LedgerOperation(Ledger.refund)
+    fail = LedgerOperation(Ledger.fail)
+    doubt = LedgerOperation(Ledger.doubt)
+    sweep = LedgerOperation(Ledger.sweep)
+    open_step = LedgerOperation(Ledger.open_step)
+    close_step = LedgerOperation(Ledger.close_step)
+    get_call = LedgerOperation(Ledger.get_call)
+    get_task = LedgerOperation(Ledger.get_task)
+    get_shared_dual = LedgerOperation(Ledger.get_shared_dual)
+    get_budget = LedgerOperation(Ledger.get_budget)
+    list_tasks = LedgerOperation(Ledger.list_tasks)
+    list_shared_duals = LedgerOperation(Ledger.list_shared_duals)
+    list_devices = LedgerOperation(Ledger.list_devices)
+    list_budgets_after = LedgerOperation(Ledger.list_budgets_after)
+    list_calls_after = LedgerOperation(Ledger.list_calls_after)
+    list_set_limits = LedgerOperation(Ledger.list_set_limits)
+    set_limits = LedgerOperation(Ledger.set_limits)
+    register_device = LedgerOperation(Ledger.register_device)
+    saw_devices = LedgerOperation(Ledger.saw_devices)
+    set_device_disabled = LedgerOperation(Ledger.set_device_disabled)
+    leave_idle_duals = LedgerOperation(Ledger.leave_idle_duals)
+    purge_results = LedgerOperation(Ledger.purge_results)
+    read_journal = LedgerOperation(Ledger.read_journal)
+    last_entry = LedgerOperation(Ledger.last_entry)

@@ -1,6 +1,6 @@
 """What is wrong with a ledger, for its operator. Knows SQLite's errors and when a line belongs in the log; knows nothing of rows.
 
-Devices learn only that the ledger cannot be written: where it is and its database's message are for the operator.
+To devices it is only reported that the ledger cannot be written: where it is and its database's message are for the operator.
 """
 
 from __future__ import annotations

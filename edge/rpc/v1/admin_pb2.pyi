@@ -152,32 +152,16 @@ class SharedDualRecord(_message.Message):
     updates: int
     def __init__(self, key: _Optional[str] = ..., dual: _Optional[float] = ..., updates: _Optional[int] = ...) -> None: ...
 
-class ListPricesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPricesResponse(_message.Message):
-    __slots__ = ("prices",)
-    PRICES_FIELD_NUMBER: _ClassVar[int]
-    prices: _containers.RepeatedCompositeFieldContainer[PriceRecord]
-    def __init__(self, prices: _Optional[_Iterable[_Union[PriceRecord, _Mapping]]] = ...) -> None: ...
-
 class PriceRecord(_message.Message):
-    __slots__ = ("alias", "model", "priced", "in_uusd_per_mtok", "out_uusd_per_mtok")
-    ALIAS_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    PRICED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("in_uusd_per_mtok", "out_uusd_per_mtok")
     IN_UUSD_PER_MTOK_FIELD_NUMBER: _ClassVar[int]
     OUT_UUSD_PER_MTOK_FIELD_NUMBER: _ClassVar[int]
-    alias: str
-    model: str
-    priced: bool
     in_uusd_per_mtok: int
     out_uusd_per_mtok: int
-    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., priced: bool = ..., in_uusd_per_mtok: _Optional[int] = ..., out_uusd_per_mtok: _Optional[int] = ...) -> None: ...
+    def __init__(self, in_uusd_per_mtok: _Optional[int] = ..., out_uusd_per_mtok: _Optional[int] = ...) -> None: ...
 
 class UpstreamRecord(_message.Message):
-    __slots__ = ("alias", "model", "provider", "deadline_s", "max_output_tokens", "waiting", "breaker")
+    __slots__ = ("alias", "model", "provider", "deadline_s", "max_output_tokens", "waiting", "breaker", "price")
     ALIAS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +169,7 @@ class UpstreamRecord(_message.Message):
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
     alias: str
     model: str
     provider: str
@@ -192,7 +177,8 @@ class UpstreamRecord(_message.Message):
     max_output_tokens: int
     waiting: int
     breaker: str
-    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., provider: _Optional[str] = ..., deadline_s: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ..., breaker: _Optional[str] = ...) -> None: ...
+    price: PriceRecord
+    def __init__(self, alias: _Optional[str] = ..., model: _Optional[str] = ..., provider: _Optional[str] = ..., deadline_s: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ..., breaker: _Optional[str] = ..., price: _Optional[_Union[PriceRecord, _Mapping]] = ...) -> None: ...
 
 class ListUpstreamsRequest(_message.Message):
     __slots__ = ()

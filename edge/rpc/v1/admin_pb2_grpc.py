@@ -49,11 +49,6 @@ class AdminServiceStub(object):
                 request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksRequest.SerializeToString,
                 response_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksResponse.FromString,
                 _registered_method=True)
-        self.ListPrices = channel.unary_unary(
-                '/edge.rpc.v1.AdminService/ListPrices',
-                request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesRequest.SerializeToString,
-                response_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesResponse.FromString,
-                _registered_method=True)
         self.ListUpstreams = channel.unary_unary(
                 '/edge.rpc.v1.AdminService/ListUpstreams',
                 request_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListUpstreamsRequest.SerializeToString,
@@ -125,15 +120,8 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListPrices(self, request, context):
-        """What each model alias costs.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListUpstreams(self, request, context):
-        """The cloud LLMs and how busy they are.
+        """The cloud LLMs, what they cost and how busy they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,11 +200,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListTasks,
                     request_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksRequest.FromString,
                     response_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksResponse.SerializeToString,
-            ),
-            'ListPrices': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPrices,
-                    request_deserializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesRequest.FromString,
-                    response_serializer=edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesResponse.SerializeToString,
             ),
             'ListUpstreams': grpc.unary_unary_rpc_method_handler(
                     servicer.ListUpstreams,
@@ -345,33 +328,6 @@ class AdminService(object):
             '/edge.rpc.v1.AdminService/ListTasks',
             edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksRequest.SerializeToString,
             edge_dot_rpc_dot_v1_dot_admin__pb2.ListTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPrices(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/edge.rpc.v1.AdminService/ListPrices',
-            edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesRequest.SerializeToString,
-            edge_dot_rpc_dot_v1_dot_admin__pb2.ListPricesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ export class Outbox {
     if ($("traffic").open) this.traffic.part.refresh();
   }
 
-  showRest({ dropped, waiting }) {
+  showRest({ dropped, waiting_reports: waiting }) {
     $("dropped").hidden = !dropped.entries;
     $("dropped").textContent = dropped.entries ? `${counted(dropped.entries, "older request is", "older requests are")} no longer kept, the last of ${moment(dropped.until)}.` : "";
     const items = () => waiting.map((one) => element("li", { class: "card", dir: "auto" }, reportWords(one)));

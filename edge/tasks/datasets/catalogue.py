@@ -35,7 +35,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ItemDraft:
     """The parts of an item in a record. `key` is its own id or ""; `part` the subject within the data set or ""."""
 
     question: str
@@ -48,7 +48,7 @@ class Draft:
     part: str = ""
 
 
-def gsm8k(record: Record) -> Draft:
+def gsm8k(record: Record) -> ItemDraft:
     """question, answer: lines of reasoning and `#### 42`. The level is the number of those lines."""
     text = record.text("answer")
     found = _GSM8K_ANSWER.search(text.rstrip())
@@ -56,10 +56,10 @@ def gsm8k(record: Record) -> Draft:
         raise record.bad("answer", "must end in #### and a number")
     lines = [_GSM8K_CALCULATION.sub("", line).strip() for line in text[: found.start()].splitlines() if line.strip()]
     answer = found[1].replace(",", "")
-    return Draft(record.text("question"), answer, level=len(lines), solution=_worked(lines, f"\\boxed{{{answer}}}"))
+    return ItemDraft(record.text("question"), answer, level=len(lines), solution=_worked(lines, f"\\boxed{{{answer}}}"))
 
 
-def math(record: Record) -> Draft:
+def math(record: Record) -> ItemDraft:
     """problem, level ("Level 3"), type (the subject), solution with the answer in its last box."""
     solution = record.text("solution")
     answer = last_boxed(solution.replace("\\fbox", "\\boxed"))
@@ -70,7 +70,7 @@ def math(record: Record) -> Draft:
     level = _MATH_LEVEL.fullmatch(record.text("level", "Level ?").strip())
     if level is None:
         raise record.bad("level", 'must read like "Level 3"')
-    return Draft(
+    return ItemDraft(
         record.text("problem"),
         answer,
         level=0 if level[1] == "?" else int(level[1]),
@@ -79,7 +79,7 @@ def math(record: Record) -> Draft:
     )
 
 
-def arc(record: Record, level: int) -> Draft:
+def arc(record: Record, level: int) -> ItemDraft:
     """ARC: id, question, choices {text, label}, answerKey; also the authors' own files, where question holds stem and choices."""
     inner = record.fields.get("question")
     if isinstance(inner, dict):
@@ -89,7 +89,7 @@ def arc(record: Record, level: int) -> Draft:
     if key not in labels:
         raise record.bad("answerKey", f"must be one of the labels {', '.join(labels)}, not {key!r}")
     answer = option_name(labels.index(key), options)
-    return Draft(record.text("question"), answer, level=level, options=options, key=record.optional_text("id"))
+    return ItemDraft(record.text("question"), answer, level=level, options=options, key=record.optional_text("id"))
 
 
 def _labelled(record: Record) -> tuple[list[str], tuple[str, ...]]:
@@ -105,7 +105,7 @@ def _labelled(record: Record) -> tuple[list[str], tuple[str, ...]]:
     return labels, options
 
 
-def mmlu(record: Record) -> Draft:
+def mmlu(record: Record) -> ItemDraft:
     """question, subject (in some copies `type`), choices, answer: an index or a letter. The training part may lie in `train`."""
     if isinstance(inner := record.fields.get("train"), dict):
         record = Record(inner, record.where)
@@ -116,7 +116,7 @@ def mmlu(record: Record) -> Draft:
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(options):
         raise record.bad("answer", f"must be an index from 0 to {len(options) - 1}, or a letter")
     subject = record.optional_text("subject") or record.optional_text("type")
-    return Draft(record.text("question"), option_name(answer, options), options=options, part=subject)
+    return ItemDraft(record.text("question"), option_name(answer, options), options=options, part=subject)
 
 
 def _options(record: Record, texts: object) -> tuple[str, ...]:
@@ -127,12 +127,12 @@ def _options(record: Record, texts: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def humaneval(record: Record) -> Draft:
+def humaneval(record: Record) -> ItemDraft:
     """task_id, prompt, canonical_solution, test, entry_point. The tests end in the call `check(entry_point)`."""
     prompt, entry = record.text("prompt"), record.text("entry_point")
     tests = f"{record.text('test').rstrip()}\n\ncheck({entry})\n"
     program = f"```python\n{prompt}{record.text('canonical_solution').rstrip()}\n```"
-    return Draft(
+    return ItemDraft(
         prompt,
         tests,
         preamble=given_code(record, prompt, entry),
@@ -154,14 +154,14 @@ def given_code(record: Record, prompt: str, entry: str) -> str:
     return "".join(f"{piece}\n" for piece in pieces)
 
 
-def taco(record: Record) -> Draft:
+def taco(record: Record) -> ItemDraft:
     """question, input_output (JSON text: inputs, outputs, fn_name where a function is called), starter_code, difficulty."""
     tests = _taco_tests(record)
     starter = record.optional_text("starter_code").strip()
     call = f"Write the function `{tests['fn_name']}`." if "fn_name" in tests else "Read from standard input and print the answer."
     given = f"\n\nStart from this code:\n```python\n{starter}\n```" if starter else ""
     key = record.fields.get("id")
-    return Draft(
+    return ItemDraft(
         f"{record.text('question').strip()}{given}\n\n{call}",
         json.dumps(tests, ensure_ascii=False),
         level=_TACO_LEVELS.get(record.optional_text("difficulty").strip().upper(), 0),
@@ -220,7 +220,7 @@ class DataSet:
     about: str
     task: str
     kind: AnswerKind
-    draft: Callable[[Record], Draft]
+    draft: Callable[[Record], ItemDraft]
     columns: tuple[str, ...]
     levels: tuple[int, ...]
     hub: str

@@ -28,7 +28,7 @@ from edge.core.formatting import shown
 from edge.core.install import install_extra
 from edge.core.types import Split, TaskItem
 from edge.dagrpo.format import check_format
-from edge.tasks.datasets.catalogue import DataSet, Draft, Unusable
+from edge.tasks.datasets.catalogue import DataSet, ItemDraft, Unusable
 from edge.tasks.record import Record, parsed_json
 from edge.tasks.source import ListedItems
 
@@ -98,21 +98,21 @@ class DataSetSource:
         hint = "it has a test split only: use it with edge-agent eval"
         return ListedItems(items, name=self._name, order_name=self.data_set.name, hint=hint)
 
-    def _drafts(self, file: DataFile) -> Iterator[Draft]:
+    def _drafts(self, file: DataFile) -> Iterator[ItemDraft]:
         for record in read_records(file.path, self.data_set.columns):
             try:
                 yield self.data_set.draft(record)
             except Unusable as reason:
                 self.left_out.append(f"{record.where}: {reason}")
 
-    def _split(self, draft: Draft, file_split: str, has_test: bool) -> Split:
+    def _split(self, draft: ItemDraft, file_split: str, has_test: bool) -> Split:
         if file_split == "test" or (file_split == "unknown" and self.data_set.unknown_split == "test"):
             return "test"
         if has_test:
             return "train"
         return "test" if int(_digest(_plain(draft))[:8], 16) % _ONE_IN == 0 else "train"
 
-    def _item(self, draft: Draft, split: Split, name: str) -> TaskItem:
+    def _item(self, draft: ItemDraft, split: Split, name: str) -> TaskItem:
         data_set = self.data_set
         return TaskItem(
             id=name,
@@ -130,7 +130,7 @@ class DataSetSource:
         )
 
 
-def _plain(draft: Draft) -> str:
+def _plain(draft: ItemDraft) -> str:
     return " ".join(draft.question.split())
 
 

@@ -29,7 +29,7 @@ MAX_MULTIPLICAND = 99
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ArithOperation:
     """One operation on the running value."""
 
     operator: Operator
@@ -49,11 +49,11 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ArithProblem:
     """A start value and the operations on it, in order."""
 
     start: int
-    operations: tuple[Operation, ...]
+    operations: tuple[ArithOperation, ...]
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -72,29 +72,29 @@ class Problem:
 # --- problems -------------------------------------------------------------------------------------------------------------
 
 
-def draw_problem(rng: random.Random, level: int) -> Problem:
+def draw_problem(rng: random.Random, level: int) -> ArithProblem:
     """A random chain of `level` operations whose running value stays in 1..999; stopping too early does not give its answer."""
     while True:
         start = rng.randint(2, 99)
         value = start
-        operations: list[Operation] = []
+        operations: list[ArithOperation] = []
         for _ in range(level):
             operation = draw_operation(rng, value)
             while operations and undoes(operation, operations[-1]):
                 operation = draw_operation(rng, value)
             operations.append(operation)
             value = operation.apply(value)
-        problem = Problem(start, tuple(operations))
+        problem = ArithProblem(start, tuple(operations))
         if problem.answer not in (problem.values[steps] for steps in (HABIT_STEPS, MAX_STEPS) if steps < level):
             return problem
 
 
-def undoes(operation: Operation, before: Operation) -> bool:
+def undoes(operation: ArithOperation, before: ArithOperation) -> bool:
     """Whether `operation` takes back what `before` did; no natural story does that."""
     return operation.operand == before.operand and {operation.operator, before.operator} in ({"+", "-"}, {"*", "/"})
 
 
-def draw_operation(rng: random.Random, value: int) -> Operation:
+def draw_operation(rng: random.Random, value: int) -> ArithOperation:
     """One operation that `value` allows, each operator first drawn with equal probability among the possible ones."""
     choices: list[tuple[Operator, Sequence[int]]] = [("+", range(2, min(MAX_ADDEND, MAX_VALUE - value) + 1))]
     choices.append(("-", range(2, min(MAX_ADDEND, value - 1) + 1)))
@@ -102,7 +102,7 @@ def draw_operation(rng: random.Random, value: int) -> Operation:
         choices.append(("*", range(2, MAX_FACTOR + 1)))
     choices.append(("/", exact_divisors(value)))
     operator, operands = rng.choice([choice for choice in choices if choice[1]])
-    return Operation(operator, rng.choice(operands))
+    return ArithOperation(operator, rng.choice(operands))
 
 
 def exact_divisors(value: int) -> list[int]:
@@ -120,7 +120,7 @@ OBJECT_PRONOUN = {"she": "her", "he": "him"}
 
 
 @dataclass(frozen=True, slots=True)
-class Theme:
+class StoryTheme:
     """The sentences of one kind of story.
 
     `{n}` is the number of the sentence, `{thing}` what is counted, `{Name}` and `{friend}` people, `{they}` and `{them}` the
@@ -144,7 +144,7 @@ class Theme:
         return {"+": self.add, "-": self.subtract, "*": self.multiply, "/": self.divide}[operator]
 
 
-COLLECTION = Theme(
+COLLECTION = StoryTheme(
     things=("marbles", "stickers", "coins", "shells", "stamps", "cards", "buttons", "beads", "pencils", "badges"),
     opening=("{Name} has {n} {thing}.", "{Name} starts with {n} {thing}.", "{Name} owns {n} {thing}."),
     each=("{Name} has {k} boxes with {n} {thing} in each.", "{Name} fills {k} bags with {n} {thing} each."),
@@ -164,7 +164,7 @@ COLLECTION = Theme(
     half=("{They} gives half of them to {friend}.", "{They} keeps only half of them."),
     question=("How many {thing} does {Name} have now?", "How many {thing} does {they} have in the end?"),
 )
-KITCHEN = Theme(
+KITCHEN = StoryTheme(
     things=("apples", "rolls", "cookies", "pears", "eggs", "muffins", "plums", "pies"),
     opening=("There are {n} {thing} in the kitchen.", "{Name} brings {n} {thing}.", "A shop starts the day with {n} {thing}."),
     each=("There are {k} trays with {n} {thing} on each.", "A shop gets {k} crates with {n} {thing} in each."),
@@ -179,7 +179,7 @@ KITCHEN = Theme(
     half=("Half of them are given away.",),
     question=("How many {thing} are there now?", "How many {thing} are left?"),
 )
-MONEY = Theme(
+MONEY = StoryTheme(
     things=("dollars", "euros", "pounds"),
     opening=("{Name} has {n} {thing}.", "{Name} begins the week with {n} {thing}.", "{Name} has saved {n} {thing}."),
     each=("{Name} works {k} hours for {n} {thing} an hour.", "{Name} gets {n} {thing} on each of {k} days."),
@@ -194,7 +194,7 @@ MONEY = Theme(
     half=("{They} spends half of the money.",),
     question=("How many {thing} does {Name} have now?", "How much money is left?"),
 )
-GAME = Theme(
+GAME = StoryTheme(
     things=("points",),
     opening=("{Name} scores {n} points.", "{Name} starts the game with {n} points."),
     each=("{Name} plays {k} rounds and scores {n} points in each.",),
@@ -206,7 +206,7 @@ GAME = Theme(
     half=("A penalty halves the score.",),
     question=("What is the score now?", "How many points does {Name} have?"),
 )
-RIDDLE = Theme(
+RIDDLE = StoryTheme(
     things=("",),
     opening=("Start with {n}.", "Take the number {n}.", "Think of {n}."),
     add=("Add {n}.", "Then add {n}."),
@@ -226,14 +226,14 @@ EACH_SHARE = 0.5
 """How often a story that begins with a multiplication opens with equal groups."""
 
 
-def word_problem(rng: random.Random, problem: Problem) -> str:
+def word_problem(rng: random.Random, problem: ArithProblem) -> str:
     """The question: a bare expression or a short story."""
     if rng.random() < BARE_SHARE:
         return rng.choice(BARE).format(e=expression(str(problem.start), problem.operations))
     return tell_story(rng, rng.choice(THEMES), problem)
 
 
-def expression(start: str, operations: Sequence[Operation]) -> str:
+def expression(start: str, operations: Sequence[ArithOperation]) -> str:
     """`((14 + 23) * 3) - 8`: every operation but the last in brackets."""
     text = start
     for index, operation in enumerate(operations):
@@ -242,7 +242,7 @@ def expression(start: str, operations: Sequence[Operation]) -> str:
     return text
 
 
-def tell_story(rng: random.Random, theme: Theme, problem: Problem) -> str:
+def tell_story(rng: random.Random, theme: StoryTheme, problem: ArithProblem) -> str:
     """The sentences of `theme` for `problem`, ending with its question."""
     words = draw_cast(rng, theme)
     operations = list(problem.operations)
@@ -254,7 +254,7 @@ def tell_story(rng: random.Random, theme: Theme, problem: Problem) -> str:
     return " ".join([*sentences, rng.choice(theme.question).format(**words)])
 
 
-def draw_cast(rng: random.Random, theme: Theme) -> dict[str, str]:
+def draw_cast(rng: random.Random, theme: StoryTheme) -> dict[str, str]:
     """Who and what the story is about: the fields of the sentence templates."""
     they = rng.choice(("she", "he"))
     name = rng.choice(NAMES[they])
@@ -263,7 +263,7 @@ def draw_cast(rng: random.Random, theme: Theme) -> dict[str, str]:
     return {"Name": name, "friend": friend, "thing": rng.choice(theme.things), **pronouns}
 
 
-def tell_operation(rng: random.Random, theme: Theme, operation: Operation, words: Mapping[str, str]) -> str:
+def tell_operation(rng: random.Random, theme: StoryTheme, operation: ArithOperation, words: Mapping[str, str]) -> str:
     """One sentence for one operation."""
     if operation.operand == 2 and operation.operator in "*/" and rng.random() < WORD_FOR_TWO_SHARE:
         return rng.choice(theme.double if operation.operator == "*" else theme.half).format(**words)
@@ -273,7 +273,7 @@ def tell_operation(rng: random.Random, theme: Theme, operation: Operation, words
 # --- worked solutions -----------------------------------------------------------------------------------------------------
 
 
-def plain_lines(problem: Problem) -> list[str]:
+def plain_lines(problem: ArithProblem) -> list[str]:
     """One equation for each operation: `14 + 23 = 37`."""
     values = problem.values
     return [
@@ -282,7 +282,7 @@ def plain_lines(problem: Problem) -> list[str]:
     ]
 
 
-def merged_lines(problem: Problem, max_steps: int = MAX_STEPS) -> list[str]:
+def merged_lines(problem: ArithProblem, max_steps: int = MAX_STEPS) -> list[str]:
     """As `plain_lines`, but at most `max_steps`: the last one takes all the remaining operations at once."""
     if len(problem.operations) <= max_steps:
         return plain_lines(problem)
@@ -291,19 +291,19 @@ def merged_lines(problem: Problem, max_steps: int = MAX_STEPS) -> list[str]:
     return [*plain_lines(problem)[:done], f"{rest} = {problem.answer}"]
 
 
-def detailed_lines(problem: Problem) -> list[str]:
+def detailed_lines(problem: ArithProblem) -> list[str]:
     """One line for each operation with its intermediate results: `37 * 3 = 90 + 21 = 111`."""
     values = problem.values
     return [" = ".join(detailed_chain(values[i], operation, values[i + 1])) for i, operation in enumerate(problem.operations)]
 
 
-def detailed_chain(value: int, operation: Operation, result: int) -> list[str]:
+def detailed_chain(value: int, operation: ArithOperation, result: int) -> list[str]:
     """The expressions that are equal, from the operation to its result, each a small change of the one before."""
     operator, operand = operation.operator, operation.operand
     chain = [f"{value} {operator} {operand}"]
     tens, ones = operand - operand % 10, operand % 10
     if operator in "+-" and tens and ones:
-        chain.append(f"{Operation(operator, tens).apply(value)} {operator} {ones}")
+        chain.append(f"{ArithOperation(operator, tens).apply(value)} {operator} {ones}")
     elif operator == "*" and value > 10 and value % 10:
         chain.append(f"{(value - value % 10) * operand} + {value % 10 * operand}")
     elif operator == "/" and result > 10 and result % 10:

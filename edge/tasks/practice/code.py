@@ -27,7 +27,7 @@ Result = int | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ListOperation:
     """One operation on the list `xs` (and the number `n`), drawn with its constants.
 
     `wordings` come after "then": `keep only the even numbers`. `step` is how a reasoning line puts it. `code` are the lines of the
@@ -42,32 +42,34 @@ class Operation:
     closing: bool = False
 
 
-def mapped(expression: str, wordings: tuple[str, ...], apply: Callable[[int, int], int], *, uses_n: bool = False) -> Operation:
+def mapped(
+    expression: str, wordings: tuple[str, ...], apply: Callable[[int, int], int], *, uses_n: bool = False
+) -> ListOperation:
     """Every number x becomes `expression`."""
     code = (f"xs = [{expression} for x in xs]",)
-    return Operation(wordings, expression, code, lambda xs, n: [apply(x, n) for x in xs], uses_n)
+    return ListOperation(wordings, expression, code, lambda xs, n: [apply(x, n) for x in xs], uses_n)
 
 
-def kept(condition: str, wordings: tuple[str, ...], holds: Callable[[int, int], bool], *, uses_n: bool = False) -> Operation:
+def kept(condition: str, wordings: tuple[str, ...], holds: Callable[[int, int], bool], *, uses_n: bool = False) -> ListOperation:
     """Only the numbers x with `condition` stay."""
     code = (f"xs = [x for x in xs if {condition}]",)
-    return Operation(wordings, f"if {condition}", code, lambda xs, n: [x for x in xs if holds(x, n)], uses_n)
+    return ListOperation(wordings, f"if {condition}", code, lambda xs, n: [x for x in xs if holds(x, n)], uses_n)
 
 
-def whole(expression: str, wordings: tuple[str, ...], step: str, apply: Callable[[list[int]], list[int]]) -> Operation:
+def whole(expression: str, wordings: tuple[str, ...], step: str, apply: Callable[[list[int]], list[int]]) -> ListOperation:
     """The whole list becomes `expression`."""
-    return Operation(wordings, step, (f"xs = {expression}",), lambda xs, n: apply(xs))
+    return ListOperation(wordings, step, (f"xs = {expression}",), lambda xs, n: apply(xs))
 
 
-def closing(expression: str, wordings: tuple[str, ...], apply: Callable[[list[int]], int]) -> Operation:
+def closing(expression: str, wordings: tuple[str, ...], apply: Callable[[list[int]], int]) -> ListOperation:
     """The result is the number `expression`."""
-    return Operation(wordings, f"return {expression}", (f"return {expression}",), lambda xs, n: apply(xs), closing=True)
+    return ListOperation(wordings, f"return {expression}", (f"return {expression}",), lambda xs, n: apply(xs), closing=True)
 
 
 # --- operations -----------------------------------------------------------------------------------------------------------
 
 
-def draw_shift(rng: random.Random) -> Operation:
+def draw_shift(rng: random.Random) -> ListOperation:
     """Add, subtract or multiply by a constant."""
     k = rng.randint(2, 9)
     return rng.choice(
@@ -82,7 +84,7 @@ def draw_shift(rng: random.Random) -> Operation:
     )
 
 
-def draw_second(rng: random.Random) -> Operation:
+def draw_second(rng: random.Random) -> ListOperation:
     """Something with the second argument n."""
     return rng.choice(
         (
@@ -94,7 +96,7 @@ def draw_second(rng: random.Random) -> Operation:
     )
 
 
-def draw_filter(rng: random.Random) -> Operation:
+def draw_filter(rng: random.Random) -> ListOperation:
     """Keep or drop by a condition."""
     k = rng.randint(2, 9)
     return rng.choice(
@@ -108,7 +110,7 @@ def draw_filter(rng: random.Random) -> Operation:
     )
 
 
-def draw_condition(rng: random.Random) -> Operation:
+def draw_condition(rng: random.Random) -> ListOperation:
     """A change of some of the numbers only."""
     k, m = rng.randint(2, 9), rng.randint(2, 9)
     return rng.choice(
@@ -133,7 +135,7 @@ def draw_condition(rng: random.Random) -> Operation:
     )
 
 
-def draw_order(rng: random.Random) -> Operation:
+def draw_order(rng: random.Random) -> ListOperation:
     """Order and parts of the list."""
     k = rng.randint(2, 3)
     return rng.choice(
@@ -146,7 +148,7 @@ def draw_order(rng: random.Random) -> Operation:
     )
 
 
-def draw_running(_: random.Random) -> Operation:
+def draw_running(_: random.Random) -> ListOperation:
     """An accumulator over the list."""
     wordings = ("replace the list by its running totals", "turn the list into running totals")
     return whole("[sum(xs[:i + 1]) for i in range(len(xs))]", wordings, "running totals", running_totals)
@@ -160,7 +162,7 @@ def running_totals(xs: Sequence[int]) -> list[int]:
     return totals
 
 
-def draw_closing(rng: random.Random) -> Operation:
+def draw_closing(rng: random.Random) -> ListOperation:
     """A number instead of a list."""
     k = rng.randint(2, 9)
     return rng.choice(
@@ -195,14 +197,14 @@ class Program:
     """A function made of operations, in the order in which they are carried out."""
 
     name: str
-    operations: tuple[Operation, ...]
+    operations: tuple[ListOperation, ...]
 
     @property
     def uses_n(self) -> bool:
         """Whether it takes a second argument."""
         return any(operation.uses_n for operation in self.operations)
 
-    def text(self, operations: Sequence[Operation] | None = None) -> str:
+    def text(self, operations: Sequence[ListOperation] | None = None) -> str:
         """The Python function; of some of the operations when they are given."""
         used = self.operations if operations is None else operations
         body = [line for operation in used for line in operation.code]
@@ -217,7 +219,7 @@ class Program:
         return "xs, n" if self.uses_n else "xs"
 
 
-def run(operations: Sequence[Operation], xs: Sequence[int], n: int) -> Result:
+def run(operations: Sequence[ListOperation], xs: Sequence[int], n: int) -> Result:
     """What the operations make of a list."""
     value: Result = list(xs)
     for operation in operations:
@@ -244,7 +246,7 @@ def draw_program(rng: random.Random, level: int) -> tuple[Program, list[Case]]:
             return program, cases
 
 
-def draw_cases(rng: random.Random, operations: Sequence[Operation]) -> list[Case]:
+def draw_cases(rng: random.Random, operations: Sequence[ListOperation]) -> list[Case]:
     """Random lists with what the operations make of them."""
     cases = []
     for _ in range(TESTS):
@@ -258,13 +260,13 @@ def small_enough(cases: Sequence[Case]) -> bool:
     return all(abs(x) < 10**6 for _, _, result in cases for x in (result if isinstance(result, list) else [result]))
 
 
-def matters(operations: Sequence[Operation], index: int, cases: Sequence[Case]) -> bool:
+def matters(operations: Sequence[ListOperation], index: int, cases: Sequence[Case]) -> bool:
     """Whether leaving out one operation would fail a test."""
     without = [*operations[:index], *operations[index + 1 :]]
     return any(run(without, xs, n) != result for xs, n, result in cases)
 
 
-def draw_added(rng: random.Random, program: Program, cases: Sequence[Case]) -> Operation:
+def draw_added(rng: random.Random, program: Program, cases: Sequence[Case]) -> ListOperation:
     """One operation more than asked for, with which the tests fail."""
     while True:
         added = rng.choice(KINDS_OF_STEP)(rng)
@@ -311,7 +313,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     operations = program.operations
     lines = tuple(operation.step for operation in operations)
 
-    def written(steps: Sequence[Operation]) -> Solution:
+    def written(steps: Sequence[ListOperation]) -> Solution:
         return Solution(tuple(step.step for step in steps), block(program.text(steps)))
 
     careful = written(operations[:MAX_STEPS])

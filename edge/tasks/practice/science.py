@@ -28,7 +28,7 @@ TURNED_SHARE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Theme:
+class ChainTheme:
     """One kind of chain. `{a}` leads to `{b}`; `turned` states the same link from the other end; `step` is its wording in a solution."""
 
     things: tuple[str, ...]
@@ -38,7 +38,7 @@ class Theme:
     step: str
 
 
-MACHINES = Theme(
+MACHINES = ChainTheme(
     things=("lamp", "pump", "fan", "motor", "bell", "valve", "heater", "drill", "crane", "siren", "gate", "printer"),
     link=("The {a} starts the {b}.", "The {a} switches on the {b}."),
     turned=("The {b} is started by the {a}.",),
@@ -48,7 +48,7 @@ MACHINES = Theme(
     ),
     step="the {a} starts the {b}",
 )
-ANIMALS = Theme(
+ANIMALS = ChainTheme(
     things=("owl", "fox", "hawk", "snake", "frog", "beetle", "spider", "trout", "mouse", "lizard", "moth", "crab"),
     link=("The {a} eats the {b}.", "The {a} hunts the {b}."),
     turned=("The {b} is eaten by the {a}.",),
@@ -58,7 +58,7 @@ ANIMALS = Theme(
     ),
     step="the {a} eats the {b}",
 )
-HEAT = Theme(
+HEAT = ChainTheme(
     things=("rod", "plate", "pan", "stone", "wire", "coil", "brick", "pipe", "spoon", "kettle", "tank", "cup"),
     link=("The {a} warms the {b}.", "Heat flows from the {a} to the {b}."),
     turned=("The {b} is warmed by the {a}.",),
@@ -68,7 +68,7 @@ HEAT = Theme(
     ),
     step="the {a} warms the {b}",
 )
-KINDS = Theme(
+KINDS = ChainTheme(
     things=("wug", "dax", "zorp", "blick", "fep", "toma", "rell", "nim", "gorp", "vint", "sork", "plim"),
     link=("Every {a} is a {b}.", "Each {a} is a kind of {b}."),
     turned=(),
@@ -78,7 +78,7 @@ KINDS = Theme(
     ),
     step="every {a} is a {b}",
 )
-WEIGHTS = Theme(
+WEIGHTS = ChainTheme(
     things=("cork", "coin", "book", "shoe", "lemon", "brush", "ball", "clock", "chair", "bottle", "drum", "rope"),
     link=("The {a} is heavier than the {b}.", "The {a} weighs more than the {b}."),
     turned=("The {b} is lighter than the {a}.",),
@@ -118,7 +118,7 @@ def draw(rng: random.Random, level: int) -> Drawn:
     )
 
 
-def sentence_of(rng: random.Random, theme: Theme, a: str, b: str) -> str:
+def sentence_of(rng: random.Random, theme: ChainTheme, a: str, b: str) -> str:
     """One sentence for one link."""
     turned = theme.turned and rng.random() < TURNED_SHARE
     return rng.choice(theme.turned if turned else theme.link).format(a=a, b=b)

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
 from edge.verifiers.sandbox.interpreter import Interpreter, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
+from edge.verifiers.sandbox.role import Confined, Protection, SandboxError, SandboxLimits, Streams, launched
 
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 _SESSION = ("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL")
@@ -62,7 +62,7 @@ class Bubblewrap:
         machine = platform.machine()
         self._filter = program_filter(machine) if known_machine(machine) else None
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """Start bwrap with the interpreter inside. Raises SandboxError."""
         info, info_end = os.pipe()
         handed = [info_end]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edge.core.clock import SystemClock
 from edge.core.errors import EdgeError, UsageError
 from edge.core.plugins import Registry
-from edge.verifiers.sandbox.role import Limits, Sandbox
+from edge.verifiers.sandbox.role import Sandbox, SandboxLimits
 
 _PACKAGE = "edge.verifiers.sandbox"
 SANDBOXES = Registry(
@@ -127,7 +127,7 @@ def probe(sandbox: Sandbox) -> str:
         paths = [__file__, "/etc/passwd", "/proc/1/environ", "/tmp/edge-agent", "/var/tmp/edge-agent"]  # noqa: S108 - nothing is written
         tests += f"assert reached({paths!r}, {'.' + secrets.token_hex(8)!r}) == []\n"
     request = {"form": "tests", "tests": tests, "preamble": "", "seed": 0}
-    outcome = run_functions(sandbox, _PROBE_PROGRAM, request, Limits(wall_s=10.0), SystemClock())
+    outcome = run_functions(sandbox, _PROBE_PROGRAM, request, SandboxLimits(wall_s=10.0), SystemClock())
     if not outcome.reason:
         return ""
     return "it does not isolate" if "assertion 2" in outcome.reason else f"a trial program did not run: {outcome.reason}"

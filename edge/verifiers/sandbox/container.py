@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from edge.verifiers.sandbox.interpreter import OPTIONS
-from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Limits, Protection, SandboxError, Streams, launched
+from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Protection, SandboxError, SandboxLimits, Streams, launched
 
 IMAGE = "python:3.12-slim"
 _ASK_S = 20.0
@@ -49,7 +49,7 @@ class Container:
         if self._ask("image", "inspect", image).returncode != 0:
             raise SandboxError(f"the image {image} is not here", hint=f"run {command} pull {image}")
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """Start a container. Raises SandboxError."""
         name = f"edge-program-{secrets.token_hex(8)}"
         memory = f"{limits.memory_mib}m"
@@ -73,7 +73,7 @@ class _Running(Confined):
         super().__init__(process)
         self._remove: list[str] | None = [command, "rm", "--force", name]
 
-    def excess(self, limits: Limits) -> str:
+    def excess(self, limits: SandboxLimits) -> str:
         """The control group holds the limits."""
         return ""
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Limits, Protection, SandboxError, Streams, launched
+from edge.verifiers.sandbox.role import ENVIRONMENT, Confined, Protection, SandboxError, SandboxLimits, Streams, launched
 
 OPTIONS = ("-S", "-s", "-P", "-B", "-X", "utf8")
 _PACKAGES = ("site-packages", "dist-packages")
@@ -123,7 +123,7 @@ class Unconfined:
     def __init__(self) -> None:
         self._interpreter = this_interpreter()
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """Start the interpreter in a process group of its own. Raises SandboxError."""
         return _ProcessGroup(launched("the interpreter", self._interpreter.command(boot), streams))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge.verifiers.sandbox.boot import confining
 from edge.verifiers.sandbox.inside.filters import known_machine, program_filter
 from edge.verifiers.sandbox.interpreter import this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
+from edge.verifiers.sandbox.role import Confined, Protection, SandboxError, SandboxLimits, Streams, launched
 
 
 class Landlock:
@@ -49,7 +49,7 @@ class Landlock:
         files = [*python.library_files, *own_files, "/dev/urandom", "/etc/ld.so.cache"]
         self._rights = f"{folders!r}, {files!r}, [{python.stdlib!r}], {program_filter(platform.machine(), own_pid=OWN_PID)!r}"
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """Start the interpreter, which confines itself before it reads anything. Raises SandboxError."""
         script = f"{confining()}\nconfine({os.getpid()}, {self._rights})\n{boot}"
         return Confined(launched("the interpreter", self._interpreter.command(script), streams))

@@ -21,7 +21,7 @@ class SandboxError(EdgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """What one process may use. Wall time counts from when its interpreter is up; memory is address space.
 
     Raises UsageError for a wall time that is not between a millisecond and a day.
@@ -88,7 +88,7 @@ class Confined:
         except subprocess.TimeoutExpired:
             return None
 
-    def excess(self, limits: Limits) -> str:
+    def excess(self, limits: SandboxLimits) -> str:
         """What is used beyond the limits right now, of those that the kernel does not hold itself: a reason, or "".
 
         Here the threads of the process, from procfs.
@@ -120,7 +120,7 @@ class Sandbox(Protocol):
     same_python: bool
     """Whether the interpreter inside is the one we run on, so that compiled code can be sent."""
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """An interpreter that runs the statement `boot` with nothing but these streams. Raises SandboxError."""
         ...
 

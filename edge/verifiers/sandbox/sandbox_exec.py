@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from edge.core.install import install_extra
 from edge.verifiers.sandbox.inside.limits import MEMORY, THREADS
 from edge.verifiers.sandbox.interpreter import Interpreter, this_interpreter
-from edge.verifiers.sandbox.role import Confined, Limits, Protection, SandboxError, Streams, launched
+from edge.verifiers.sandbox.role import Confined, Protection, SandboxError, SandboxLimits, Streams, launched
 
 _READABLE = (
     "/usr/lib",
@@ -59,7 +59,7 @@ class SandboxExec:
         self._interpreter = this_interpreter()
         self._command = (command, "-p", profile(self._interpreter, sys.base_prefix))
 
-    def start(self, boot: str, streams: Streams, limits: Limits) -> Confined:
+    def start(self, boot: str, streams: Streams, limits: SandboxLimits) -> Confined:
         """Start the interpreter under the profile. Raises SandboxError."""
         return _Watched(launched("sandbox-exec", [*self._command, *self._interpreter.command(boot)], streams))
 
@@ -92,7 +92,7 @@ def _quoted(path: str) -> str:
 
 
 class _Watched(Confined):
-    def excess(self, limits: Limits) -> str:
+    def excess(self, limits: SandboxLimits) -> str:
         """Memory and threads in use now."""
         import psutil
 

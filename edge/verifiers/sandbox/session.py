@@ -29,7 +29,7 @@ from edge.core.clock import Clock
 from edge.verifiers.sandbox import boot
 from edge.verifiers.sandbox.inside.limits import OUTPUT, TIME, sentence
 from edge.verifiers.sandbox.inside.wire import BadFrame, decode, encode, framed
-from edge.verifiers.sandbox.role import Confined, Limits, Sandbox, SandboxError, Streams
+from edge.verifiers.sandbox.role import Confined, Sandbox, SandboxError, SandboxLimits, Streams
 
 HELLO = b"hello\n"
 START_S = 30.0
@@ -40,7 +40,7 @@ _VERDICT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SessionOutcome:
     """What came of a session: `reason` is "" when the program passed; `checks` that held."""
 
     reason: str
@@ -55,7 +55,7 @@ class WholeRun:
     reason: str
 
 
-def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limits: Limits, clock: Clock) -> Outcome:
+def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limits: SandboxLimits, clock: Clock) -> SessionOutcome:
     """Load a program and let the judge call its functions. Raises SandboxError, Unencodable for what is too large to pass."""
     nonce = secrets.token_hex(16)
     program_text = _message({"mode": "functions", "source": source, "limits": limits.rlimits()})
@@ -76,10 +76,10 @@ def run_functions(sandbox: Sandbox, source: str, tests: Mapping[str, Any], limit
             Feed(to_program, program_text, last=True, after=drains[0]),
         ]
         reason = watch.pump(feeds, drains, lambda: drains[0].closed or _frame(drains[0]) is not None, (judge, program))
-        return Outcome(reason) if reason else _outcome(_frame(drains[0]), nonce)
+        return SessionOutcome(reason) if reason else _outcome(_frame(drains[0]), nonce)
 
 
-def run_whole(sandbox: Sandbox, source: str, given: bytes, limits: Limits, clock: Clock) -> WholeRun:
+def run_whole(sandbox: Sandbox, source: str, given: bytes, limits: SandboxLimits, clock: Clock) -> WholeRun:
     """Run a program as a script on one standard input. Raises SandboxError, Unencodable."""
     text = _message({"mode": "whole", "source": source, "limits": limits.rlimits()})
     with ExitStack() as stack:
@@ -117,17 +117,17 @@ def _frame(drain: Drain) -> bytes | None:
     return None
 
 
-def _outcome(frame: bytes | None, nonce: str) -> Outcome:
+def _outcome(frame: bytes | None, nonce: str) -> SessionOutcome:
     try:
         answered, passed, reason, checks = decode(frame or b"")
         is_verdict = answered == nonce and isinstance(reason, str) and isinstance(checks, int)
     except (BadFrame, ValueError, TypeError):
         is_verdict = False
     if not is_verdict:
-        return Outcome("the tests ended without a verdict")
+        return SessionOutcome("the tests ended without a verdict")
     if passed is True and not reason and checks > 0:
-        return Outcome("", checks)
-    return Outcome(" ".join(reason.split())[:200] or "the tests did not pass", checks)
+        return SessionOutcome("", checks)
+    return SessionOutcome(" ".join(reason.split())[:200] or "the tests did not pass", checks)
 
 
 def _ending(status: int | None, notes: bytes) -> str:
@@ -211,7 +211,7 @@ class Drain:
 class Watch:
     """The time of one session: first for the interpreters to come up, then for the program."""
 
-    def __init__(self, clock: Clock, limits: Limits) -> None:
+    def __init__(self, clock: Clock, limits: SandboxLimits) -> None:
         self._clock = clock
         self._limits = limits
         self._deadline = clock.monotonic() + START_S

@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.bench import harness
 from tools.bench.coordinator import rows, services
-from tools.bench.harness import Part, Results, Row, own_part
+from tools.bench.harness import BenchRow, MeasuredPart, Results, own_part
 
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
 MEMORY_SAMPLES = 10
@@ -28,7 +28,7 @@ DELAY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CoordinatorPlan:
     """One size of the whole bench. Seconds are of one phase, counts of one round."""
 
     size: str
@@ -46,20 +46,19 @@ class Plan:
     recovery_holds: int
 
 
-FULL = Plan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
-QUICK = Plan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
+FULL = CoordinatorPlan("full", 5, 8, 50, 10.0, 2.0, 32, 4000, 100_000, 10_000, 400, 100_000, 1000)
+QUICK = CoordinatorPlan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 4000, 100)
 
 
 PHASES = {
     "ours": ("latency", "calls", "budget", "close"),
     "litellm": ("latency", "calls"),
-    "echo-grpc": ("latency", "calls"),
-    "echo-http": ("latency", "calls"),
+    "echo": ("latency", "calls"),
 }
 """The phases of each service in a round: one request at a time, many concurrent calls, budgets, and steps that are closed."""
 
 
-def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
+def phase_of(plan: CoordinatorPlan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
     """The job of a phase, named as its kind unless it is given a name."""
     timed = {"seconds": plan.seconds, "warmup_s": plan.warmup_s}
     jobs: dict[str, dict[str, Any]] = {
@@ -72,23 +71,21 @@ def phase_of(plan: Plan, kind: str, phase: str = "", **changes: Any) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CoordinatorBench:
     """Measures rows. `litellm` is the proxy's command, or None to skip it; `code` identifies our version."""
 
-    plan: Plan
+    plan: CoordinatorPlan
     results: Results
     litellm: Callable[[], Path] | None
-    metrics: bool
     code: str
-    minutes: float = 2.0
 
-    def calls(self) -> Row:
+    def calls(self) -> BenchRow:
         """All services, round by round."""
-        names = ["ours", *(["litellm"] if self.litellm else []), "echo-grpc", "echo-http"]
+        names = ["ours", *(["litellm"] if self.litellm else []), "echo"]
         parts = {name: self._part(name) for name in names}
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
 
-    def memory(self) -> Row:
+    def memory(self) -> BenchRow:
         """Our memory sampled after many calls; LiteLLM's from the first round of calls."""
         calls = self.plan.memory_calls // MEMORY_SAMPLES
         counted = [phase_of(self.plan, "calls", f"calls-{sample}", calls=calls, warmup_s=0.0) for sample in range(MEMORY_SAMPLES)]
@@ -96,13 +93,13 @@ class Bench:
         peer = [self.results.measure("calls/litellm/1", self._part("litellm"))] if self.litellm else []
         return rows.memory_row([ours], peer)
 
-    def idle(self) -> Row:
+    def idle(self) -> BenchRow:
         """Idle devices while one calls."""
         latency = phase_of(self.plan, "latency", slices=1, slice_calls=self.plan.idle_calls, warmup_calls=20)
         part = self._ours("idle", devices=self.plan.idle_devices, latency=latency)
         return rows.idle_row([self.results.measure("idle/1", part)])
 
-    def recovery(self) -> Row:
+    def recovery(self) -> BenchRow:
         """After SIGKILL."""
         part = self._ours("recovery", entries=self.plan.recovery_entries, holds=self.plan.recovery_holds)
         rounds = range(1, min(3, self.plan.rounds) + 1)
@@ -110,23 +107,23 @@ class Bench:
             [self.results.measure(f"recovery/{number}", part) for number in rounds], self.plan.recovery_holds
         )
 
-    def soak(self) -> Row:
+    def soak(self) -> BenchRow:
         """Minutes of mixed load with faults."""
-        part = self._ours(SOAK, minutes=self.minutes, looks=SOAK_SAMPLES, seed=0)
+        part = self._ours(SOAK, minutes=2.0, looks=SOAK_SAMPLES, seed=0)
         return rows.soak_row(self.results.measure("soak/1", part))
 
-    def _part(self, service: str) -> Part:
+    def _part(self, service: str) -> MeasuredPart:
         """A round of a service."""
         phases = [phase_of(self.plan, kind) for kind in PHASES[service]]
         if service == "ours":
             return self._ours("measure", phases=phases)
-        job = {"service": service, "delay_s": DELAY_S, "metrics": self.metrics, "phases": phases}
+        job = {"service": service, "delay_s": DELAY_S, "phases": phases}
         if service == "litellm" and self.litellm:
             job["litellm"] = str(self.litellm())
         return own_part("coordinator.measure", job, scratch=True)
 
-    def _ours(self, module: str, **job: Any) -> Part:
-        own = {"service": "ours", "delay_s": DELAY_S, "metrics": self.metrics, "code": self.code}
+    def _ours(self, module: str, **job: Any) -> MeasuredPart:
+        own = {"service": "ours", "delay_s": DELAY_S, "code": self.code}
         return own_part(f"coordinator.{module}", {**own, **job}, scratch=True)
 
 
@@ -136,14 +133,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m tools.bench coordinator", description="The coordinator compared with LiteLLM's proxy."
     )
     harness.add_options(parser, ROWS, also=f", also {SOAK}")
-    parser.add_argument("--minutes", type=float, default=2.0, help="how long the row soak lasts (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round, small sizes: a minute")
     parser.add_argument("--without-litellm", action="store_true", help="only ours and the baselines")
-    parser.add_argument("--without-metrics", action="store_true", help="serve no metrics")
     return parser.parse_args(arguments)
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace) -> CoordinatorPlan:
     """The size asked for, with the rounds asked for."""
     plan = QUICK if given.quick else FULL
     return replace(plan, rounds=given.rounds or plan.rounds)
@@ -151,14 +146,13 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 def measure(given: argparse.Namespace) -> int:
     """Measure the rows and write the report; 1 when a goal is missed. Raises EdgeError."""
-    plan, metrics = plan_of(given), not given.without_metrics
+    plan = plan_of(given)
     run = harness.Run(given, "coordinator", plan.size, (*ROWS, SOAK))
     machine, peer = harness.describe_machine(PACKAGES), None if given.without_litellm else services.litellm_installed
     if peer is not None:
         machine["packages"]["litellm"] = services.litellm_version(peer())
-    bench = Bench(plan, run.results, peer, metrics, harness.commit(), given.minutes)
-    about = f" Metrics {'on' if metrics else 'off'}; upstream answers after 5 ms."
-    return run.report(bench, machine, about, metrics=metrics)
+    bench = CoordinatorBench(plan, run.results, peer, harness.commit())
+    return run.report(bench, machine, " Metrics on; upstream answers after 5 ms.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -143,7 +143,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 @dataclass(slots=True)
-class Meter:
+class LoadMeter:
     """Processor seconds of the watched processes and of this one, and the wall clock, since `begin`."""
 
     watch: Mapping[str, int]
@@ -163,7 +163,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Tally:
+class CallTally:
     """Times of successful calls in the measured period, and errors at any time. `enough` is set by an error or at `wanted`
     times."""
 
@@ -203,10 +203,10 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 async def for_a_while(
-    work: Callable[[int, Tally, asyncio.Event], Awaitable[None]], count: int, job: Mapping[str, Any]
+    work: Callable[[int, CallTally, asyncio.Event], Awaitable[None]], count: int, job: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`count` workers for `warmup_s`, then measured for `seconds`, or for `calls` where that is given instead, until the event is set."""
-    tally, meter, over = Tally(wanted=job.get("calls", 0)), Meter(job["watch"]), asyncio.Event()
+    tally, meter, over = CallTally(wanted=job.get("calls", 0)), LoadMeter(job["watch"]), asyncio.Event()
     workers = [asyncio.ensure_future(work(number, tally, over)) for number in range(count)]
     await asyncio.sleep(job["warmup_s"])
     meter.begin()
@@ -223,7 +223,7 @@ async def unary(act: Act, job: Mapping[str, Any]) -> dict[str, Any]:
     """`concurrency` workers that do one after the other."""
     numbers = itertools.count()
 
-    async def work(worker: int, tally: Tally, over: asyncio.Event) -> None:
+    async def work(worker: int, tally: CallTally, over: asyncio.Event) -> None:
         while not over.is_set():
             await tally.one(act, worker, next(numbers))
 
@@ -232,7 +232,7 @@ async def unary(act: Act, job: Mapping[str, Any]) -> dict[str, Any]:
 
 async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, int]) -> dict[str, Any]:
     """Numbers 0 to count - 1, once each."""
-    tally, meter, numbers = Tally(measuring=True), Meter(watch), iter(range(count))
+    tally, meter, numbers = CallTally(measuring=True), LoadMeter(watch), iter(range(count))
 
     async def work(worker: int) -> None:
         for number in numbers:
@@ -246,8 +246,8 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
 async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) -> dict[str, Any]:
     """One request at a time, in slices that alternate between the service and the upstream itself."""
     direct = HttpService(job["direct_port"], (), "direct") if job.get("direct_port") else None
-    through, upstream, numbers = Tally(measuring=True), Tally(measuring=True), itertools.count()
-    meter = Meter(job["watch"])
+    through, upstream, numbers = CallTally(measuring=True), CallTally(measuring=True), itertools.count()
+    meter = LoadMeter(job["watch"])
     for _ in range(job["warmup_calls"]):
         await service.call(0, next(numbers))
     meter.begin()

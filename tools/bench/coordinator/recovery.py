@@ -46,10 +46,10 @@ def _device(number: int) -> str:
 
 
 def _request(number: int) -> Any:
-    from coordinator.ledger.accounts import Amount, BudgetTerms, Limits, ReserveRequest, budget_key
+    from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, ReserveRequest, budget_key
 
     now, device = time.time(), _device(number)
-    limits = Limits(AMPLE, AMPLE, AMPLE)
+    limits = AmountLimits(AMPLE, AMPLE, AMPLE)
     keys = (budget_key("device_task", device, "bench"), budget_key("device", device), budget_key("fleet"))
     return ReserveRequest(
         device=device,

@@ -6,22 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.bench.coordinator.audit import WRONG
-from tools.bench.harness import Rounds, Row, Spread, spread
+from tools.bench.harness import BenchRow, Rounds, Spread, spread
 
 UNSATURATED = 0.5
 """Share of a core below which the mock cloud LLM was certainly not what was waited for."""
 
 
-def calls_row(measured: Mapping[str, Rounds]) -> Row:
+def calls_row(measured: Mapping[str, Rounds]) -> BenchRow:
     """Latency, and calls per second of processor time, compared with LiteLLM and the baselines."""
     ours, peer = measured["ours"], measured.get("litellm", ())
-    row = Row("calls", "calls", {name: list(rounds) for name, rounds in measured.items()})
+    row = BenchRow("calls", "calls", {name: list(rounds) for name, rounds in measured.items()})
     _latencies(row, ours, peer)
     _throughputs(row, measured)
     _books(row, [result["audit"] for result in ours])
-    grpc, http = measured["echo-grpc"], measured["echo-http"]
-    row.without_goal("bare grpc.aio echo", "baseline", _per_core(grpc, "calls").text("calls/s per core", 0))
-    row.without_goal("bare HTTP echo", "baseline", _per_core(http, "calls").text("calls/s per core", 0))
+    row.without_goal("bare grpc.aio echo", "baseline", _per_core(measured["echo"], "calls").text("calls/s per core", 0))
     spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
     busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
@@ -33,9 +31,9 @@ def calls_row(measured: Mapping[str, Rounds]) -> Row:
     return row
 
 
-def memory_row(ours: Rounds, peer: Rounds) -> Row:
+def memory_row(ours: Rounds, peer: Rounds) -> BenchRow:
     """Memory after many calls."""
-    result, row = ours[0], Row("memory", "memory", {"ours": list(ours)})
+    result, row = ours[0], BenchRow("memory", "memory", {"ours": list(ours)})
     sizes = [phase["memory_mib"] for phase in result["phases"].values()]
     calls = sum(phase["calls"] for phase in result["phases"].values())
     growth = sizes[-1] - sizes[len(sizes) // 4]
@@ -48,9 +46,9 @@ def memory_row(ours: Rounds, peer: Rounds) -> Row:
     return row
 
 
-def idle_row(rounds: Rounds) -> Row:
+def idle_row(rounds: Rounds) -> BenchRow:
     """Many idle devices."""
-    row = Row("idle", "idle devices", {"ours": list(rounds)})
+    row = BenchRow("idle", "idle devices", {"ours": list(rounds)})
     memory = spread(result["memory_mib"] for result in rounds)
     devices = rounds[0]["devices"]
     row.at_most(f"memory with {devices} idle devices", "", memory.text("MiB"), memory.median, 572, " MiB")
@@ -63,9 +61,9 @@ def idle_row(rounds: Rounds) -> Row:
     return row
 
 
-def recovery_row(rounds: Rounds, holds: int) -> Row:
+def recovery_row(rounds: Rounds, holds: int) -> BenchRow:
     """After SIGKILL."""
-    row = Row("recovery", "recovery", {"ours": list(rounds)})
+    row = BenchRow("recovery", "recovery", {"ours": list(rounds)})
     start = spread(result["start_s"] for result in rounds)
     entries = rounds[0]["audit"]["entries"]
     what = f"SERVING after SIGKILL, {entries} journal entries, {holds} open holds"
@@ -77,9 +75,9 @@ def recovery_row(rounds: Rounds, holds: int) -> Row:
     return row
 
 
-def soak_row(result: Mapping[str, Any]) -> Row:
+def soak_row(result: Mapping[str, Any]) -> BenchRow:
     """Growth between the sample after the first quarter and the last one; descriptors, threads and tasks at rest."""
-    row, samples = Row("soak", "soak", {"ours": [result]}), result["looks"]
+    row, samples = BenchRow("soak", "soak", {"ours": [result]}), result["looks"]
     first, last = samples[max(0, len(samples) // 4 - 1)], samples[-1]
     bounds = (8, 4, 8, 16.0)
     for at, (name, bound) in enumerate(zip(("descriptors", "threads", "tasks", "MiB of memory"), bounds, strict=True)):
@@ -94,7 +92,7 @@ def soak_row(result: Mapping[str, Any]) -> Row:
     return row
 
 
-def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
+def _latencies(row: BenchRow, ours: Rounds, peer: Rounds) -> None:
     for name, bound, times_bound in (
         ("p50", 2.0, 6.0),
         ("p99", 6.0, 3.0),
@@ -107,8 +105,8 @@ def _latencies(row: Row, ours: Rounds, peer: Rounds) -> None:
             row.at_least(f"added {name}, times lower", f"LiteLLM {other.text('ms')}", f"{times:.1f}x", times, times_bound)
 
 
-def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
-    ours, peer, echo = measured["ours"], measured.get("litellm", ()), _per_core(measured["echo-grpc"], "calls")
+def _throughputs(row: BenchRow, measured: Mapping[str, Rounds]) -> None:
+    ours, peer, echo = measured["ours"], measured.get("litellm", ()), _per_core(measured["echo"], "calls")
     for phase, name, share in (("calls", "Complete", 1 / 3), ("close", "CloseStep", 0.5), ("budget", "GetBudget", 0.75)):
         rate = _per_core(ours, phase)
         text = f"{rate.text('calls/s', 0)}: {rate.median / echo.median:.2f}"
@@ -120,7 +118,7 @@ def _throughputs(row: Row, measured: Mapping[str, Rounds]) -> None:
         row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, 14.0)
 
 
-def _books(row: Row, audits: Sequence[Mapping[str, Any]]) -> None:
+def _books(row: BenchRow, audits: Sequence[Mapping[str, Any]]) -> None:
     calls = sum(audit["upstream_requests"] for audit in audits)
     wrong = {name: sum(audit[name] for audit in audits) for name in WRONG}
     text = ", ".join(f"{count} {name}" for name, count in wrong.items())

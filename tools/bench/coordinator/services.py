@@ -1,4 +1,4 @@
-"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest possible gRPC and HTTP servers. Sets up and starts each;
+"""The services under test: our coordinator, LiteLLM's proxy, and the cheapest possible gRPC server. Sets up and starts each;
 measures no time.
 
 Our limits apply in all three scopes, so that every call is held on four budgets, and none is ever reached. LiteLLM's proxy has one worker
@@ -18,7 +18,7 @@ from typing import Any
 
 from coordinator.config import AuthConfig
 from coordinator.ledger.opening import LEDGER_FILE
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
 from tools.bench.mock_cloud import INPUT_TOKENS, OUTPUT_TOKENS
 from tools.bench.processes import REPOSITORY, Server, answers, free_port, own, running
@@ -66,7 +66,7 @@ class Started:
 @contextmanager
 def started(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     """The service that the job names."""
-    services = {"ours": coordinator, "litellm": litellm, "echo-grpc": echo, "echo-http": echo}
+    services = {"ours": coordinator, "litellm": litellm, "echo": echo}
     with services[job["service"]](job, scratch) as service:
         yield service
 
@@ -80,11 +80,9 @@ def cloud(job: Mapping[str, Any], scratch: Path) -> Iterator[Server]:
 
 @contextmanager
 def echo(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
-    """A baseline: gRPC's or HTTP's."""
-    is_grpc = job["service"] == "echo-grpc"
-    with running(own("coordinator.echo") if is_grpc else own("mock_cloud", "0"), scratch / "echo.log") as server:
-        port = server.ready["port"]
-        yield Started(server, "grpc" if is_grpc else "http", f"127.0.0.1:{port}" if is_grpc else port, [""] * DEVICES)
+    """The baseline."""
+    with running(own("coordinator.echo"), scratch / "echo.log") as server:
+        yield Started(server, "grpc", f"127.0.0.1:{server.ready['port']}", [""] * DEVICES)
 
 
 # -- our coordinator -------------------------------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ def coordinator(job: Mapping[str, Any], scratch: Path) -> Iterator[Started]:
     state, devices = scratch / "state", [f"bench-{number}" for number in range(DEVICES)]
     tokens = device_tokens(state, devices)
     with cloud(job, scratch) as upstream:
-        values = settings(state, upstream.ready["port"], metrics_port=free_port() if job["metrics"] else None)
+        values = settings(state, upstream.ready["port"], metrics_port=free_port())
         with serving(values, scratch) as server:
             port = upstream.ready["port"]
             yield Started(server, "grpc", address_of(server), tokens, devices, port, upstream, state / LEDGER_FILE)
@@ -136,7 +134,7 @@ def serving(values: Mapping[str, Any], scratch: Path) -> Iterator[Server]:
 
 def device_tokens(state: Path, devices: Sequence[str]) -> list[str]:
     """A valid token for each device; makes the signing key where there is none."""
-    tokens = Tokens(TokenStore(state), AuthConfig(), SystemClock())
+    tokens = TokenAuthority(TokenStore(state), AuthConfig(), SystemClock())
     return [tokens.renew("device", device) for device in devices]
 
 

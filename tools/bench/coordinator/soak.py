@@ -23,7 +23,7 @@ from urllib.request import urlopen
 
 from coordinator.ledger.opening import LEDGER_FILE
 from tools.bench.coordinator import services
-from tools.bench.mock_cloud import Answer, Connection, HttpServer, Request, completion
+from tools.bench.mock_cloud import HttpServer, MockAnswer, MockConnection, MockRequest, completion
 from tools.bench.processes import Server, free_port, scratch_folder
 
 WORKERS = 12
@@ -50,16 +50,16 @@ class FaultyCloud:
         """Stop listening and cut every connection."""
         self._server.close()
 
-    def _handle(self, _request: Request, connection: Connection) -> Answer:
+    def _handle(self, _request: MockRequest, connection: MockConnection) -> MockAnswer:
         """Mostly the completion."""
         self.asked += 1
         if self.asked % 41 == 0:
             connection.cut()
         if self.asked % 37 == 0:
-            return Answer(b"{}", status=503)
+            return MockAnswer(b"{}", status=503)
         if self.asked % 31 == 0:
-            return Answer(b"not what was asked for")
-        return Answer(completion(), after_s=0.25 if self.asked % 29 == 0 else 0.005)
+            return MockAnswer(b"not what was asked for")
+        return MockAnswer(completion(), after_s=0.25 if self.asked % 29 == 0 else 0.005)
 
 
 @dataclass(slots=True)

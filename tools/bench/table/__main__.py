@@ -17,10 +17,10 @@ from edge.app.settings import bundled_models
 from edge.core.machine import usable_cores
 from tools.arguments import positive
 from tools.bench import harness
-from tools.bench.harness import Part, Results, Row, commit
+from tools.bench.harness import BenchRow, MeasuredPart, Results
 from tools.bench.table import jobs, peers, rows
 from tools.bench.table.models import gguf_file
-from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TINY, Plan, Workload
+from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TablePlan, Workload
 from tools.places import check_folder
 
 BUNDLED = "nano-edge"
@@ -34,46 +34,44 @@ PEER_SETTINGS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TableBench:
     """Measures rows. Peers are made in the cache folder when a row first needs them."""
 
-    plan: Plan
+    plan: TablePlan
     jobs: jobs.Jobs
     results: Results
 
-    def small(self) -> Row:
+    def small(self) -> BenchRow:
         """The bundled model against TRL."""
         work = self.plan.small
         folder = self._made(BUNDLED, [], transformers=True)[-1]
         prompts = self._prompts(self._bundled(), work, SOURCE)
-        python = peers.trl_python(self.jobs.cache)
 
         competitors = {"ours": self._our_small(), "ours-bundled-cloud": self._our_small(cloud="bundled")}
         for name, (setting, tuned) in PEER_SETTINGS.items():
-            peer = self.jobs.trl(python, folder, prompts, work, setting, random_model=False, tuned_allocator=tuned)
+            peer = self.jobs.trl(folder, prompts, work, setting, random_model=False, tuned_allocator=tuned)
             competitors[f"trl-{name}"] = peer
         measured = self.results.alternating("small", competitors, work.rounds)
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
         return rows.small_row(measured["ours"], measured["ours-bundled-cloud"], peer_rounds)
 
-    def large(self) -> Row:
+    def large(self) -> BenchRow:
         """The real shape against TRL."""
         work, shape = self.plan.large, self.plan.large_shape
         *_, folder = self._made(shape, ["Q8_0", "Q4_K_M"], transformers=True)
         prompts = self._prompts(self._file(shape, "Q8_0"), work, None)
         peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
-        python = peers.trl_python(self.jobs.cache)
         enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
         competitors = {
             "Q8_0": self._our_large(),
-            "trl-bf16": self.jobs.trl(python, folder, enough, peer, jobs.BF16, random_model=True),
+            "trl-bf16": self.jobs.trl(folder, enough, peer, jobs.BF16, random_model=True),
             "Q8_0-checkpointing": self._our_large(jobs.CHECKPOINTING),
         }
         measured = self.results.alternating("large", competitors, work.rounds)
         ours = {"Q8_0": measured["Q8_0"], "Q8_0 with checkpointing": measured["Q8_0-checkpointing"]}
         return rows.large_row(ours, measured["trl-bf16"], shape)
 
-    def rollout(self) -> Row:
+    def rollout(self) -> BenchRow:
         """Rollouts against the batched bench."""
         program = peers.batched_bench(self.jobs.cache)
         measured = {}
@@ -89,7 +87,7 @@ class Bench:
             measured[f"{load.model} Q8_0, {width} rows"] = (found["ours"], found["shared"], found["alone"])
         return rows.rollout_row(measured)
 
-    def floor(self) -> Row:
+    def floor(self) -> BenchRow:
         """Our steps against the floor, with the machine's speeds measured before and after them."""
         small, large, shape = self.plan.small, self.plan.large, self.plan.large_shape
         models = {BUNDLED: self._bundled(), shape: self._random(shape, "Q8_0")}
@@ -109,7 +107,7 @@ class Bench:
         }
         return rows.floor_row(speeds, steps)
 
-    def memory(self) -> Row:
+    def memory(self) -> BenchRow:
         """One process that does everything, at every shape, weights streamed: with settings for little memory, and with our defaults."""
         work, measured = self.plan.memory, dict[str, dict[str, dict[str, Any]]]()
         settings: dict[str, Mapping[str, Any]] = {"lean": jobs.LEAN, "default": {}}
@@ -131,48 +129,12 @@ class Bench:
                 measured.setdefault(shape, {})[f"Q4_K_M, {name}"] = found
         return rows.memory_row(measured)
 
-    def mismatch(self) -> Row:
-        """The bundled model in several quantisations, and the real shape."""
-        plan, bundled, shape = self.plan, self._bundled(), self.plan.large_shape
-        measured = {}
-        nano = {"Q8_0": bundled, **dict(zip(("Q4_0", "Q4_K_M"), self._made(BUNDLED, ["Q4_0", "Q4_K_M"]), strict=True))}
-        self._prompts(bundled, plan.small, SOURCE)
-        for kind, model in nano.items():
-            part = self.jobs.mismatch(
-                model,
-                None if model == bundled else bundled,
-                self.jobs.items(bundled, plan.small),
-                prompts=max(plan.mismatch_prompts, plan.small.prompts),
-                tokens=110,
-                context=plan.small.context_tokens,
-                random=False,
-            )
-            measured[f"{BUNDLED} {kind}"] = self.results.measure(f"mismatch/nano-{kind.lower()}", part)
-        original, *quantised = self._made(shape, ["F16", "Q8_0", "Q4_K_M"])
-        for kind, model in zip(("Q8_0", "Q4_K_M"), quantised, strict=True):
-            self._prompts(model, plan.large, None)
-            part = self.jobs.mismatch(
-                model,
-                original,
-                self.jobs.items(model, plan.large),
-                prompts=plan.mismatch_prompts,
-                tokens=plan.mismatch_tokens,
-                context=plan.large.context_tokens,
-                random=True,
-            )
-            measured[f"{shape} {kind}"] = self.results.measure(f"mismatch/{shape}-{kind.lower()}", part)
-        return rows.mismatch_row(measured)
-
-    def install(self) -> Row:
-        """From a clean checkout to a learned step."""
-        return rows.install_row(self.results.measure("install/1", self.jobs.install(commit())), usable_cores())
-
     # -- parts of rows ---------------------------------------------------------------------------------------------------------------
 
-    def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> Part:
+    def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> MeasuredPart:
         return self.jobs.agent(self._bundled(), self.plan.small, random_model=False, cloud=cloud)
 
-    def _our_large(self, learning: Mapping[str, Any] | None = None) -> Part:
+    def _our_large(self, learning: Mapping[str, Any] | None = None) -> MeasuredPart:
         model = self._random(self.plan.large_shape, "Q8_0")
         return self.jobs.agent(model, self.plan.large, random_model=True, learning=learning)
 
@@ -215,9 +177,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench table", description="The table of goals, measured in one run.")
     harness.add_options(parser, ROWS)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="one round, few steps")
-    size.add_argument("--tiny", action="store_true", help="tries the bench out; the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="one round, few steps")
     parser.add_argument(
         "--threads", type=positive, default=usable_cores(), help="threads of every competitor (default: %(default)s)"
     )
@@ -225,9 +185,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
+def plan_of(given: argparse.Namespace) -> TablePlan:
     """The size asked for, with the rounds asked for."""
-    plan = TINY if given.tiny else QUICK if given.quick else FULL
+    plan = QUICK if given.quick else FULL
     if given.rounds is None:
         return plan
     small, large = (replace(work, rounds=given.rounds) for work in (plan.small, plan.large))
@@ -240,20 +200,16 @@ def measure(given: argparse.Namespace) -> int:
     check_folder(cache, "--cache")
     run = harness.Run(given, "table", plan.size, ROWS)
     print("\n".join(beginning(plan, run.names, cache)), file=sys.stderr)
-    bench = Bench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
-    nothing = " A try of the bench itself at sizes that mean nothing." if plan.size == "tiny" else ""
-    return run.report(bench, harness.describe_machine(), nothing, threads=given.threads)
+    bench = TableBench(plan, jobs.Jobs(cache, run.out, given.threads), run.results)
+    return run.report(bench, harness.describe_machine(), threads=given.threads)
 
 
-def beginning(plan: Plan, names: Sequence[str], cache: Path) -> list[str]:
+def beginning(plan: TablePlan, names: Sequence[str], cache: Path) -> list[str]:
     """What is made first, and about how long that and the measuring take."""
-    missing = peers.missing(cache)
-    lasts = {"tiny": "some minutes", "quick": "half an hour or less"}.get(plan.size, "the better part of an hour")
+    lasts = "half an hour or less" if plan.size == "quick" else "the better part of an hour"
     lines = [f"measuring {', '.join(names)} at size {plan.size}: {lasts} on two cores"]
-    if missing:
-        lines.append(
-            f"first, where a row needs it, {' and '.join(missing)} are built in {cache}: 5 to 15 minutes, once, over the network"
-        )
+    if "rollout" in names and not peers.program_of(cache).exists():
+        lines.append(f"first llama-batched-bench of llama.cpp is built in {cache}: 5 to 15 minutes, once, over the network")
     return lines
 
 

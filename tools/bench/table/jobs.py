@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, Literal
 
 from edge.cli.allocator import LEAN_SETTINGS
 from edge.cli.allocator import SETTINGS as ALLOCATOR
-from tools.bench.harness import Part, own_part
+from edge.core.errors import EdgeError
+from edge.core.install import install_extra
+from tools.bench.harness import MeasuredPart, own_part, version_of
 from tools.bench.table.models import identity
 from tools.bench.table.plan import ALPHA, DUAL, DUAL_LR, GROUP_SIZE, LEARNING_RATE, RANK, TARGET_RATE, RolloutLoad, Workload
 
@@ -41,14 +44,14 @@ class Jobs:
         """The task file of a workload."""
         return self.out / "prompts" / f"{model.stem}-{work.prompts}x{work.prompt_tokens or 'practice'}.jsonl"
 
-    def model_files(self, shape: str, kinds: list[str], transformers: bool, source: Path | None = None) -> Part:
+    def model_files(self, shape: str, kinds: list[str], transformers: bool, source: Path | None = None) -> MeasuredPart:
         """Make a model's files; `source` is the bundled model where it is not a random one."""
         job: dict[str, Any] = {"folder": str(self.models), "shape": shape, "quantisations": kinds, "transformers": transformers}
         if source is not None:
             job |= {"source": str(source), "source_is": identity(source)}
         return own_part("table.models", job)
 
-    def prompts(self, model: Path, work: Workload, source: str | None, wanted: int) -> Part:
+    def prompts(self, model: Path, work: Workload, source: str | None, wanted: int) -> MeasuredPart:
         """Make the prompts of a workload."""
         job = {"source": source, "prompt_tokens": work.prompt_tokens, "wanted": wanted, "items": str(self.items(model, work))}
         return own_part("table.prompts", {**_model(model), **job})
@@ -65,7 +68,7 @@ class Jobs:
         gate: Mapping[str, Any] | None = None,
         cloud: Literal["bundled", "answering"] = "answering",
         lean: bool = False,
-    ) -> Part:
+    ) -> MeasuredPart:
         """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself.
 
         `learning` departs from its defaults; `gate` is the promotion gate's section, and without one there is no gate. The `cloud` answers
@@ -90,7 +93,6 @@ class Jobs:
 
     def trl(
         self,
-        python: Path,
         model: Path,
         prompts: list[dict[str, Any]],
         work: Workload,
@@ -98,13 +100,17 @@ class Jobs:
         *,
         random_model: bool,
         tuned_allocator: bool = False,
-    ) -> Part:
-        """The same steps in TRL."""
+    ) -> MeasuredPart:
+        """The same steps in TRL, in a process that imports nothing of ours. Raises EdgeError where TRL is not installed."""
+        if not version_of("trl"):
+            raise EdgeError("TRL is not installed", hint=install_extra("trl"))
         own = {"model": str(model), "prompts": prompts, "setting": dict(setting), "force_length": random_model}
         environment = self._environment(ALLOCATOR if tuned_allocator else {})
-        return Part((str(python), str(PEER_SCRIPT)), {**own, **self._step(work, random_model)}, environment, scratch=True)
+        return MeasuredPart(
+            (sys.executable, str(PEER_SCRIPT)), {**own, **self._step(work, random_model)}, environment, scratch=True
+        )
 
-    def rollout(self, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> Part:
+    def rollout(self, model: Path, load: RolloutLoad, program: Path | None = None, *, shared: bool = True) -> MeasuredPart:
         """Our rollouts, or those of llama.cpp's batched bench where its `program` is given, whose rows share prompts or do not."""
         job = {
             **_model(model),
@@ -120,33 +126,12 @@ class Jobs:
             return self._own("table.rollout", job)
         return self._own("table.batched_peer", {"program": str(program), "shared": shared, **job})
 
-    def speed(self, models: Mapping[str, Path], seconds: float) -> Part:
+    def speed(self, models: Mapping[str, Path], seconds: float) -> MeasuredPart:
         """The speeds of the machine; every rate is measured for about `seconds`."""
         named = {name: str(path) for name, path in models.items()}
         return self._own("table.device_speed", {"models": named, "threads": self.threads, "seconds": seconds})
 
-    def mismatch(
-        self, model: Path, original: Path | None, items: Path, *, prompts: int, tokens: int, context: int, random: bool
-    ) -> Part:
-        """Sampler against trainer."""
-        job = {
-            **_model(model),
-            "original": str(original) if original else "",
-            "items": str(items),
-            "prompts": prompts,
-            "group_size": GROUP_SIZE,
-            "max_tokens": tokens,
-            "context_tokens": context,
-            "random": random,
-            "threads": self.threads,
-        }
-        return self._own("table.mismatch", job)
-
-    def install(self, commit: str) -> Part:
-        """From a clean checkout to one learned step."""
-        return own_part("table.install", {"commit": commit}, {"PIP_NO_CACHE_DIR": "1"}, scratch=True)
-
-    def _own(self, module: str, job: Mapping[str, Any]) -> Part:
+    def _own(self, module: str, job: Mapping[str, Any]) -> MeasuredPart:
         return own_part(module, job, self._environment({}))
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:

@@ -98,18 +98,10 @@ def make_random(folder: Path, shape: str, quantisations: Sequence[str], transfor
     return [*wanted, *([peer] if transformers else [])]
 
 
-def make_bundled(folder: Path, source: Path, quantisations: Sequence[str], transformers: bool) -> list[Path]:
-    """The bundled model requantised from its own Q8_0 weights, and as a transformers folder with its own tokenizer.
-
-    Names carry the identity of the source, so that another version of it is made anew.
-    """
+def make_bundled(folder: Path, source: Path) -> Path:
+    """The bundled model as a transformers folder with its own tokenizer, named by the identity of the source."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"{source.stem}-{identity(source)}"
-    wanted = [gguf_file(folder, name, kind) for kind in quantisations]
-    for kind, file in zip(quantisations, wanted, strict=True):
-        if not file.exists():
-            quantise(source, file, kind)
-    return [*wanted, *([write_hf_folder(source, folder / f"{name}-hf")] if transformers else [])]
+    return write_hf_folder(source, folder / f"{source.stem}-{identity(source)}-hf")
 
 
 def quantise(source: Path, target: Path, kind: str) -> None:
@@ -199,7 +191,7 @@ def measure(job: dict[str, Any]) -> dict[str, list[str]]:
     """Make one model's files for the job."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
-        files = make_bundled(folder, Path(job["source"]), kinds, peer)
+        files = [make_bundled(folder, Path(job["source"]))]
     else:
         files = make_random(folder, job["shape"], kinds, peer)
     return {"files": [str(file) for file in files]}

@@ -1,10 +1,10 @@
-"""The amount of measurement: rounds, steps, shapes and lengths, in three sizes."""
+"""The amount of measurement: rounds, steps, shapes and lengths, in two sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS = ("small", "large", "rollout", "floor", "memory", "mismatch", "install")
+ROWS = ("small", "large", "rollout", "floor", "memory")
 RANK, ALPHA = 16, 32.0
 GROUP_SIZE = 8
 LEARNING_RATE = 5e-4
@@ -36,7 +36,7 @@ class RolloutLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """The measurements of a run. `peer_warmup` and `peer_steps` are TRL's in the large row, where a step takes minutes."""
 
     size: str
@@ -49,12 +49,10 @@ class Plan:
     rollout_rounds: int
     memory_shapes: tuple[str, ...]
     memory: Workload
-    mismatch_prompts: int
-    mismatch_tokens: int
     speed_s: float
 
 
-FULL = Plan(
+FULL = TablePlan(
     size="full",
     small=Workload(16, None, 110, 512, warmup=2, steps=5, rounds=3),
     large=Workload(2, 320, 128, 448, warmup=1, steps=1, rounds=2),
@@ -69,11 +67,9 @@ FULL = Plan(
     rollout_rounds=3,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
     memory=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=4,
-    mismatch_tokens=64,
     speed_s=2.0,
 )
-QUICK = Plan(
+QUICK = TablePlan(
     size="quick",
     small=Workload(16, None, 110, 512, warmup=1, steps=2, rounds=1),
     large=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
@@ -84,23 +80,5 @@ QUICK = Plan(
     rollout_rounds=1,
     memory_shapes=("qwen2.5-0.5b", "qwen2.5-1.5b"),
     memory=Workload(2, 320, 32, 448, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=2,
-    mismatch_tokens=32,
     speed_s=1.0,
 )
-TINY = Plan(
-    size="tiny",
-    small=Workload(2, None, 16, 512, warmup=0, steps=1, rounds=1),
-    large=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
-    large_shape="tiny",
-    peer_warmup=0,
-    peer_steps=1,
-    rollouts=(RolloutLoad("nano-edge", 2, 16, 8, repeats=1), RolloutLoad("tiny", 2, 64, 8, repeats=1)),
-    rollout_rounds=1,
-    memory_shapes=("tiny",),
-    memory=Workload(2, 64, 8, 72, warmup=0, steps=1, rounds=1),
-    mismatch_prompts=2,
-    mismatch_tokens=8,
-    speed_s=0.1,
-)
-"""Tries the bench out; its figures mean nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, Floor, ModelCost, StepWork, step_floor
-from tools.bench.harness import Rounds, Row, Spread, spread
+from tools.bench.harness import BenchRow, Rounds, Spread, spread
 
 RATES = ("infer_flop_per_s", "train_fp32_flop_per_s", "train_bf16_flop_per_s")
 OVERLAPPING = "cloud"
@@ -52,7 +52,7 @@ def parts_of(rounds: Rounds) -> dict[str, Spread]:
     return {name: spread(step[name] for step in steps) for name in steps[0] if name != OVERLAPPING}
 
 
-def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> Row:
+def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> BenchRow:
     """One step of the bundled model against TRL in three settings; also `with_cloud`, whose cloud LLM runs on the same cores."""
     mine, memory = step_seconds(ours), peak_mib(ours)
     seconds = {name: step_seconds(rounds) for name, rounds in peers.items()}
@@ -60,7 +60,7 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
     best = min(seconds, key=lambda name: seconds[name].median)
     lean = min(memories, key=lambda name: memories[name].median)
     what = f"one DA-GRPO step, {ours[0]['model']['parameters'] / 1e6:.1f} M parameters, {_batch(ours)}"
-    row = Row(
+    row = BenchRow(
         "small",
         "one step of the bundled model",
         {"ours": list(ours), "peers": dict(peers)},
@@ -83,10 +83,10 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
     return row
 
 
-def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
+def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> BenchRow:
     """One step of the real shape against TRL in bf16 with checkpointing; with and without checkpointing on our side."""
     theirs, their_memory, first = step_seconds(peer), peak_mib(peer), next(iter(ours.values()))
-    row = Row(
+    row = BenchRow(
         "large",
         f"one step at the {shape} shape",
         {"ours": dict(ours), "peers": {"bf16": list(peer)}},
@@ -102,11 +102,11 @@ def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> Row:
     return row
 
 
-def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds, Rounds]]) -> Row:
+def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds, Rounds]]) -> BenchRow:
     """Rollout tokens/s against the batched bench; every entry is (ours, theirs with shared prompts, theirs without)."""
     data: dict[str, Any] = {}
     profile: list[str] = []
-    row = Row("rollout", "rollout tokens/s", data, profile)
+    row = BenchRow("rollout", "rollout tokens/s", data, profile)
     for name, (ours, shared, alone) in measured.items():
         mine, other = tokens_per_s(ours), tokens_per_s(shared)
         for theirs, way, goal in ((other, "shared prompts (-pps)", 0.95), (tokens_per_s(alone), "every row its own prompt", 1.3)):
@@ -126,7 +126,7 @@ def tokens_per_s(rounds: Rounds) -> Spread:
     return spread(result["tokens"] / seconds for result in rounds for seconds in result["seconds"])
 
 
-def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int, float]]) -> Row:
+def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int, float]]) -> BenchRow:
     """Whole steps against the floor. Every entry is (our rounds, the model's name in `speeds`, rows at most, the goal).
 
     The rates are the best that any round reached with this very model, as `edge-agent doctor --measure` takes them.
@@ -135,7 +135,7 @@ def floor_row(speeds: Rounds, steps: Mapping[str, tuple[Rounds, str, int, float]
     data: dict[str, Any] = {"speeds": list(speeds)}
     profile: list[str] = []
     notes = (f"BW {bytes_per_s / 1e9:.1f} GB/s", *(_rates_text(name, rates) for name, rates in models.items()))
-    row = Row("floor", "a step against its floor", data, profile, notes)
+    row = BenchRow("floor", "a step against its floor", data, profile, notes)
     for name, (rounds, model, most_rows, goal) in steps.items():
         rates = models[model]
         train = rates["train_bf16_flop_per_s"] if rates["bf16"] else rates["train_fp32_flop_per_s"]
@@ -172,7 +172,7 @@ def step_against_floor(
     return factors, floors
 
 
-def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
+def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> BenchRow:
     """Peak memory of one process that serves, rolls out and trains, by shape and by quantisation and settings."""
     profile: list[str] = []
     notes = (
@@ -181,7 +181,7 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
         "as in `edge-agent run` a promotion gate judges the step, on 2 anchors; its second engine is counted",
     )
     data = {shape: dict(by_setting) for shape, by_setting in measured.items()}
-    row = Row("memory", "memory of one process", data, profile, notes)
+    row = BenchRow("memory", "memory of one process", data, profile, notes)
     for shape, by_setting in measured.items():
         for setting, result in by_setting.items():
             gigabytes, mapped_twice = (mebibytes * (1 << 20) / 1e9 for mebibytes in (result["once_mib"], result["peak_mib"]))
@@ -193,41 +193,6 @@ def memory_row(measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
             else:
                 row.without_goal(what, "-", text)
             profile += [f"{shape} {setting}, {entry}" for entry in memory_profile([result])]
-    return row
-
-
-def mismatch_row(measured: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Sampler and trainer, with the file that serves and with the original weights."""
-    notes: list[str] = []
-    row = Row("mismatch", "sampler against trainer", dict(measured), notes=notes)
-    for name, result in measured.items():
-        for held, label in (
-            ("file", "the file that serves"),
-            ("file_bf16", "the same, bf16"),
-            ("original", "the original weights"),
-        ):
-            if held in result:
-                row.without_goal(f"mismatch, {name}", f"trainer holds {label}", mismatch_text(result[held]))
-        types = ", ".join(f"{share:.0%} {kind}" for kind, share in result["types"].items() if share >= 0.005)
-        notes.append(f"{name} is {types}")
-    return row
-
-
-def mismatch_text(found: Mapping[str, float]) -> str:
-    """The four figures of a training report."""
-    return (
-        f"mean abs. Δ log p {found['mean_abs_logprob_diff']:.4f}, KL {found['kl']:.5f} nats a token, "
-        f"effective samples {found['effective_sample_share']:.3f}, clipped {found['clipped_share']:.4f}"
-    )
-
-
-def install_row(result: Mapping[str, Any], cores: int) -> Row:
-    """From a clean checkout to a learning agent."""
-    minutes = result["seconds"] / 60
-    profile = (f"installing {result['install_s']:.0f} s", f"to the end of the first step {result['first_step_s']:.0f} s")
-    row = Row("install", "clean checkout to a learning agent", dict(result), profile)
-    text = f"{minutes:.1f} min on {cores} cores (install {result['install_s']:.0f} s, first step {result['first_step_s']:.0f} s)"
-    row.at_most("clean checkout to a learning agent", "-", text, minutes, 8.0, unit=" min")
     return row
 
 

@@ -105,7 +105,7 @@ def main(paths: list[str]) -> None:
     steps: list[dict[str, float]] = []
     watch = {"end": 0.0, "generate": 0.0}
 
-    class Trainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
+    class WatchedTrainer(trl.GRPOTrainer):  # type: ignore[misc, name-defined]
         """TRL's trainer, watched."""
 
         def _generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ def main(paths: list[str]) -> None:
             watch["dual"] = dual
             return made
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
+    class StepWatch(TrainerCallback):  # type: ignore[misc]
         """Times steps and moves λ."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -151,14 +151,14 @@ def main(paths: list[str]) -> None:
             watch["end"], watch["generate"] = time.perf_counter(), 0.0
 
     config = trl.GRPOConfig(**arguments_of(job))
-    trainer = Trainer(
+    trainer = WatchedTrainer(
         model=job["model"],
         args=config,
         reward_funcs=[rewards.reward, rewards.cost],
         train_dataset=Dataset.from_list([{"prompt": entry["text"], "answer": entry["answer"]} for entry in job["prompts"]]),
         processing_class=tokenizer,
         peft_config=LoraConfig(r=job["rank"], lora_alpha=job["alpha"], target_modules=TARGETS, task_type="CAUSAL_LM"),
-        callbacks=[Watch()],
+        callbacks=[StepWatch()],
     )
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)

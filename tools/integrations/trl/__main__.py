@@ -1,9 +1,8 @@
-"""`python -m tools.integrations.trl run | compare | model`."""
+"""`python -m tools.integrations.trl run CONFIG.yaml`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -37,22 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(play=_run)
     run.add_argument("config", type=Path, help="YAML file, see tools/integrations/trl/configs")
     run.add_argument("--out", help="folder of the run (out)")
-    run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in the folder")
     run.add_argument(
         "--set", action="append", default=[], metavar="K=V", help="a setting, as agent.learning.seed=1; may be repeated"
     )
-    compare = commands.add_parser("compare", help="do two runs have the same λ and rates? exit code 1 where they do not")
-    compare.set_defaults(play=_compare)
-    folder_help = "folder of a run, of this program or of edge-agent learn"
-    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN_A", help=folder_help)
-    compare.add_argument(
-        "--with", dest="others", type=Path, nargs="+", required=True, metavar="RUN_B", help="what it is held against"
-    )
-    compare.add_argument("--json", action="store_true", help="as JSON")
-    model = commands.add_parser("model", help="write a bundled model as a Hugging Face folder")
-    model.set_defaults(play=_model)
-    model.add_argument("name", help="nano-edge, or another GGUF with the same tokenizer")
-    model.add_argument("folder", type=Path)
     return parser
 
 
@@ -63,25 +49,9 @@ def _run(chosen: argparse.Namespace) -> int:
     sets = [*chosen.set, *([f"out={chosen.out}"] if chosen.out else [])]
     try:
         with stopped_by_term():
-            run(resolve_run(chosen.config, tuple(sets)), fresh=chosen.fresh)
+            run(resolve_run(chosen.config, tuple(sets)))
     except MainFailed as error:
         return error.exit_code
-    return 0
-
-
-def _compare(chosen: argparse.Namespace) -> int:
-    from tools.integrations.trl.compare import compare
-
-    result = compare(chosen.runs, chosen.others)
-    print(json.dumps(result.to_json(), indent=2) if chosen.json else result.text())
-    return 0 if result.agree else 1
-
-
-def _model(chosen: argparse.Namespace) -> int:
-    from edge.app.settings import model_file
-    from tools.integrations.trl.bundled import write_hf_folder
-
-    print(write_hf_folder(model_file(chosen.name.removeprefix("bundled:")), chosen.folder))
     return 0
 
 

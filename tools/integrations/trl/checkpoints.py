@@ -22,7 +22,7 @@ _OPTIMIZER = ("optimizer*", "*-optimizer.pt", "global_step*")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class TrlCheckpoint:
     """One checkpoint: the step it was written after, and where."""
 
     step: int
@@ -38,22 +38,22 @@ class Checkpoint:
             return False
 
 
-def checkpoints(folder: Path) -> list[Checkpoint]:
+def checkpoints(folder: Path) -> list[TrlCheckpoint]:
     """All checkpoints in a folder, whole or not, the newest first."""
     if not folder.is_dir():
         return []
     named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    found = [Checkpoint(int(match[1]), path) for match, path in named if match and path.is_dir()]
+    found = [TrlCheckpoint(int(match[1]), path) for match, path in named if match and path.is_dir()]
     return sorted(found, key=lambda one: one.step, reverse=True)
 
 
-def newest_whole(found: Sequence[Checkpoint]) -> tuple[Checkpoint | None, list[Checkpoint]]:
+def newest_whole(found: Sequence[TrlCheckpoint]) -> tuple[TrlCheckpoint | None, list[TrlCheckpoint]]:
     """The newest checkpoint that is whole, None where none is, and those newer than it, which are not. `found`: the newest first."""
     whole = next((one for one in found if one.is_whole()), None)
     return whole, [one for one in found if whole is None or one.step > whole.step]
 
 
-def set_broken_aside(broken: Checkpoint) -> None:
+def set_broken_aside(broken: TrlCheckpoint) -> None:
     """Under another name, or transformers would keep it as its newest and remove whole ones for it. Raises OSError."""
     names = (f"broken-{broken.folder.name}" + (f"-{number}" if number else "") for number in count())
     broken.folder.rename(next(path for path in map(broken.folder.with_name, names) if not path.exists()))

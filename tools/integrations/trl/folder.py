@@ -1,10 +1,7 @@
-"""The folder of a run: checked, locked against other processes, and reused.
+"""The folder of a run: checked, locked against other processes, and resumed.
 
-A folder is a run's where it has the run's mark: nothing else is ever written to or emptied. Settings bind from the first completed step.
-A start that failed before that does not bind; what it paid for stays on disk.
-
-A fresh run replaces an earlier one late and atomically: the earlier files are in `.earlier` until the new run has started. A failed start
-restores them, and after a killed start the next one does.
+A folder is a run's where it has the run's mark: nothing else is ever written to. Settings bind from the first
+step that was opened; a start that failed before that does not bind.
 """
 
 from __future__ import annotations
@@ -15,10 +12,8 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 
@@ -36,13 +31,6 @@ MODEL = "trl_model"
 
 _MARK = "run.json"
 _MADE_BY = {"made_by": "edge-agent on TRL"}
-_EARLIER, _REMOVED = ".earlier", ".removed-"
-_OWN = re.compile(
-    r"state|state-[1-9]\d*|trl|trained|adapter|model-[0-9a-f]{12}"
-    r"|events\.jsonl|evals\.jsonl|config\.yaml|config\.tmp|summary\.json|metrics\.csv"
-    r"|(rate_and_dual|accuracy|families|forgetting)\.png|\.(rate_and_dual|accuracy|families|forgetting)\.png\.part"
-)
-_REMOVABLE = re.compile(rf"{re.escape(_REMOVED)}[a-z0-9_]{{8}}")
 _LEFT_BY_STEPS = ("trained", "summary.json", "metrics.csv")
 _MAY_CHANGE = (
     "out",
@@ -54,7 +42,7 @@ _MAY_CHANGE = (
 )
 _ANOTHER = "give another folder with --out"
 _NO_STATE_OPTION = re.compile(r"(choose|name) another( folder)? with --state")
-_BACK_OR_ANEW = "put it back, begin again with --fresh, or give another folder with --out"
+_BACK_OR_ANEW = "put it back, or give another folder with --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +56,19 @@ class Start:
 class HeldFolder:
     """A run's folder, held against other processes until it is closed; use it as a context manager."""
 
-    def __init__(self, resolved: Resolved[TrlConfig], *, fresh: bool = False) -> None:
-        """Create the folder, or check that a run can resume in it, or with `fresh` restart in it. Changes no file of an earlier run.
+    def __init__(self, resolved: Resolved[TrlConfig]) -> None:
+        """Create the folder, or check that a run can resume in it. Changes no file of an earlier run.
 
-        Raises UsageError for a folder that cannot be written, is not a run's, lacks a part that it needs or holds steps of a run with
-        other settings, StateError while another process works in it.
+        Raises UsageError for a folder that cannot be written, is not a run's, lacks a part that it needs or holds a run with other
+        settings, StateError while another process works in it.
         """
         self.out = Path(resolved.config.out).expanduser()
-        self._fresh, self._changed, self._locks = fresh, "", list[int]()
+        self._lock: int | None = None
         with _one_line(self.out):
             _require_own(self.out)
             try:
                 self._hold()
-                if not fresh:
-                    self._changed = _require_same_run(self.out, resolved)
+                self._asked_nothing = _require_same_run(self.out, resolved)
             except BaseException:
                 self.close()
                 raise
@@ -94,45 +81,27 @@ class HeldFolder:
 
     def close(self) -> None:
         """Release the folder to other processes. Safe to call twice."""
-        while self._locks:
-            os.close(self._locks.pop())
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
-    @contextlib.contextmanager
-    def beginning(self, model: str = "") -> Iterator[Start]:
-        """A run opens everything within this block; a fresh run's place is free there, and the earlier files are restored if it fails.
-
-        `model`: the name of a bundled model's folder in it. Raises UsageError and StateError.
-        """
-        try:
-            with _one_line(self.out):
-                if self._fresh:
-                    _move_aside(self.out, keep=model)
-                start = self._start(model)
-            yield start
-        except BaseException:
-            with _one_line(self.out):
-                _put_back(self.out)
-            raise
+    def start(self, model: str = "") -> Start:
+        """The checkpoint to resume from. `model`: the name of a bundled model's folder in this one. Raises UsageError and StateError."""
         with _one_line(self.out):
-            _discard(self.out)
+            return self._start(model)
 
     def _hold(self) -> None:
-        self._locks.append(_locked(self.out / _MARK))
+        self._lock = _locked(self.out / _MARK)
         if not _is_marked(self.out):
             (self.out / _MARK).write_text(json.dumps(_MADE_BY) + "\n", encoding="utf-8")
-        _put_back(self.out)
-        for path in self.out.iterdir():
-            if _REMOVABLE.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-        if self._fresh and (self.out / "state" / "lock").exists():
-            self._locks.append(_locked(self.out / "state" / "lock"))
 
     def _start(self, model: str) -> Start:
-        aside = _leave_behind(self.out, self._changed) if self._changed else ""
+        if self._asked_nothing:
+            shutil.rmtree(self.out / "state")
         with open_state(self.out) as state:
             _bind_model(self.out, state, model)
         whole, broken = newest_whole(checkpoints(self.out / "trl"))
-        notices = [aside] if aside else []
+        notices = []
         if broken:
             names = ", ".join(f"trl/{one.folder.name}" for one in broken)
             where = f"trl/{whole.folder.name}" if whole else "the first step, and nothing is paid for twice"
@@ -183,22 +152,28 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> str:
-    """The differing settings of a start without a step, or "". Raises UsageError where steps bind the settings."""
+def _require_same_run(out: Path, resolved: Resolved[TrlConfig]) -> bool:
+    """Whether a start with other settings lies there that opened no step. Raises UsageError for steps without their state, and for a run
+    with other settings."""
     newest = next((f"trl/{one.folder.name}" for one in checkpoints(out / "trl")), "")
     if not (out / "state" / "agent.sqlite").is_file():
         if left := newest or next((name for name in _LEFT_BY_STEPS if (out / name).exists()), ""):
             raise UsageError(f"{shown(str(out))} holds {left} of a run whose state/ is gone", hint=_BACK_OR_ANEW)
-        return ""
+        return False
     with open_state(out) as state:
-        made = state.position().steps_done
+        made, begun = state.position().steps_done, _is_begun(state)
     if any(one.step > made for one in checkpoints(out / "trl")):
         raise UsageError(f"{shown(str(out))} holds {newest}, but its state/ knows of {made} steps only", hint=_BACK_OR_ANEW)
     difference = _other_settings(out, resolved)
-    if difference and made:
+    if difference and begun:
         hint = _ANOTHER if (out / "config.yaml").is_file() else _BACK_OR_ANEW
         raise UsageError(f"{shown(str(out))} holds a run with {difference}", hint=hint)
-    return difference
+    return bool(difference)
+
+
+def _is_begun(state: StateFolder) -> bool:
+    """Whether a step was opened: from then on the cloud may have been asked."""
+    return bool(state.position().steps_done) or state.meta(OPENED) is not None
 
 
 def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
@@ -221,59 +196,16 @@ def _other_settings(out: Path, resolved: Resolved[TrlConfig]) -> str:
     return f"other settings ({difference})" if difference else ""
 
 
-def _leave_behind(out: Path, difference: str) -> str:
-    """Begin anew where a state exists in which no step was made. Where the cloud may have been asked, it is set aside with its ledger."""
-    state = out / "state"
-    with open_state(out) as opened:
-        asked = opened.meta(OPENED) is not None
-    if not asked:
-        shutil.rmtree(state)
-        return ""
-    aside = next(path for path in (out / f"state-{number}" for number in count(1)) if not path.exists())
-    state.rename(aside)
-    return f"a start with {difference} made no step; what it asked for is in {aside}"
-
-
 def _bind_model(out: Path, state: StateFolder, model: str) -> None:
     """Raises UsageError where the run trains other weights by the same name."""
-    known, begun = state.meta(MODEL), state.position().steps_done or state.meta(OPENED) is not None
-    if model and known not in (None, model) and begun:
+    known = state.meta(MODEL)
+    if model and known not in (None, model) and _is_begun(state):
         raise UsageError(
             f"{shown(str(out))} holds a run of other weights ({known}, not {model})",
-            hint=f"begin again with --fresh, or {_ANOTHER}",
+            hint=_ANOTHER,
         )
     if model:
         state.set_meta(MODEL, model)
-
-
-def _move_aside(out: Path, keep: str) -> None:
-    aside = out / _EARLIER
-    aside.mkdir()
-    for path in list(out.iterdir()):
-        if _OWN.fullmatch(path.name) and path.name != keep:
-            path.rename(aside / path.name)
-
-
-def _put_back(out: Path) -> None:
-    """Restore what a fresh start had moved aside; that start made no step and no call."""
-    aside = out / _EARLIER
-    if not aside.is_dir():
-        return
-    for path in list(aside.iterdir()):
-        new = out / path.name
-        if new.is_dir() and not new.is_symlink():
-            shutil.rmtree(new)
-        else:
-            new.unlink(missing_ok=True)
-        path.rename(new)
-    aside.rmdir()
-
-
-def _discard(out: Path) -> None:
-    """One rename, so that a kill leaves all of the earlier run or nothing of it; what cannot be removed stays."""
-    if (out / _EARLIER).is_dir():
-        gone = (out / _EARLIER).rename(tempfile.mkdtemp(prefix=_REMOVED, dir=out))
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _named(out: Path) -> str:

@@ -20,7 +20,7 @@ class MainFailed(EdgeError):
     """Raised in the other processes when the main one failed; only the main one prints the reason."""
 
 
-class Processes:
+class TrainingProcesses:
     """The processes that `accelerate launch` or torchrun started, or this one alone. Each of them calls all methods in the same order."""
 
     def __init__(self, wait_s: float) -> None:

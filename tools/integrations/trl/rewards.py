@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from edge.core.errors import EdgeError
 from edge.training.learner import LearnerReport
 from tools.integrations.loop_thread import LoopThread
-from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.steps import Reader, Steps, Verdict, report_of
+from tools.integrations.trl.processes import TrainingProcesses
+from tools.integrations.trl.steps import ResponseReader, ResponseVerdict, TrlSteps, report_of
 
 T = TypeVar("T")
 COST_WEIGHT = 1
@@ -25,11 +25,11 @@ COST_WEIGHT = 1
 class SharedSteps:
     """The main process's steps, for all processes, which wait for them. A trainer is built with it before the coordinator is open."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: TrainingProcesses) -> None:
         self._processes = processes
-        self._main: tuple[Steps, LoopThread] | None = None
+        self._main: tuple[TrlSteps, LoopThread] | None = None
 
-    def give(self, steps: Steps, loop: LoopThread) -> None:
+    def give(self, steps: TrlSteps, loop: LoopThread) -> None:
         """In the main process: from now on these are asked, on their loop."""
         self._main = steps, loop
 
@@ -37,7 +37,9 @@ class SharedSteps:
         """λ of the step, in every process."""
         return self._of_main(lambda steps: steps.open(step))
 
-    def score(self, reader: Reader, positions: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
+    def score(
+        self, reader: ResponseReader, positions: Sequence[int], ids: Sequence[Sequence[int]]
+    ) -> list[ResponseVerdict | None]:
         """The scores of this process's own responses; those of all processes are judged together."""
         own = [(position, reader.read(token_ids)) for position, token_ids in zip(positions, ids, strict=True)]
         everybodys = self._processes.gather(own)
@@ -49,7 +51,7 @@ class SharedSteps:
         """Report the step and store its result."""
         self._of_main(lambda steps: steps.close(update))
 
-    def _of_main(self, ask: Callable[[Steps], Coroutine[Any, Any, T]]) -> T:
+    def _of_main(self, ask: Callable[[TrlSteps], Coroutine[Any, Any, T]]) -> T:
         def asked() -> T:
             if self._main is None:
                 raise EdgeError("no coordinator is open in this process")
@@ -66,11 +68,11 @@ class GroupRewards:
     advantage.
     """
 
-    def __init__(self, steps: SharedSteps, reader: Reader) -> None:
+    def __init__(self, steps: SharedSteps, reader: ResponseReader) -> None:
         self._steps = steps
         self.reader = reader
         self._scored: tuple[int, ...] = ()
-        self._verdicts: list[Verdict | None] = []
+        self._verdicts: list[ResponseVerdict | None] = []
 
     def task_reward(self, *, completion_ids: Sequence[Sequence[int]], position: Sequence[int], **_: Any) -> list[float | None]:
         """r of the composed responses."""
@@ -80,7 +82,7 @@ class GroupRewards:
         """c: 1 for a response that validly asks for help."""
         return [None if one is None else one.cost * one.weight for one in self._of(position, completion_ids)]
 
-    def _of(self, position: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Verdict | None]:
+    def _of(self, position: Sequence[int], ids: Sequence[Sequence[int]]) -> list[ResponseVerdict | None]:
         """A prompt's place in the run belongs to one step, which generates once, so the places name its responses."""
         if tuple(position) != self._scored:
             self._verdicts, self._scored = self._steps.score(self.reader, position, ids), tuple(position)

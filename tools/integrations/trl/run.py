@@ -33,8 +33,8 @@ from tools.integrations.trl.bundled import bundled_name, folder_name, write_hf_f
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.folder import HeldFolder, open_state
 from tools.integrations.trl.plans import columns, messages, step_plans
-from tools.integrations.trl.processes import Processes
-from tools.integrations.trl.steps import Steps
+from tools.integrations.trl.processes import TrainingProcesses
+from tools.integrations.trl.steps import TrlSteps
 from tools.integrations.trl.trainer import build_trainer, first_line, grpo_config, keep_quiet, wait_s
 
 _NEEDED = ("trl", "accelerate", "datasets", "transformers", "peft")
@@ -50,11 +50,10 @@ class Prepared:
     steps: tuple[StepPlan, ...]
 
 
-def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: bool = False) -> dict[str, Any]:
+def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None) -> dict[str, Any]:
     """Train, or resume a run in the same folder; returns the summary ({} in processes other than the main one).
 
-    With `fresh`, the files of an earlier run are removed once everything this one needs is read, built and open; an earlier failure leaves
-    them unchanged. `stream` (None: stderr) gets the printed lines.
+    `stream` (None: stderr) gets the printed lines.
 
     Raises UsageError, ConfigError, TaskFileError, ModelFileError, StateError, CoordinatorError; each in one line.
     """
@@ -66,14 +65,14 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
 
     from tools.integrations.trl.rewards import SharedSteps
 
-    config, processes = resolved.config, Processes(wait_s(resolved.config))
+    config, processes = resolved.config, TrainingProcesses(wait_s(resolved.config))
     disable_progress_bar()
     keep_quiet()
     grpo_config(config, processes.count)  # refuses what TRL's arguments refuse, while nothing is touched
     with ExitStack() as stack:
         steps = SharedSteps(processes)
         main = _MainProcess(resolved, stream or sys.stderr, stack)
-        processes.from_main(lambda: main.hold(fresh))
+        processes.from_main(main.hold)
         prepared = prepare(config, processes)
         items = [item for step in prepared.steps for item in step.items]
         data_set = Dataset.from_dict(columns(items, prepared.prompt_form))
@@ -87,7 +86,7 @@ def run(resolved: Resolved[TrlConfig], stream: TextIO | None = None, *, fresh: b
         return main.watch(train)
 
 
-def prepare(config: TrlConfig, processes: Processes) -> Prepared:
+def prepare(config: TrlConfig, processes: TrainingProcesses) -> Prepared:
     """Model folder, tokenizer and steps. Raises ModelFileError, TaskFileError, UsageError."""
     from transformers import AutoTokenizer
 
@@ -135,17 +134,17 @@ class _MainProcess:
         self._held: HeldFolder | None = None
         self._open: _Open | None = None
 
-    def hold(self, fresh: bool) -> None:
+    def hold(self) -> None:
         """See HeldFolder."""
-        self._held = self._stack.enter_context(HeldFolder(self._resolved, fresh=fresh))
+        self._held = self._stack.enter_context(HeldFolder(self._resolved))
 
-    def begin(self, prepared: Prepared, give: Callable[[Steps, LoopThread], None]) -> str | None:
+    def begin(self, prepared: Prepared, give: Callable[[TrlSteps, LoopThread], None]) -> str | None:
         """Open the steps in the locked folder and give them away; returns the checkpoint to resume from."""
         assert self._held is not None
         own = Path(prepared.model).name if bundled_name(self._config.model) else ""
-        with self._held.beginning(own) as start:
-            self._stream.writelines(f"{line}\n" for line in start.notices)
-            self._open = self._opened(prepared)
+        start = self._held.start(own)
+        self._stream.writelines(f"{line}\n" for line in start.notices)
+        self._open = self._opened(prepared)
         give(self._open.steps, self._open.loop)
         return None if start.checkpoint is None else str(start.checkpoint)
 
@@ -167,7 +166,7 @@ class _MainProcess:
 
     def _opened(self, prepared: Prepared) -> _Open:
         out = Path(self._config.out).expanduser()
-        with ExitStack() as opening:  # closed immediately where something cannot be opened: then the folder is restored
+        with ExitStack() as opening:  # closed immediately where something cannot be opened
             folder = opening.enter_context(contextlib.closing(RunFolder(out, self._resolved.to_yaml())))
             sink = FanOutSink([folder, PlainConsole(self._stream, self._clock, Progress(), legend=what_lines_say())])
             state = opening.enter_context(open_state(out))
@@ -183,7 +182,7 @@ class _MainProcess:
 class _Open:
     """The open steps with their resources."""
 
-    steps: Steps
+    steps: TrlSteps
     loop: LoopThread
     folder: RunFolder
     state: StateFolder
@@ -208,7 +207,7 @@ def _agents_adapter(config: TrlConfig) -> AdapterRef | None:
 
 async def _open_steps(
     config: TrlConfig, prepared: Prepared, state: StateFolder, sink: EventSink, clock: Clock, stack: AsyncExitStack
-) -> Steps:
+) -> TrlSteps:
     """Steps over a real coordinator, made on the loop that it lives on."""
     agent = config.agent
     registry = build_registry(agent)
@@ -222,4 +221,4 @@ async def _open_steps(
     settings = with_hint_cut(agent_settings(agent, state.run_id), registry).rollout
     scorer = scorer_of(agent, client, clock, replace(settings, prompt_form=prepared.prompt_form))
     reporter = StepReporter(client, state, sink, clock, agent.learning.control.dual_init)
-    return Steps(state, reporter, scorer, sink, clock, prepared.steps)
+    return TrlSteps(state, reporter, scorer, sink, clock, prepared.steps)

@@ -36,7 +36,7 @@ OPENED = "trl_opened"
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ResponseReader:
     """From TRL's ids to responses: `decode` leaves control tokens out, `ends` are the ids that end a response."""
 
     decode: Callable[[Sequence[int]], str]
@@ -49,17 +49,17 @@ class Reader:
         return LocalResponse(self.decode(ids), ids, (0.0,) * len(ids), finish)
 
 
-def reader_of(tokenizer: Any, ends: Iterable[int]) -> Reader:
+def reader_of(tokenizer: Any, ends: Iterable[int]) -> ResponseReader:
     """From ids to text with a transformers tokenizer; some models have more than one id that ends a response."""
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    return Reader(decode, frozenset(map(int, ends)))
+    return ResponseReader(decode, frozenset(map(int, ends)))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResponseVerdict:
     """What the reward functions return for one response: r and c, both times `weight`. None for a response that left its group."""
 
     reward: float
@@ -80,7 +80,7 @@ class _Underway:
     groups: Sequence[ScoredGroup] = ()
 
 
-class Steps:
+class TrlSteps:
     """Steps at the coordinator, one after the other, each opened, scored and closed; they count from 1.
 
     Everything runs on the loop that awaits its methods; synchronous trainers use it through `SharedSteps`.
@@ -120,7 +120,7 @@ class Steps:
         self._now = _Underway(plan, opened, again, began_s)
         return opened.dual
 
-    async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[Verdict | None]:
+    async def score(self, sampled: Sequence[tuple[int, LocalResponse]]) -> list[ResponseVerdict | None]:
         """Score the open step's responses, each with the place of its prompt in the run; at most one cloud call for each prompt.
 
         Raises EdgeError unless they are those of the step's prompts, each G times in a row.
@@ -173,7 +173,7 @@ class Steps:
             seconds=update_s,
         )
         event = step_event(StepResult(plan, opened, groups, advantages, report), seconds, next(iter(state.steps(last=1)), None))
-        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.unreported is not None)
+        control = replace(event.control, dual_after=closed.terms.dual, offline=closed.waiting_report is not None)
         event = replace(event, control=control, at=clock.now())
         state.commit_step(
             Commit(
@@ -184,7 +184,7 @@ class Steps:
                 cursor_seed=plan.cursor_seed,
                 cursor=plan.cursor_after,
                 terms=closed.terms,
-                unreported=closed.unreported,
+                waiting_report=closed.waiting_report,
                 lineage=state.lineage().after_step(plan.step, plan.step - 1, "serves"),
             )
         )
@@ -238,18 +238,18 @@ def _ended_in_time(response: LocalResponse, max_steps: int) -> LocalResponse:
     return replace(response, finish=FinishReason.STEP_LIMIT) if beyond else response
 
 
-def verdicts_of(groups: Sequence[ScoredGroup]) -> list[Verdict | None]:
+def verdicts_of(groups: Sequence[ScoredGroup]) -> list[ResponseVerdict | None]:
     """r, c and weight of every response, in order.
 
     TRL divides by G and by all prompts, regardless of dropped responses. The weight converts this to the agent's scale: a group with G'
     left counts 1/(G'-1), and the mean is over the groups that still have a baseline. A group with fewer than two left does not count.
     """
     usable = [group for group in groups if len(group.unmasked) >= 2]
-    verdicts: list[Verdict | None] = []
+    verdicts: list[ResponseVerdict | None] = []
     for group in groups:
         left = len(group.unmasked)
         weight = len(groups) / len(usable) * (len(group.responses) - 1) / (left - 1) if left >= 2 else 0.0
-        verdicts += [None if one.masked or left < 2 else Verdict(one.reward, one.cost, weight) for one in group.responses]
+        verdicts += [None if one.masked or left < 2 else ResponseVerdict(one.reward, one.cost, weight) for one in group.responses]
     return verdicts
 
 

@@ -46,9 +46,7 @@ def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
     rows, processes and groups do not fit together, and for refused options.
     """
     options = config.trainer.options
-    require_free(
-        options, full=config.trainer.tuning == "full", tokens=config.trainer.prompt_tokens + config.agent.learning.max_tokens
-    )
+    require_free(options, full=config.trainer.tuning == "full")
     weights = {"dtype": "float32", **(options.get("model_init_kwargs") or {})}
     sampler = VLLM_DEFAULTS if options.get("use_vllm") else {}
     return {**own_fields(config, processes), "ddp_timeout": WAIT_S, **sampler, **options, "model_init_kwargs": weights}
@@ -57,7 +55,7 @@ def config_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
 def wait_s(config: TrlConfig) -> float:
     """How long processes wait for each other. Raises UsageError for an option that is no such time."""
     given = config.trainer.options.get("ddp_timeout", WAIT_S)
-    require_free({"ddp_timeout": given}, full=False, tokens=0)
+    require_free({"ddp_timeout": given}, full=False)
     return float(given)
 
 
@@ -168,7 +166,7 @@ def build_trainer(config: TrlConfig, model: str, tokenizer: Any, data_set: Any, 
     if trainer.aux_loss_enabled:
         raise UsageError(
             "the model adds a loss of its own for its experts, which the method does not have",
-            hint="set trainer.options.router_aux_loss_coef to 0",
+            hint="use a model without experts",
         )
     rewards.reader = reader_of(tokenizer, trainer.eos_token_ids)
     scale = paper_scale(config.trainer.loss_type, learning.group_size, learning.max_tokens)

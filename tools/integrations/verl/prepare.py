@@ -1,7 +1,7 @@
 """`python -m tools.integrations.verl.prepare SOURCE...`: the project's task sources as verl's parquet files. The rows of train.parquet are
 a training stream in the order in which the project's own loop would take it, as many as the run has steps x prompts; so verl must not
 shuffle them. Several sources are mixed as the TRL side's `a+b`: in proportion to their sizes, none more often than the first. test.parquet
-holds the first held-out items of every source. Both appear when both are complete; existing files are kept without --force.
+holds the first held-out items of every source. Both appear when both are complete; existing files are kept.
 
 verl reads `prompt` (messages), `data_source`, `reward_model` and `extra_info`; the item itself is JSON in `extra_info.item`, so that the
 reward workers judge by the same item as the project's own loop. `extra_info.index` is the row's number in its file.
@@ -48,33 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--test", type=int, default=500, metavar="ROWS", help="held-out rows of each source (default: 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the training stream (default: 0)")
     parser.add_argument("--prompt-form", choices=("full", "compact"), default="full", help="compact: for the bundled models")
-    parser.add_argument(
-        "--force", action="store_true", help="replace train.parquet and test.parquet where they are there already"
-    )
     options = parser.parse_args(arguments)
 
     def play() -> int:
-        try:
-            train, test = prepare(
-                options.sources, options.out, options.train, options.test, options.seed, options.prompt_form, force=options.force
-            )
-        finally:
-            _report("")
-        print(f"wrote {options.out / 'train.parquet'} ({train} rows) and {options.out / 'test.parquet'} ({test} rows)")
+        out = options.out
+        train, test = prepare(options.sources, out, options.train, options.test, options.seed, options.prompt_form)
+        print(f"wrote {out / 'train.parquet'} ({train} rows) and {out / 'test.parquet'} ({test} rows)")
         return 0
 
     return ending(play)
 
 
-def prepare(
-    names: Sequence[str], out: Path, train: int, test: int, seed: int, prompt_form: str, *, force: bool = False
-) -> tuple[int, int]:
+def prepare(names: Sequence[str], out: Path, train: int, test: int, seed: int, prompt_form: str) -> tuple[int, int]:
     """Write both files; returns the numbers of their rows. Raises UsageError and TaskFileError, and leaves the folder unchanged then."""
     _require_rows("--train", train, MOST_TRAIN_ROWS)
     _require_rows("--test", test, MOST_TEST_ROWS)
     files = [out / "train.parquet", out / "test.parquet"]
-    if not force:
-        _require_free(files)
+    _require_free(files)
     sources = [open_source(name) for name in names]
     held_out = [item for source in sources for item in source.test(test)]
     if not held_out:
@@ -84,8 +74,8 @@ def prepare(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with replacing(files[0]) as train_draft, replacing(files[1]) as test_draft:
-            written = _write(train_draft, "train", islice(mixed(names, sources, seed), train), train, prompt_form)
-            return written, _write(test_draft, "test", iter(held_out), len(held_out), prompt_form)
+            written = _write(train_draft, islice(mixed(names, sources, seed), train), prompt_form)
+            return written, _write(test_draft, iter(held_out), prompt_form)
     except OSError as error:
         raise UsageError(f"{out}: cannot be written ({error.strerror})", hint="give a folder that you may write to") from error
 
@@ -125,10 +115,10 @@ def _require_rows(option: str, rows: int, most: int) -> None:
 def _require_free(files: Sequence[Path]) -> None:
     there = [str(file) for file in files if os.path.lexists(file)]
     if there:
-        raise UsageError(f"{there[0]} is there already", hint="give another --out, or --force to replace it")
+        raise UsageError(f"{there[0]} is there already", hint="give another --out, or remove it")
 
 
-def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, prompt_form: str) -> int:
+def _write(path: Path, items: Iterator[TaskItem], prompt_form: str) -> int:
     """Rows in portions; how many."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,14 +130,7 @@ def _write(path: Path, split: str, items: Iterator[TaskItem], expected: int, pro
         ]:
             writer.write_table(pa.Table.from_pylist(portion, _schema()))
             written += len(portion)
-            _report(f"{split}: {written} of {expected} rows")
     return written
-
-
-def _report(line: str) -> None:
-    """One line on a terminal, which the next one replaces; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _schema() -> Any:

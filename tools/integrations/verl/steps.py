@@ -25,7 +25,7 @@ from edge.learning.step_reporter import OpenStep, StepReporter
 from edge.rpc.client import CoordinatorClient, StepUnits
 from edge.state.events import Notice
 from edge.state.folder import StateFolder
-from edge.state.rows import Report, Terms
+from edge.state.rows import Report, StoredTerms
 from tools.integrations.loop_thread import LoopThread
 from tools.integrations.verl.settings import DagrpoSettings
 
@@ -43,8 +43,8 @@ class _File:
     """What `dagrpo.json` holds."""
 
     format: Literal[1]
-    terms: list[Terms]
-    outbox: list[_Waiting]
+    terms: list[StoredTerms]
+    waiting_reports: list[_Waiting]
 
 
 _FILE = TypeAdapter(_File)
@@ -69,39 +69,39 @@ class RunState:
                 why = getattr(error, "strerror", "") or "damaged, or of another version"
                 raise StateError(f"{path}: cannot be read ({why})", hint=hint) from error
 
-    def terms(self, task: str) -> Terms | None:
+    def terms(self, task: str) -> StoredTerms | None:
         """The last terms of the task, or None where this run has none."""
         return next((terms for terms in self._file.terms if terms.task == task), None)
 
-    def unreported(self) -> list[tuple[int, Report]]:
+    def waiting_reports(self) -> list[tuple[int, Report]]:
         """Reports that wait, oldest first."""
-        return [(waiting.id, waiting.report) for waiting in self._file.outbox]
+        return [(waiting.id, waiting.report) for waiting in self._file.waiting_reports]
 
     def put(self, report: Report) -> int:
         """Keep a report until it is delivered; its number. The same step again replaces its report."""
-        for waiting in self._file.outbox:
+        for waiting in self._file.waiting_reports:
             if (waiting.report.task, waiting.report.task_step) == (report.task, report.task_step):
                 waiting.report = report
                 break
         else:
-            waiting = _Waiting(max((number for number, _ in self.unreported()), default=0) + 1, report)
-            self._file.outbox.append(waiting)
+            waiting = _Waiting(max((number for number, _ in self.waiting_reports()), default=0) + 1, report)
+            self._file.waiting_reports.append(waiting)
         self._save()
         return waiting.id
 
-    def delivered(self, report_id: int, terms: Terms | None) -> None:
+    def delivered(self, report_id: int, terms: StoredTerms | None) -> None:
         """Remove a delivered report; `terms` from the coordinator's reply (None: it is already past that step)."""
-        self._file.outbox = [waiting for waiting in self._file.outbox if waiting.id != report_id]
+        self._file.waiting_reports = [waiting for waiting in self._file.waiting_reports if waiting.id != report_id]
         self.note(terms)
 
     def refused(self, report_id: int, reason: str) -> None:
         """Keep a report that the coordinator refused, and why."""
-        for waiting in self._file.outbox:
+        for waiting in self._file.waiting_reports:
             if waiting.id == report_id:
                 waiting.report = replace(waiting.report, refused=reason)
         self._save()
 
-    def note(self, terms: Terms | None) -> None:
+    def note(self, terms: StoredTerms | None) -> None:
         """Take over terms, where there are any."""
         if terms is not None:
             self._file.terms = [*(known for known in self._file.terms if known.task != terms.task), terms]
@@ -174,12 +174,12 @@ class TrainingSteps:
             raise UsageError("the step has no report")
         number, units = self._reported
         closed = self._thread.run(self._book.close(step, units))
-        if closed.unreported is None:
+        if closed.waiting_report is None:
             self._state.delivered(number, closed.terms)
         else:
             self._state.note(closed.terms)
-            if closed.unreported.refused:
-                self._state.refused(number, closed.unreported.refused)
+            if closed.waiting_report.refused:
+                self._state.refused(number, closed.waiting_report.refused)
         self._open = self._reported = None
         return closed.terms.dual
 

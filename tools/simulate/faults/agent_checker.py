@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from edge.budget.dial import HelpDial
-from tools.simulate.faults.agent_device import AgentMember, Asked, Kept
+from tools.simulate.faults.agent_device import AgentMember, AskedQuestion, Kept
 from tools.simulate.faults.duals import Data
 from tools.simulate.faults.fold import Fold
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.verdict import WorldVerdict
 
 
-def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
+def check_agent(agent: AgentMember, fold: Fold, verdict: WorldVerdict) -> None:
     """A1 to A10 of an agent, against the folded journal."""
     verdict.check("A8", not agent.failures, f"{agent.name} broke: {agent.failures[:3]}")
     verdict.meet("cut step finished after a crash", any("had been cut" in text for text in agent.notices))
@@ -24,7 +24,7 @@ def check_agent(agent: AgentMember, fold: Fold, verdict: Verdict) -> None:
 
 
 class _AgentChecker:
-    def __init__(self, agent: AgentMember, kept: Kept, fold: Fold, verdict: Verdict) -> None:
+    def __init__(self, agent: AgentMember, kept: Kept, fold: Fold, verdict: WorldVerdict) -> None:
         self._agent = agent
         self._kept = kept
         self._scenario = agent.around.scenario
@@ -43,7 +43,7 @@ class _AgentChecker:
             reports = [closed[step] for step in sorted(closed)]
             self._steps(task, reports)
             self._terms(task, reports)
-        waiting = [f"{report.task}#{report.task_step}" for report in self._kept.outbox]
+        waiting = [f"{report.task}#{report.task_step}" for report in self._kept.waiting_reports]
         self._is("A5", not waiting, f"reports wait at the end: {', '.join(waiting[:3])}")
         self._is("A5", not self._kept.unconfirmed, f"calls in doubt at the end: {', '.join(self._kept.unconfirmed[:3])}")
         self._daily_budget()
@@ -91,7 +91,7 @@ class _AgentChecker:
         for number, ((event, place), report) in enumerate(zip(mine, reports, strict=False)):
             step, control = f"{task}#{number}", event.control
             self._verdict.meet("step reported")
-            self._verdict.meet("step reported out of the outbox", control.offline)
+            self._verdict.meet("waiting step report delivered", control.offline)
             rate = report["help_units"] / report["total_units"]
             same = abs(rate - control.assist_rate) < 1e-9
             self._is("A4", same, f"{step} had rate {control.assist_rate}, reported was {rate}")
@@ -134,7 +134,7 @@ class _AgentChecker:
         for day, calls in Counter(row.day for row in kept.daily_budget.values()).items():
             self._is("A6", most is None or calls <= most, f"{calls} calls of learning on {day}, {most} are its limit")
 
-    def _dial(self, dial: HelpDial, asked: Sequence[Asked]) -> None:
+    def _dial(self, dial: HelpDial, asked: Sequence[AskedQuestion]) -> None:
         sure = [one.record for one in asked if one.record is not None and one.record.might_ask and not one.dial_set]
         unsure = sum(one.record is None or one.dial_set for one in asked)
         dialled = dial.snapshot()

@@ -28,13 +28,13 @@ from edge.rpc.grpc_client import ClientPolicy
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
-from edge.state.rows import Report, Terms
-from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, Notebook, Surroundings
+from edge.state.rows import Report, StoredTerms
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, FaultSurroundings, Member, Notebook
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
-from tools.simulate.faults.scenario import AgentPlan, Fault, Scenario
+from tools.simulate.faults.scenario import AgentPlan, Fault, FaultScenario
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.hardware import SimulatedSpeed
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, draw_question
@@ -48,12 +48,12 @@ CHECK_S = 1.0
 SETTLE_S = 400.0
 """For calls in doubt: an agent asks for their end once a minute at least."""
 STOP_S = 120.0
-SPEED = DeviceSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
+SPEED = SimulatedSpeed("laptop", "small", 400.0, ((1, 40.0), (16, 200.0)), 500.0, 5.0, 30.0)
 _MODES: tuple[Mode | None, ...] = (None, None, None, None, "prefer-local", "cloud-only")
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedQuestion:
     """One question and how it ended: "" while it is open, or cut by a crash; the source of its answer; "refused" or "left"."""
 
     id: str
@@ -78,11 +78,11 @@ class Kept:
 
     records: Mapping[str, dict[str, Any]]
     steps: Sequence[tuple[StepFinished, int]]
-    outbox: Sequence[Report]
+    waiting_reports: Sequence[Report]
     unconfirmed: Sequence[str]
     daily_budget: Mapping[str, Paid]
     dial: HelpDial | None
-    terms: Mapping[str, Terms | None]
+    terms: Mapping[str, StoredTerms | None]
     steps_done: int
     cursors: Mapping[str, int]
 
@@ -97,7 +97,7 @@ class Kept:
         return cls(
             records=records,
             steps=list(zip(state.steps(), places, strict=True)),
-            outbox=[report for _, report in state.unreported()],
+            waiting_reports=[report for _, report in state.waiting_reports()],
             unconfirmed=[str(key) for (key,) in state.rows("SELECT call_key FROM calls_in_doubt")],
             daily_budget={str(key): Paid(str(day), int(spend), bool(settled)) for key, day, spend, settled in paid},
             dial=HelpDial.from_json(names[0], str(dials[0][0])) if dials else None,
@@ -251,7 +251,7 @@ class AgentLife:
 
     async def _ask(self, mode: Mode | None, leaves_s: float | None) -> None:
         number = self._member.number * NUMBERS_OF_A_DEVICE + len(self._member.asked)
-        asked = Asked(f"{number:09d}")
+        asked = AskedQuestion(f"{number:09d}")
         self._member.asked.append(asked)
         question = draw_question(self._group, self._scenario.seed, number, self._loop.time())
         request = AnswerRequest((Message("user", question.text),), mode=mode, id=asked.id, seed=number)
@@ -300,7 +300,7 @@ class AgentLife:
         return Practice(self._group, task, first, self._scenario.seed, self._loop.time)
 
 
-def _group_of(scenario: Scenario, plan: AgentPlan) -> GroupPart:
+def _group_of(scenario: FaultScenario, plan: AgentPlan) -> GroupPart:
     """An agent as the fleet's parts want it described; machine and link are this world's own."""
     return GroupPart(
         name="agents",
@@ -323,13 +323,13 @@ class AgentMember(Member):
 
     invariant = "A8"
 
-    def __init__(self, number: int, around: Surroundings, folder: Path) -> None:
+    def __init__(self, number: int, around: FaultSurroundings, folder: Path) -> None:
         super().__init__(f"agent-{number}", around)
         self.number = number
         self.plan = around.scenario.agents[number]
         self.folder = folder / self.name
         self.clock = VirtualClock(around.loop, around.scenario.begins_s)
-        self.asked: list[Asked] = []
+        self.asked: list[AskedQuestion] = []
         self.notices: list[str] = []
         self.waits_for_task = 0
         """How often it could not learn since its task was taken away."""

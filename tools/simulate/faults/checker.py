@@ -21,7 +21,7 @@ from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, 
 from tools.simulate.faults.log import DeviceEvent
 from tools.simulate.faults.terms import SCOPES
 from tools.simulate.faults.upstream import UpstreamEvent
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.verdict import WorldVerdict
 
 UNITS = ("calls", "tokens", "uusd")
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
@@ -49,10 +49,10 @@ def check(
     rules: Rules,
     disk: DiskLog | None = None,
     agents: Sequence[AgentMember] = (),
-    verdict: Verdict | None = None,
-) -> Verdict:
+    verdict: WorldVerdict | None = None,
+) -> WorldVerdict:
     """Check all that the logs and folders show; what is found is added to `verdict`, if one is given."""
-    verdict = verdict or Verdict()
+    verdict = verdict or WorldVerdict()
     fold = Fold(rules, verdict)
     times = disk.durable_at if disk is not None else ()
     for place, entry in enumerate(journal):
@@ -74,7 +74,7 @@ class _Checker:
     """The other logs against the folded journal. `rules` with the limits that were set at run time."""
 
     def __init__(
-        self, fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], rules: Rules, verdict: Verdict
+        self, fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], rules: Rules, verdict: WorldVerdict
     ) -> None:
         self._fold = fold
         self._upstream = upstream

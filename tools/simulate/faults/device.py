@@ -18,7 +18,7 @@ from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
 from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts
-from tools.simulate.faults.scenario import GROUP_SIZE, Fault, Scenario
+from tools.simulate.faults.scenario import GROUP_SIZE, Fault, FaultScenario
 from tools.simulate.virtual.loop import Host
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.world import SimulatedWorld
@@ -53,10 +53,10 @@ class Notebook:
         return self.calls.setdefault(call.call_key, call)
 
 
-class Surroundings(SimulatedWorld[Network]):
+class FaultSurroundings(SimulatedWorld[Network]):
     """A fault world as its devices and agents see it, and where they note what happens to them."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: FaultScenario) -> None:
         super().__init__(scenario.seed, scenario.begins_s, Network, inline_executor=bool(scenario.agents))
         self.scenario = scenario
         self.log: list[DeviceEvent] = []
@@ -78,7 +78,7 @@ class Member(ABC):
     invariant: str
     """What its `leftovers` violate."""
 
-    def __init__(self, name: str, around: Surroundings) -> None:
+    def __init__(self, name: str, around: FaultSurroundings) -> None:
         self.name = name
         self.around = around
         self.link = around.link()
@@ -333,7 +333,7 @@ class ScriptedMember(Member):
 
     invariant = "I14"
 
-    def __init__(self, name: str, others: tuple[str, ...], around: Surroundings) -> None:
+    def __init__(self, name: str, others: tuple[str, ...], around: FaultSurroundings) -> None:
         super().__init__(name, around)
         self.watching: asyncio.Task[None] | None = None
         self._others = others

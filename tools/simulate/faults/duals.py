@@ -17,7 +17,7 @@ MOST_UNITS = 2**20
 
 
 @dataclass(slots=True)
-class SharedDual:
+class ExpectedDual:
     """A λ that several tasks or devices are held to; of a fleet's, the units and the time of each member's latest step. `waiting` is the
     task that it began with, until a step uses it. `held` is what the reports in the window added in proportion, oldest first."""
 
@@ -40,7 +40,7 @@ class Duals:
         self.own: dict[TaskId, float] = {}
         self.own_held: dict[TaskId, tuple[float, ...]] = {}
         self.held_to: dict[TaskId, str] = {}
-        self.shared: dict[str, SharedDual] = {}
+        self.shared: dict[str, ExpectedDual] = {}
         self.versions: Counter[TaskId] = Counter()
         self.seen: dict[TaskId, dict[int, str]] = defaultdict(dict)
         self.clashes: list[str] = []
@@ -50,7 +50,7 @@ class Duals:
         begins = key != "" and key not in self.shared
         self.own[task], self.held_to[task] = dual, key
         if begins:
-            self.shared[key] = SharedDual(dual, waiting=task)
+            self.shared[key] = ExpectedDual(dual, waiting=task)
         return begins
 
     def now(self, task: TaskId) -> tuple[int, float]:
@@ -81,7 +81,7 @@ class Duals:
         held = () if body["step"] == 0 or key.startswith("fleet") else held
         self.own[task], self.own_held[task], self.held_to[task] = dual, held, key
         if key:
-            self.shared.setdefault(key, SharedDual(dual, held=held)).waiting = None
+            self.shared.setdefault(key, ExpectedDual(dual, held=held)).waiting = None
             self._enter(key, body["device"], body["planned_prompts"] * body["group_size"], at_ms)
             self._note_others(key, task)
 

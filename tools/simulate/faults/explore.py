@@ -4,14 +4,11 @@ world small, and show its story."""
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
-import re
 import shlex
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +20,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from rich.console import Console
 
-from edge.core.clock import Clock, SystemClock
 from tools.arguments import positive
 from tools.places import check_files, put_json, read_json
 from tools.simulate.faults.planted import find_bug, planted
@@ -35,13 +31,13 @@ from tools.simulate.faults.scenario import (
     FEATURES,
     POINTS,
     TASK_TAKEN,
-    Scenario,
+    FaultScenario,
     draw_agents,
     draw_scripted,
     smaller,
     words,
 )
-from tools.simulate.faults.verdict import INVARIANTS, Outcome
+from tools.simulate.faults.verdict import INVARIANTS, PlayedWorld
 from tools.simulate.faults.world import play
 from tools.simulate.reports.quantities import several
 
@@ -56,7 +52,7 @@ class Kind:
     """A family of worlds: how a seed's world is drawn, and all that they can check (in words, by code), inject and meet."""
 
     name: str
-    draw: Callable[[int], Scenario]
+    draw: Callable[[int], FaultScenario]
     invariants: Mapping[str, str]
     faults: frozenset[str]
     features: frozenset[str]
@@ -80,7 +76,7 @@ KINDS = {kind.name: kind for kind in (COORDINATOR, AGENTS)}
 
 
 @dataclass(slots=True)
-class Tally:
+class ExploreTally:
     """The sums over seeds, the first outcome that violates something, and what each violating seed said first. `violated` counts
     violations of each invariant, `violated_in` the seeds."""
 
@@ -93,12 +89,12 @@ class Tally:
     checks: Counter[str] = field(default_factory=Counter)
     met: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
-    violating: Outcome | None = None
+    violating: PlayedWorld | None = None
     found: dict[int, str] = field(default_factory=dict)
     violated: Counter[str] = field(default_factory=Counter)
     violated_in: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PlayedWorld) -> None:
         """Another seed."""
         self.seeds += 1
         self.steps += outcome.steps
@@ -149,7 +145,7 @@ class Tally:
         return sorted(missing | {name for name in self.kind.features if not self.met[name]})
 
 
-def played(scenario: Scenario, plant: str = "") -> Outcome:
+def played(scenario: FaultScenario, plant: str = "") -> PlayedWorld:
     """One scenario, with the bug of this name planted for as long as it is played."""
     with planted(plant):
         return play(scenario)
@@ -157,36 +153,35 @@ def played(scenario: Scenario, plant: str = "") -> Outcome:
 
 def explore(
     seeds: Iterable[int],
-    progress: Callable[[Tally], None] = lambda _: None,
+    progress: Callable[[ExploreTally], None] = lambda _: None,
     *,
     kind: Kind = COORDINATOR,
     jobs: int = 1,
     keep_going: bool = False,
     plant: str = "",
-    time_over: Callable[[], bool] = lambda: False,
-) -> Tally:
-    """Play seeds until the first violation, all of them, or until `time_over`; the tally of the same seeds is the same whatever the number
+) -> ExploreTally:
+    """Play seeds until the first violation, or all of them; the tally of the same seeds is the same whatever the number
     of jobs. Ctrl-C gives the tally after the seed in hand, a second one raises KeyboardInterrupt."""
-    tally = Tally(kind)
+    tally = ExploreTally(kind)
     in_order = _here(kind, seeds, plant) if jobs == 1 else _in_processes(kind, seeds, jobs, plant)
     with noted_interrupts() as interrupted, closing(in_order) as outcomes:
         for outcome in outcomes:
             tally.add(outcome)
             progress(tally)
             tally.interrupted = interrupted()
-            if tally.interrupted or time_over() or (tally.violating is not None and not keep_going):
+            if tally.interrupted or (tally.violating is not None and not keep_going):
                 break
     return tally
 
 
-def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[Outcome, None, None]:
+def _here(kind: Kind, seeds: Iterable[int], plant: str) -> Generator[PlayedWorld, None, None]:
     for seed in seeds:
         yield played(kind.draw(seed), plant)
 
 
-def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[Outcome, None, None]:
+def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Generator[PlayedWorld, None, None]:
     coming = iter(seeds)
-    waiting: deque[Future[list[Outcome]]] = deque()
+    waiting: deque[Future[list[PlayedWorld]]] = deque()
     with ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
             while True:
@@ -199,7 +194,7 @@ def _in_processes(kind: Kind, seeds: Iterable[int], jobs: int, plant: str) -> Ge
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _batch(kind: str, seeds: list[int], plant: str) -> list[Outcome]:
+def _batch(kind: str, seeds: list[int], plant: str) -> list[PlayedWorld]:
     """What happened is sent along only where something was violated."""
     outcomes = _here(KINDS[kind], seeds, plant)
     return [replace(outcome, story=()) if outcome.ok else outcome for outcome in outcomes]
@@ -230,6 +225,8 @@ def noted_interrupts() -> Iterator[Callable[[], bool]]:
 
 _INTERRUPTED = 130
 _VIOLATIONS_SHOWN = 10
+_TRIES = 400
+"""Of making a violating scenario smaller, at the most."""
 _SEEDS_A_LINE = 1000
 """Of progress in a log file; a terminal has one line that changes."""
 _COMMAND = "python -m tools.simulate explore"
@@ -240,10 +237,8 @@ def add_command(commands: Any) -> None:
     command = commands.add_parser(
         "explore", help="worlds full of faults in virtual time, one for each seed, until something is violated"
     )
-    many = command.add_mutually_exclusive_group()
-    many.add_argument("--seeds", type=positive, default=1000, help="how many")
-    many.add_argument("--minutes", type=_minutes, metavar="N", help="fresh seeds, for N minutes")
-    command.add_argument("--start", type=int, help="the first one (0; with --minutes, one that depends on the time)")
+    command.add_argument("--seeds", type=positive, default=1000, help="how many")
+    command.add_argument("--start", type=int, default=0, help="the first one (0)")
     command.add_argument("--jobs", type=positive, default=1, help="processes at once; what is found does not depend on it")
     command.add_argument(
         "--keep-going",
@@ -254,9 +249,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--plant", default="", metavar="BUG", help="plant this bug first; an unknown one lists those there are")
     command.add_argument("--replay", type=Path, metavar="FILE.json", help="play this scenario instead of seeds")
     command.add_argument("--write", type=Path, metavar="FILE.json", help="where the smallest violating scenario goes")
-    command.add_argument("--tries", type=int, default=400, help="of making a violating scenario smaller, at most")
     command.add_argument("--story", type=positive, default=60, help="lines of the story of a violation", metavar="LINES")
-    command.add_argument("--brief", action="store_true", help="without the counts of each invariant, fault and feature")
     command.set_defaults(play=run_explore)
 
 
@@ -268,49 +261,24 @@ def run_explore(chosen: argparse.Namespace) -> int:
     plant = find_bug(chosen.plant) if chosen.plant else None
     kind = KINDS["agents"] if chosen.agents else COORDINATOR if plant is None else KINDS[plant.kind]
     name = "" if plant is None else plant.name
-    seeds, time_over = _seeds(chosen, SystemClock())
+    seeds = range(chosen.start, chosen.start + chosen.seeds)
     console = Console(stderr=True)
     with console.status("") as line:
 
-        def show(tally: Tally) -> None:
+        def show(tally: ExploreTally) -> None:
             text = f"{tally.seeds:,} seeds, {tally.violations} violations"
             line.update(text)
             if not console.is_terminal and tally.seeds % _SEEDS_A_LINE == 0:
                 console.print(text)
 
-        tally = explore(
-            seeds,
-            show,
-            kind=kind,
-            jobs=chosen.jobs,
-            keep_going=chosen.keep_going,
-            plant=name,
-            time_over=time_over,
-        )
+        tally = explore(seeds, show, kind=kind, jobs=chosen.jobs, keep_going=chosen.keep_going, plant=name)
     print(tally.line())
-    if not chosen.brief:
-        print("\n".join(tally.table()))
+    print("\n".join(tally.table()))
     if chosen.keep_going:
         print("\n".join([*tally.by_invariant(), *(f"seed {seed}: {said}" for seed, said in tally.found.items())]))
     elif tally.violating is not None:
         _report_smallest(kind, tally.violating, name, chosen)
     return 1 if tally.found else _INTERRUPTED if tally.interrupted else 0
-
-
-def _seeds(chosen: argparse.Namespace, clock: Clock) -> tuple[Iterable[int], Callable[[], bool]]:
-    """The seeds to play, and whether the time for them is over."""
-    if chosen.minutes is None:
-        start = chosen.start or 0
-        return range(start, start + chosen.seeds), lambda: False
-    start = fresh_start(clock.now()) if chosen.start is None else chosen.start
-    end = clock.monotonic() + 60.0 * chosen.minutes
-    print(f"seeds from {start} on, for {chosen.minutes:g} min", flush=True)
-    return itertools.count(start), lambda: clock.monotonic() >= end
-
-
-def fresh_start(now: float) -> int:
-    """The first of seeds that were hardly ever played: every second (`now`, since the epoch) has a thousand of its own."""
-    return 1000 * int(now)
 
 
 def _replay(chosen: argparse.Namespace) -> int:
@@ -323,24 +291,24 @@ def _replay(chosen: argparse.Namespace) -> int:
     return 1
 
 
-def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.Namespace) -> None:
+def _report_smallest(kind: Kind, outcome: PlayedWorld, plant: str, chosen: argparse.Namespace) -> None:
     """Make the scenario smaller for as long as one of the invariants is violated, and report what is left."""
     violated = outcome.verdict.violations[0].partition(":")[0]
     found = {"outcome": outcome}
 
-    def violates(scenario: Scenario) -> bool:
+    def violates(scenario: FaultScenario) -> bool:
         outcome = played(scenario, plant)
         if violated in outcome.violated:
             found["outcome"] = outcome
         return violated in outcome.violated
 
     with Console(stderr=True).status("") as line:
-        said = f"making it smaller, try {{}} of {chosen.tries}"
-        smallest = shrink(kind.draw(outcome.seed), smaller, violates, chosen.tries, lambda tries: line.update(said.format(tries)))
+        said = f"making it smaller, try {{}} of {_TRIES}"
+        smallest = shrink(kind.draw(outcome.seed), smaller, violates, _TRIES, lambda tries: line.update(said.format(tries)))
     path = chosen.write or Path(f"explore-{kind.name}-{outcome.seed}.json")
     write_replay(path, smallest.scenario, found["outcome"].violated, plant)
     _report(smallest.scenario, found["outcome"], chosen.story)
-    rest = "" if smallest.exhausted else "; it may be made smaller still with more --tries"
+    rest = "" if smallest.exhausted else "; it may be made smaller still"
     print(f"made smaller in {smallest.tries} tries{rest}")
     agents = " --agents" if kind.name == "agents" else ""
     planted = f" --plant {shlex.quote(plant)}" if plant else ""
@@ -348,7 +316,7 @@ def _report_smallest(kind: Kind, outcome: Outcome, plant: str, chosen: argparse.
     print(f"this story again: {_COMMAND} --replay {shlex.quote(str(path))}")
 
 
-def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
+def _report(scenario: FaultScenario, outcome: PlayedWorld, lines: int) -> None:
     violations = outcome.verdict.violations
     broken = sorted(outcome.violated)
     print(f"seed {outcome.seed} violates {', '.join(broken)}:")
@@ -360,14 +328,8 @@ def _report(scenario: Scenario, outcome: Outcome, lines: int) -> None:
     print("in this world:")
     print("\n".join(f"  {line}" for line in words(scenario)))
     print("what happened to it:")
-    print("\n".join(minimal_story(violations[:1], outcome.story, lines)))
-
-
-def _minutes(text: str) -> float:
-    number = float(text)
-    if not 0.0 < number < math.inf:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return number
+    left = len(outcome.story) - lines
+    print("\n".join([*([f"({left} lines before)"] if left > 0 else []), *outcome.story[-lines:]]))
 
 
 S = TypeVar("S")
@@ -405,58 +367,21 @@ def shrink(
 _REPLAY_FORMAT = 2
 
 
-class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As it is in the file. `plant`: the bug that is planted, "" for none; `violates`: the invariants that were, when it was
     written."""
 
     format: int
     violates: list[str]
     plant: str
-    scenario: Scenario
+    scenario: FaultScenario
 
 
-def write_replay(path: Path, scenario: Scenario, violates: frozenset[str], plant: str) -> None:
+def write_replay(path: Path, scenario: FaultScenario, violates: frozenset[str], plant: str) -> None:
     """Write a scenario. Raises EdgeError for a place that cannot be written."""
-    put_json(Replay(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
+    put_json(SavedWorld(_REPLAY_FORMAT, sorted(violates), plant, scenario), path)
 
 
-def read_replay(path: Path) -> Replay:
+def read_replay(path: Path) -> SavedWorld:
     """The content of a file. Raises UsageError for one that cannot be read or is none."""
-    return read_json(path, Replay, _REPLAY_FORMAT, hint="explore writes such files")
-
-
-_KEY = re.compile(r"\b[0-9a-f]{32}\b|[\w]+(?:-+[\w]+)+(?:#\d+)?")
-_STEP = re.compile(r"\b\w+#\d+")
-_ENTRY = re.compile(r"\bentry (\d+)")
-_BUDGET = re.compile(r"\b(?:share/)?(?:fleet_task|device_task|fleet|device)(?:\[[^\]]*\])?(?:@[\w-]+)?(?![\w\[])")
-_DEVICE = re.compile(r"\b(?:d|agent-)\d+\b")
-_JOURNAL = re.compile(r"journal +(\d+) ")
-_WORLD = re.compile(r"^ *[\d.]+ world ")
-
-
-def minimal_story(violations: Sequence[str], happened: Sequence[str], most: int) -> list[str]:
-    """The last `most` lines of what happened to what the violations name, with all that befell the world. They name calls and steps,
-    journal entries, budgets or devices; the most particular kind that is named decides."""
-    text = "\n".join(line.partition(": ")[2] for line in violations)
-    devices, entries = set(_DEVICE.findall(text)), set(_ENTRY.findall(text))
-    names, budgets = _names(text) - devices, set(_BUDGET.findall(text)) - {"device"}
-
-    def concerned(line: str) -> bool:
-        entry = _JOURNAL.search(line)
-        if _WORLD.match(line) or (entry is not None and entry[1] in entries):
-            return True
-        if names:
-            return bool(names & _names(line))
-        if budgets and entry is not None:
-            return bool(budgets & set(_BUDGET.findall(line)))
-        return not (entries or budgets) and (not devices or bool(devices & set(_DEVICE.findall(line))))
-
-    lines = [line for line in happened if concerned(line)]
-    left = len(lines) - most
-    return [*([f"({left} lines before)"] if left > 0 else []), *lines[-most:]]
-
-
-def _names(text: str) -> set[str]:
-    """Keys of calls and numbers of steps."""
-    keys = {key for key in _KEY.findall(text) if any(sign.isdigit() for sign in key) and not re.fullmatch(r"[\d-]+", key)}
-    return keys | set(_STEP.findall(text))
+    return read_json(path, SavedWorld, _REPLAY_FORMAT, hint="explore writes such files")

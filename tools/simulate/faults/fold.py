@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
-from tools.simulate.faults.terms import SCOPES, History, Settings, Terms
-from tools.simulate.faults.verdict import Verdict
+from tools.simulate.faults.terms import SCOPES, DrawnTerms, History, Settings
+from tools.simulate.faults.verdict import WorldVerdict
 
 Units = list[int]
 ZERO = [0, 0, 0]
@@ -25,7 +25,7 @@ class Rules:
     wish for, and the most input and output tokens of a call where all have the same.
     """
 
-    history: History = field(default_factory=lambda: History(((float("-inf"), Terms()),)))
+    history: History = field(default_factory=lambda: History(((float("-inf"), DrawnTerms()),)))
     hold_slack_ms: int | None = None
     wished_rate: float = 0.5
     call_tokens: tuple[int, int] | None = None
@@ -113,7 +113,7 @@ def _floor(limit: int | None, ppm: int, used: int, members: Sequence[int]) -> in
 class Fold:
     """The journal folded, checking what can be seen from it and the terms alone: I1, I3, I6, I7, I8, I13."""
 
-    def __init__(self, rules: Rules, verdict: Verdict) -> None:
+    def __init__(self, rules: Rules, verdict: WorldVerdict) -> None:
         self.calls: dict[tuple[str, str], Call] = {}
         self.attempts: dict[str, Attempt] = {}
         self.budgets: dict[str, Budget] = {}
@@ -134,7 +134,7 @@ class Fold:
         self.broken = False
         self._seq = 0
         self._head = "0" * 64
-        self._terms: tuple[Terms, ...] = ()
+        self._terms: tuple[DrawnTerms, ...] = ()
         self._set: dict[str, Settings] = {}
 
     def take(self, entry: Data, at: float | None = None) -> None:
@@ -168,7 +168,7 @@ class Fold:
     def _epoch(self, entry: Data, body: Data) -> None:
         self.epochs[body["epoch"]] = entry["seq"]
 
-    def _any_terms(self, fits: Callable[[Terms], bool]) -> bool:
+    def _any_terms(self, fits: Callable[[DrawnTerms], bool]) -> bool:
         return any(fits(terms) for terms in self._terms)
 
     def _task(self, entry: Data, body: Data) -> None:
@@ -176,7 +176,7 @@ class Fold:
         self._check("I6", who not in self.duals.own, f"task {who} begins twice")
         dual, key = float.fromhex(body["dual"]), body.get("shared_dual", "")
 
-        def fits(terms: Terms) -> bool:
+        def fits(terms: DrawnTerms) -> bool:
             mine = terms.tasks[body["task"]]
             rates = {mine.rate(0, entry["at_ms"], wished).hex() for wished in (self._rules.wished_rate, mine.target_rate)}
             return (mine.dual_init.hex(), mine.dual_key(*who)) == (dual.hex(), key) and body["target_rate"] in rates
@@ -222,7 +222,7 @@ class Fold:
     def _is_configured(self, name: str, entry: Data) -> None:
         budget, scope = self.budgets[name], scope_of(name)
 
-        def fits(terms: Terms) -> bool:
+        def fits(terms: DrawnTerms) -> bool:
             floor_ppm = terms.floor_ppm if scope == "fleet" else 0
             return (list(terms.cap(scope)), floor_ppm) == (budget.asked, budget.floor_ppm)
 
@@ -303,7 +303,7 @@ class Fold:
         """The budgets of a hold are exactly those of its device, task, step and time."""
         device, task = body["device"], body["task"]
 
-        def expected(terms: Terms, at_ms: int) -> list[str]:
+        def expected(terms: DrawnTerms, at_ms: int) -> list[str]:
             names = {terms.budget(scope, device, task, at_ms) for scope in SCOPES}
             if terms.floor_ppm:
                 names.add(f"share/{terms.budget('fleet', device, task, at_ms)}/device:{device}")
@@ -412,7 +412,7 @@ class Fold:
         """Whether λ, its scope, τ, η and credit of a step are what some terms ask for."""
         task = (body["device"], body["task"])
 
-        def fits(terms: Terms) -> bool:
+        def fits(terms: DrawnTerms) -> bool:
             mine = terms.tasks[body["task"]]
             key = mine.dual_key(*task)
             rate = mine.rate(body["step"], entry["at_ms"], self._rules.wished_rate)

@@ -1,12 +1,14 @@
-"""Bugs to be planted, one for each invariant: each replaces a piece of the coordinator, or of the agent. Exploring must
-find every one by its invariant.
+"""Bugs to be planted, one for each invariant. Exploring must find every one by its invariant.
+
+Each replaces public methods of a role, of the coordinator (store, ledger, disk, broker) or of the agent (state folder, step reporter,
+budgets), so that what lies between these may change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,33 +18,40 @@ from msgspec.structs import replace
 
 from coordinator.calls import broker
 from coordinator.calls.broker import Broker
-from coordinator.ledger import transitions as ledger
-from coordinator.ledger.accounts import FLEET_CACHE, Amount, BudgetRow, Reserved
-from coordinator.ledger.stores.buffered import BufferedTables
-from coordinator.ledger.stores.group_commit import GroupCommitStore
+from coordinator.config import TaskConfig
+from coordinator.control.steps import StepController
+from coordinator.ledger.accounts import Amount, BudgetRow, CloseStepRequest, Reserved, ReserveOutcome, ReserveRequest
+from coordinator.ledger.stores.buffered import BufferedTables, CommitBatch
+from coordinator.ledger.stores.group_commit import Done, GroupCommitStore
+from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import Ledger
-from coordinator.providers.provider import ProviderError
 from coordinator.service import device_api
 from edge.agent import Agent
+from edge.budget import dial
 from edge.budget.daily import DailyBudget
-from edge.budget.dial import Dials
+from edge.budget.dial import HelpDial
+from edge.cloud.group_calls import CloudOutcome
 from edge.cloud.unconfirmed import AnswerCalls
-from edge.core.errors import CoordinatorUnavailable, EdgeError, PermissionDenied, UsageError
+from edge.core.errors import CoordinatorError, CoordinatorUnavailable, EdgeError, UsageError
 from edge.learning import step_reporter
 from edge.learning.step_reporter import ClosedStep, OpenStep, StepReporter
-from edge.rpc.client import StepUnits
+from edge.rpc.client import CloudCall, StepUnits
 from edge.state.folder import StateFolder
-from edge.state.rows import Commit, Report, Terms
+from edge.state.rows import Commit, StoredTerms
+from tools.simulate.virtual.disk import Disk
 
 
 @dataclass(frozen=True)
 class Bug:
-    """What it is called, the invariant that must notice it, the seed to try first, and what replaces which attributes."""
+    """One bug, and how it is planted."""
 
     name: str
     invariant: str
+    """What must notice it."""
     seed: int
+    """Of a world that meets it, tried first."""
     replaced: list[tuple[Any, str, Callable[..., Any]]]
+    """The owner and name of each public method that is replaced, and by what."""
 
     @property
     def kind(self) -> str:
@@ -114,82 +123,95 @@ def _count_twice(self: BufferedTables, key: str, hold: Amount, charge: Amount, t
     self.budgets.put(replace(row, reserved=row.reserved.minus(hold), committed=row.committed.plus(charge).plus(charge)))
 
 
-_reserved, _ask = Broker._reserved, broker._ask
+async def _outcome_at_once(store: GroupCommitStore, work: Callable[[Ledger], Any]) -> Any:
+    """The outcome of an operation as soon as it has run, while its commit is still to come."""
+    ran: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def noted(ledger: Ledger) -> Any:
+        outcome = work(ledger)
+        if not ran.done():  # an operation runs again when the commit of others fails
+            ran.set_result(outcome)
+        return outcome
+
+    committing = asyncio.ensure_future(_transact(store, noted))
+    committing.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.wait([ran, committing], return_when=asyncio.FIRST_COMPLETED)
+    return ran.result() if ran.done() else await committing
 
 
-@bug("I3", "the upstream is asked before the hold is durable", Broker, "_reserved")
-async def _ask_early(self: Broker, job: Any, upstream: Any, quote: Any, deadline_s: float) -> Any:
-    key = f"{job.device}|{job.call.call_key}|1"
-    asked = _asked_early()
-    if key not in asked:
-        asked[key] = asyncio.create_task(upstream.provider.complete(upstream.request(job.call, deadline_s, key)))
-        asked[key].add_done_callback(lambda task: task.cancelled() or task.exception())
-    await asyncio.sleep(0.1)
-    return await _reserved(self, job, upstream, quote, deadline_s)
+_transact, _reserve = GroupCommitStore.transact, LedgerStore.reserve
 
 
-@also(broker, "_ask")
-async def _asked_before(flight: Any, attempt: Any) -> Any:
-    task = _asked_early().get(attempt.request.idempotency_key)
-    return await _ask(flight, attempt) if task is None else await task
+def _stored_reserve(store: LedgerStore, request: ReserveRequest) -> Coroutine[Any, Any, ReserveOutcome]:
+    """As `LedgerStore.reserve` is without a bug."""
+    return store.perform(_reserve, request)
 
 
-def _asked_early() -> dict[str, asyncio.Task[Any]]:
-    """What was asked early in this world, by its key."""
-    asked: dict[str, asyncio.Task[Any]] = vars(asyncio.get_running_loop()).setdefault("asked_early", {})
-    return asked
+@bug("I3", "the upstream is asked before the hold is durable", GroupCommitStore, "reserve")
+async def _ask_early(self: GroupCommitStore, request: ReserveRequest) -> Any:
+    return await _outcome_at_once(self, lambda ledger: ledger.reserve(request))
 
 
-_resolve_failure = Broker._resolve_failure
+@bug("I4", "a time-out is refunded", LedgerStore, "doubt")
+def _refund_time_out(self: LedgerStore, device: str, key: str, number: int, reason: str, now: float) -> Any:
+    return self.refund(device, key, number, reason, now)
 
 
-@bug("I4", "a time-out is refunded", Broker, "_resolve_failure")
-def _refund_time_out(self: Broker, job: Any, attempt: Any, error: ProviderError) -> Any:
-    if error.executed is None:
-        return self._store.refund(job.device, job.call.call_key, attempt.number, error.kind, self._clock.now())
-    return _resolve_failure(self, job, attempt, error)
+_get_call = Broker.get_call
 
 
-@bug("I5", "the content of a key is not compared", ledger, "_check_same_content", seed=26)
-@also(broker, "_require_same_content")
-def _any_content(*_: Any) -> None:
-    return None
+@bug("I5", "the content of a key is not compared", broker, "fingerprint", seed=1)
+def _any_content(call: CloudCall) -> str:
+    return "any content"
+
+
+@also(Broker, "get_call")
+def _call_of_any_content(self: Broker, device: str, call_key: str, content: str = "", tasks: frozenset[str] | None = None) -> Any:
+    return _get_call(self, device, call_key, "", tasks)
+
+
+_close_step = Ledger.close_step
 
 
 @bug("I6", "a report that is sent again moves the dual again", Ledger, "close_step")
-def _close_again(self: Ledger, request: Any) -> Any:
+def _close_again(self: Ledger, request: CloseStepRequest) -> Any:
+    row = self.tables.steps.get(request.device, request.task, request.step)
+    if row is not None:
+        self.tables.steps.put(replace(row, closed=False))
+    return _close_step(self, request)
+
+
+_reserve_in_ledger = Ledger.reserve
+
+
+@bug("I7", "a call needs no open step", Ledger, "reserve", seed=82)
+def _reserve_in_closed_step(self: Ledger, request: ReserveRequest) -> Any:
     row = self.tables.steps.get(request.device, request.task, request.step)
     if row is None:
-        raise ledger._mismatch(request.task, request.step, self._next_step(request.device, request.task))
-    return self._close_open_step(row, request)
+        return _reserve_in_ledger(self, request)
+    self.tables.steps.put(replace(row, closed=False))
+    outcome = _reserve_in_ledger(self, request)
+    self.tables.steps.put(row)
+    return outcome
 
 
-@bug("I7", "a call needs no open step", Ledger, "_require_open_step", seed=82)
-def _any_step(self: Ledger, request: Any) -> None:
-    return None
+@bug("I8", "a hold's lease is over before its call is sent", LedgerStore, "reserve")
+def _short_lease(self: LedgerStore, request: ReserveRequest) -> Any:
+    return _stored_reserve(self, replace(request, lease_until=request.lease_until - 60.0))
 
 
-_reserve_request = Broker._reserve_request
+@bug("I9", "an answer is released before its commit", GroupCommitStore, "transact", seed=3)
+async def _wait_for_nothing(self: GroupCommitStore, work: Callable[[Ledger], Any]) -> Any:
+    return await _outcome_at_once(self, work)
 
 
-@bug("I8", "a hold's lease is over before its call is sent", Broker, "_reserve_request")
-def _short_lease(self: Broker, *about: Any) -> Any:
-    request = _reserve_request(self, *about)
-    return replace(request, lease_until=request.lease_until - 60.0)
+_terms_of = StepController.terms_of
 
 
-_has_to_wait = GroupCommitStore._has_to_wait
-
-
-@bug("I9", "an answer is released before its commit", GroupCommitStore, "_has_to_wait", seed=3)
-def _wait_for_nothing(self: GroupCommitStore, waiter: Any) -> bool:
-    _has_to_wait(self, waiter)  # rows are written as ever
-    return False
-
-
-@bug("I10", "an answer out of the cache goes to another device", broker, "_answer_key", seed=12)
-def _key_of_all(device: Any, model: Any, call: Any, terms: Any) -> str:
-    return FLEET_CACHE + broker.cache_key("", model, call)
+@bug("I10", "an answer out of the cache goes to another device", StepController, "terms_of", seed=12)
+def _answers_of_all(self: StepController, task: str) -> TaskConfig:
+    terms = _terms_of(self, task)
+    return terms if terms.answer_cache == "off" else terms.model_copy(update={"answer_cache": "fleet"})
 
 
 @bug("I11", "a watcher is never woken", device_api, "versions")
@@ -201,36 +223,28 @@ async def _sleeping_versions(notifier: Any, device: str, task: str, read: Any, h
             yield None
 
 
-@bug("I12", "a ledger that cannot be written is taken for written", Broker, "_reserved", seed=12)
-async def _reserved_anyway(self: Broker, job: Any, *rest: Any) -> Any:
+@bug("I12", "a ledger that cannot be written is taken for written", LedgerStore, "reserve", seed=12)
+async def _reserved_anyway(self: LedgerStore, request: ReserveRequest) -> Any:
     try:
-        return await _reserved(self, job, *rest)
+        return await _stored_reserve(self, request)
     except CoordinatorUnavailable as error:
         if error.reason != "LEDGER_UNAVAILABLE":
             raise
-        return Reserved(1, f"{job.device}|{job.call.call_key}|1")
+        return Reserved(1, f"{request.device}|{request.key}|1")
 
 
-_failed = GroupCommitStore._failed
+_sync = Disk.sync
 
 
-@bug("I13", "a batch survives the failure of the one before it", GroupCommitStore, "_failed", seed=8)
-def _survive_failure(self: GroupCommitStore, waiters: list[Any], error: Exception) -> None:
-    gathering, tables, ledger = self._gathering, self._tables, self._ledger
-    self._gathering = []
-    _failed(self, waiters, error)
-    self._gathering, self._tables, self._ledger = gathering, tables, ledger
+@bug("I13", "a batch that was not written is taken for written", Disk, "sync", seed=8)
+def _notice_no_failure(self: Disk, batch: CommitBatch, done: Done) -> None:
+    _sync(self, batch, lambda error: done(None))
 
 
-_synced = GroupCommitStore._synced
-
-
-@bug("I14", "a commit's callback is lost now and then", GroupCommitStore, "_synced")
-def _lose_callback(self: GroupCommitStore, error: Exception | None) -> None:
-    if self.commits % 7 == 6 and error is None:
-        self.commits += 1
-        return
-    _synced(self, error)
+@bug("I14", "a commit's callback is lost now and then", Disk, "sync")
+def _lose_callback(self: Disk, batch: CommitBatch, done: Done) -> None:
+    loses = len(self.tables.journal) % 7 == 6
+    _sync(self, batch, lambda error: None if loses and error is None else done(error))
 
 
 _put_request = StateFolder.put_request
@@ -254,16 +268,24 @@ def _write_no_cost(self: AnswerCalls, key: str, end: Mapping[str, Any]) -> bool:
     return _write_end(self, key, {**end, "charged_uusd": 0})
 
 
-_deliver_one = StepReporter._deliver_one
+_deliver = StepReporter.deliver
 
 
-@bug("A4", "a report out of the outbox is delivered twice", StepReporter, "_deliver_one", seed=2)
-async def _deliver_twice(self: StepReporter, report: Report) -> Any:
-    terms = await _deliver_one(self, report)
-    return terms if terms is None else await _deliver_one(self, dataclasses.replace(report, task_step=terms.next_step))
+@bug("A4", "a waiting report is delivered twice", StepReporter, "deliver", seed=2)
+async def _deliver_twice(self: StepReporter, task: str | None = None) -> dict[str, CoordinatorError]:
+    waiting = [report for _, report in self.state.waiting_reports()]
+    refusals = await _deliver(self, task)
+    for report in waiting:
+        terms = self.state.terms(report.task)
+        if terms is not None and report.task not in refusals:
+            step, rate = terms.next_step, report.target_rate
+            await self.client.open_step(report.task, step, report.planned_prompts, report.group_size, rate)
+            closed = await self.client.close_step(report.task, step, report.units)
+            self.state.note_terms(StoredTerms(report.task, rate, closed.dual_after, step + 1))
+    return refusals
 
 
-@bug("A5", "what waits in the outbox is never delivered", StepReporter, "deliver", seed=2)
+@bug("A5", "reports that wait are never delivered", StepReporter, "deliver", seed=2)
 async def _deliver_never(self: StepReporter, task: str | None = None) -> dict[str, Any]:
     return {}
 
@@ -277,27 +299,27 @@ _close = StepReporter.close
 
 
 @bug("A8", "a cut step that is refused keeps the agent from starting", StepReporter, "close", seed=294)
-async def _close_or_fail(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
+async def _close_or_break(self: StepReporter, step: OpenStep, units: StepUnits) -> ClosedStep:
     closed = await _close(self, step, units)
-    if closed.unreported is not None and closed.unreported.refused:
-        raise PermissionDenied(closed.unreported.refused)
+    if closed.waiting_report is not None and closed.waiting_report.refused:
+        raise RuntimeError(closed.waiting_report.refused)
     return closed
 
 
-@also(Agent, "_resume")
-async def _resume_or_fail(self: Agent) -> None:
-    if not await self.learning.session.finish_cut_step():
-        await self.adapter.serve_newest()
+_ended = DailyBudget.ended
 
 
-@bug("A6", "learning's daily budget forgets what it paid", DailyBudget, "_write_paid")
-def _forget_paid(self: DailyBudget, key: str, tokens: Any, spend_uusd: Any) -> Any:
-    return self._forget(key)
+@bug("A6", "learning's daily budget forgets what it paid", DailyBudget, "ended")
+async def _forget_paid(self: DailyBudget, call: CloudCall, outcome: CloudOutcome | None) -> None:
+    await _ended(self, call, outcome and CloudOutcome(None, unsent=True))
 
 
-@bug("A7", "the dial forgets what it counted when the agent starts again", Dials, "save")
-def _save_once(self: Dials, dial: Any) -> Any:
-    return self._state.database.execute("INSERT OR IGNORE INTO dials VALUES (?, ?)", (dial.task, dial.to_json()))
+_stored_dials = dial.stored_dials
+
+
+@bug("A7", "the dial forgets what it counted when the agent starts again", dial, "stored_dials")
+def _count_anew(state: StateFolder, configured: float | None) -> list[HelpDial]:
+    return [HelpDial(each.target_rate, each.task, own=each.own, set_at=each.set_at) for each in _stored_dials(state, configured)]
 
 
 @bug("A8", "an agent does not hear that it is to stop", Agent, "request_stop", seed=11)
@@ -313,10 +335,8 @@ def _skip_item(self: StateFolder, commit: Commit) -> None:
     _commit_step(self, dataclasses.replace(commit, cursor=commit.cursor + 1))
 
 
-_put_terms = StateFolder._put_terms
-
-
-@bug("A10", "the agent keeps the λ that it had before a step", StateFolder, "_put_terms")
-def _keep_dual(self: StateFolder, terms: Terms) -> None:
-    known = self.terms(terms.task)
-    _put_terms(self, terms if known is None else dataclasses.replace(terms, dual=known.dual))
+@bug("A10", "the agent keeps the λ that it had before a step", StateFolder, "commit_step")
+def _keep_dual(self: StateFolder, commit: Commit) -> None:
+    known = self.terms(commit.terms.task)
+    terms = commit.terms if known is None else dataclasses.replace(commit.terms, dual=known.dual)
+    _commit_step(self, dataclasses.replace(commit, terms=terms))

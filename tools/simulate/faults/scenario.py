@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
-from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, Rate, RateChange, TaskTerms, Terms
+from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, DrawnTaskTerms, DrawnTerms, Rate, RateChange
 from tools.simulate.faults.upstream import ACTS
 from tools.simulate.virtual.loop import EPOCH
 
@@ -43,7 +43,7 @@ class Fault:
     for_s: float = 0.0
     detail: str = ""
     amount: float = 0.0
-    terms: Terms | None = None
+    terms: DrawnTerms | None = None
 
 
 def _plain(rng: random.Random, kind: str, at: float, for_s: float) -> Fault:
@@ -111,7 +111,7 @@ class AgentPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class FaultScenario:
     """One world: scripted devices, real agents, or both. `begins_s` is the calendar's distance from EPOCH at the start. Faults and pauses
     last for `lasts_s`, then everybody comes to an end. `steps` and `watched` concern scripted devices; `administered`: an administrator
     sets limits and shuts scripted devices out."""
@@ -121,7 +121,7 @@ class Scenario:
     prompts: int
     slots: int
     max_queue: int
-    terms: Terms
+    terms: DrawnTerms
     begins_s: float
     devices: int = 0
     agents: tuple[AgentPlan, ...] = ()
@@ -146,15 +146,15 @@ class Scenario:
         return tuple(sorted(name for name, has in {**SCENARIOS, **OF_AGENTS}.items() if has(self)))
 
 
-def _any_task(name: str, value: object) -> Callable[[Scenario], bool]:
+def _any_task(name: str, value: object) -> Callable[[FaultScenario], bool]:
     return lambda scenario: any(getattr(task, name) == value for task in scenario.terms.tasks.values())
 
 
-def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[Scenario], bool]:
+def _any_agent(holds: Callable[[AgentPlan], bool]) -> Callable[[FaultScenario], bool]:
     return lambda scenario: any(holds(agent) for agent in scenario.agents)
 
 
-SCENARIOS: dict[str, Callable[[Scenario], bool]] = {
+SCENARIOS: dict[str, Callable[[FaultScenario], bool]] = {
     **{f"scenario of scope {scope}": _any_task("scope", scope) for scope in DUAL_SCOPES},
     **{f"scenario with answer cache {cache}": _any_task("answer_cache", cache) for cache in ("off", "device", "fleet")},
     "scenario without an answer cache": lambda scenario: not scenario.terms.answers_cached,
@@ -168,7 +168,7 @@ SCENARIOS: dict[str, Callable[[Scenario], bool]] = {
     "scenario with an administrator": lambda scenario: scenario.administered,
     "scenario with a sick disk": lambda scenario: sum(each.kind in DISK_FAILURES for each in scenario.faults) >= SICK_FAILURES,
 }
-OF_AGENTS: dict[str, Callable[[Scenario], bool]] = {
+OF_AGENTS: dict[str, Callable[[FaultScenario], bool]] = {
     "agent with a dial": _any_agent(lambda agent: agent.dial is not None),
     "agent with a daily limit of calls": _any_agent(lambda agent: agent.calls_limit is not None),
     "agent with a daily limit of spend": _any_agent(lambda agent: agent.spend_limit_uusd is not None),
@@ -229,7 +229,7 @@ AGENT_FEATURES = frozenset(
         "record of a call whose reply was lost",
         "step reported",
         "cut step finished after a crash",
-        "step reported out of the outbox",
+        "waiting step report delivered",
         "step report refused",
         "learning waited for a task that was taken away",
         "training call in the daily budget",
@@ -240,7 +240,7 @@ AGENT_FEATURES = frozenset(
 )
 
 
-def draw_scripted(seed: int) -> Scenario:
+def draw_scripted(seed: int) -> FaultScenario:
     """The world of scripted devices of a seed."""
     rng = stream(seed, "scenario")
     calm = rng.random() < 0.2
@@ -248,7 +248,7 @@ def draw_scripted(seed: int) -> Scenario:
     tasks = ("math", "code") if rng.random() < 0.3 else ("math",)
     begins_s = rng.choice([0.0, *(border - rng.uniform(1.0, 8.0) for border in BORDERS_S.values())])
     terms = _terms(rng, tasks, begins_s)
-    return Scenario(
+    return FaultScenario(
         seed=seed,
         slow_disk=seed % 3 == 0,
         devices=rng.randint(1, 3),
@@ -272,7 +272,7 @@ def draw_scripted(seed: int) -> Scenario:
     )
 
 
-def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms:
+def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> DrawnTerms:
     fair = rng.random() < 0.35
     fleet = _caps(rng, 3, 0.6 if fair else 0.4)
     narrow = {scope: _caps(rng, 2, 0.3) for scope in ("fleet_task", "device_task") if rng.random() < 0.2}
@@ -280,7 +280,7 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
     if rng.random() < 0.5:
         labels = {task: _rescoped(terms, labels[tasks[0]].scope) for task, terms in labels.items()}
     windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
-    return Terms(
+    return DrawnTerms(
         tasks=labels,
         caps={"fleet": fleet, "device": _caps(rng, 1, 0.15 if fair else 0.4), **narrow},
         windows=windows if rng.random() < 0.25 else {},
@@ -292,9 +292,9 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Terms
     )
 
 
-def _task(rng: random.Random, begins_s: float) -> TaskTerms:
+def _task(rng: random.Random, begins_s: float) -> DrawnTaskTerms:
     scheduled = rng.random() < 0.25
-    terms = TaskTerms(
+    terms = DrawnTaskTerms(
         scope=rng.choice(["task", "task", "global", "fleet", "fleet", "fleet_all"]),
         target_rate=rng.choice([0.0, 0.3, 0.7]),
         rate_from_device=rng.random() < 0.6 and not scheduled,
@@ -327,10 +327,10 @@ def _caps(rng: random.Random, devices: int, share: float) -> Caps:
     return (cap(6), cap(300), cap(500))
 
 
-def changed(rng: random.Random, terms: Terms, begins_s: float) -> Terms:
+def changed(rng: random.Random, terms: DrawnTerms, begins_s: float) -> DrawnTerms:
     """What an operator may write into the configuration of a coordinator that runs."""
     task = rng.choice(sorted(terms.tasks))
-    others: list[Callable[[], Terms]] = [
+    others: list[Callable[[], DrawnTerms]] = [
         lambda: replace(terms, tasks={**terms.tasks, task: _task(rng, begins_s)}),
         lambda: replace(terms, tasks={**terms.tasks, task: _rescoped(terms.tasks[task], rng.choice(DUAL_SCOPES))}),
         lambda: replace(terms, tasks={**terms.tasks, task: replace(terms.tasks[task], dual_lr=rng.choice([0.02, 1.0]))}),
@@ -342,13 +342,13 @@ def changed(rng: random.Random, terms: Terms, begins_s: float) -> Terms:
     return rng.choice(others)()
 
 
-def _rescoped(terms: TaskTerms, scope: str) -> TaskTerms:
+def _rescoped(terms: DrawnTaskTerms, scope: str) -> DrawnTaskTerms:
     """Under another scope; many devices' λ knows no proportional part."""
     fleet = scope.startswith("fleet")
     return replace(terms, scope=scope, proportional=0.0 if fleet else terms.proportional, window=1 if fleet else terms.window)
 
 
-def lowered(terms: Terms, share: float) -> Terms:
+def lowered(terms: DrawnTerms, share: float) -> DrawnTerms:
     """All caps at this share."""
 
     def lower(caps: Caps) -> Caps:
@@ -377,7 +377,7 @@ def _faults(rng: random.Random) -> list[Fault]:
     return sorted(faults, key=lambda fault: fault.at)
 
 
-def _with_terms(rng: random.Random, faults: list[Fault], terms: Terms, begins_s: float) -> tuple[Fault, ...]:
+def _with_terms(rng: random.Random, faults: list[Fault], terms: DrawnTerms, begins_s: float) -> tuple[Fault, ...]:
     """The faults with the terms that reading the configuration again then finds."""
     with_terms = []
     for fault in faults:
@@ -388,7 +388,7 @@ def _with_terms(rng: random.Random, faults: list[Fault], terms: Terms, begins_s:
     return tuple(with_terms)
 
 
-def draw_agents(seed: int) -> Scenario:
+def draw_agents(seed: int) -> FaultScenario:
     """The world of real agents of a seed."""
     rng = stream(seed, "agents")
     calm = rng.random() < 0.15
@@ -396,7 +396,7 @@ def draw_agents(seed: int) -> Scenario:
     tasks = ("math", "code") if rng.random() < 0.25 else ("math",)
     lasts_s = rng.choice([120.0, 600.0, 3600.0])
     acts = _acts(rng, trouble)
-    return Scenario(
+    return FaultScenario(
         seed=seed,
         agents=tuple(_agent(rng, lasts_s) for _ in range(rng.randint(1, 3))),
         tasks=tasks,
@@ -430,9 +430,9 @@ def _agent(rng: random.Random, lasts_s: float) -> AgentPlan:
     )
 
 
-def _agent_terms(rng: random.Random, tasks: tuple[str, ...]) -> Terms:
+def _agent_terms(rng: random.Random, tasks: tuple[str, ...]) -> DrawnTerms:
     windows = {scope: rng.choice(["day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
-    return Terms(
+    return DrawnTerms(
         tasks={task: _agent_task(rng) for task in tasks},
         caps={"fleet": _agent_caps(rng, 60), "device": _agent_caps(rng, 30)},
         windows=windows if rng.random() < 0.25 else {},
@@ -440,8 +440,8 @@ def _agent_terms(rng: random.Random, tasks: tuple[str, ...]) -> Terms:
     )
 
 
-def _agent_task(rng: random.Random) -> TaskTerms:
-    return TaskTerms(
+def _agent_task(rng: random.Random) -> DrawnTaskTerms:
+    return DrawnTaskTerms(
         scope=rng.choice(["task", "task", "global", "fleet"]),
         target_rate=rng.choice([0.3, 0.7]),
         rate_from_device=rng.random() < 0.6,
@@ -515,7 +515,7 @@ def _only(plainest: object) -> Callable[[object], list[object]]:
     return lambda part: [] if part == plainest else [plainest]
 
 
-def smaller(scenario: Scenario) -> Iterator[Scenario]:
+def smaller(scenario: FaultScenario) -> Iterator[FaultScenario]:
     """Scenarios with less in them: first what takes away most."""
     one_device, one_agent = (0 if scenario.agents else 1), (0 if scenario.devices else 1)
     yield from _each(scenario, "faults", without_some)
@@ -540,7 +540,7 @@ def _smaller_agent(agent: AgentPlan) -> Iterator[AgentPlan]:
         yield from _each(agent, name, _only(None))
 
 
-def _plainer(terms: Terms) -> Iterator[Terms]:
+def _plainer(terms: DrawnTerms) -> Iterator[DrawnTerms]:
     for scope, caps in terms.caps.items():
         if caps != NO_CAPS:
             yield replace(terms, caps={**terms.caps, scope: NO_CAPS})
@@ -551,7 +551,7 @@ def _plainer(terms: Terms) -> Iterator[Terms]:
             yield replace(terms, tasks={**terms.tasks, task: replace(held, schedule=())})
 
 
-def words(scenario: Scenario) -> list[str]:
+def words(scenario: FaultScenario) -> list[str]:
     """A scenario for a person: what is in it, a line for each agent, task and fault."""
     lines = [_set_fields(scenario, "seed", "terms", "agents", "faults"), f"terms: {_set_fields(scenario.terms, 'tasks')}"]
     lines += [f"agent-{number}: {_set_fields(agent)}" for number, agent in enumerate(scenario.agents)]

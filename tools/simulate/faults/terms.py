@@ -34,7 +34,7 @@ class RateChange:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTerms:
+class DrawnTaskTerms:
     """What a task is held to: how many share its λ (`scope`), τ and its changes, λ_0, η, k_p and its window, the highest λ, κ, and who may
     be given its answers again."""
 
@@ -74,12 +74,12 @@ class TaskTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class DrawnTerms:
     """All of it at one moment. `caps` in calls, tokens and micro-USD; `floor_ppm` is what of the fleet's caps is divided into floors;
     `prices` in micro-USD per token; `rates` as calls a minute and calls at once, of each device and of the fleet.
     """
 
-    tasks: Mapping[str, TaskTerms] = field(default_factory=lambda: {"math": TaskTerms()})
+    tasks: Mapping[str, DrawnTaskTerms] = field(default_factory=lambda: {"math": DrawnTaskTerms()})
     caps: Mapping[str, Caps] = field(default_factory=dict)
     windows: Mapping[str, str] = field(default_factory=dict)
     floor_ppm: int = 0
@@ -99,13 +99,13 @@ class Terms:
         label = datetime.fromtimestamp(at_ms / 1000, UTC).strftime(WINDOWS[self.windows.get(scope, "total")])
         return scope + owners.get(scope, "") + (f"@{label}" if label else "")
 
-    def with_set(self, scope: str, settings: Settings) -> Terms:
+    def with_set(self, scope: str, settings: Settings) -> DrawnTerms:
         """With what was set for a scope at run time: some of its caps, and its window."""
         calls, tokens, uusd = (settings.get(name, cap) for name, cap in zip(LIMIT_FIELDS, self.cap(scope), strict=True))
         windows = {**self.windows, scope: settings["window"]} if "window" in settings else self.windows
         return replace(self, caps={**self.caps, scope: (calls, tokens, uusd)}, windows=windows)
 
-    def with_all_set(self, settings: Mapping[str, Settings]) -> Terms:
+    def with_all_set(self, settings: Mapping[str, Settings]) -> DrawnTerms:
         """With what was set for each scope."""
         terms = self
         for scope, changes in settings.items():
@@ -119,10 +119,10 @@ class History:
     ledger for `slack_s`.
     """
 
-    since: Sequence[tuple[float, Terms]]
+    since: Sequence[tuple[float, DrawnTerms]]
     slack_s: float = 8.0
 
-    def possible(self, earliest: float, latest: float) -> tuple[Terms, ...]:
+    def possible(self, earliest: float, latest: float) -> tuple[DrawnTerms, ...]:
         """The terms that something may have been asked under which was written in this time."""
         ends = [*(at for at, _ in self.since[1:]), math.inf]
         found = (
@@ -132,7 +132,7 @@ class History:
 
     def overlaid(self, changes: Sequence[tuple[float, str, Settings]]) -> History:
         """With what was set for scopes at run time, and when, in this order; it takes precedence over what is configured then and later."""
-        since: list[tuple[float, Terms]] = []
+        since: list[tuple[float, DrawnTerms]] = []
         settings: dict[str, Settings] = {}
         waiting = list(self.since)
         terms = waiting.pop(0)[1]
@@ -147,6 +147,6 @@ class History:
         return replace(self, since=since)
 
     @property
-    def ever(self) -> tuple[Terms, ...]:
+    def ever(self) -> tuple[DrawnTerms, ...]:
         """All of them."""
         return tuple(terms for _, terms in self.since)

@@ -35,7 +35,7 @@ INVARIANTS = {
 
 
 @dataclass(slots=True)
-class Verdict:
+class WorldVerdict:
     """How many checks were made of each invariant, what they found, and how often each thing came up that a check needs to mean
     anything."""
 
@@ -61,11 +61,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlayedWorld:
     """One played world. `digest` is over all logs: the same seed gives the same bytes. `story`: all that happened, a line each."""
 
     seed: int
-    verdict: Verdict
+    verdict: WorldVerdict
     digest: str
     steps: int
     virtual_s: float

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import failpoints
-from coordinator.config import CoordinatorConfig
+from coordinator.config import ServerConfig
 from coordinator.ledger.journal import JournalEntry
 from coordinator.ledger.verify import verify
 from edge.core.rng import stream
@@ -25,13 +25,13 @@ from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import ADMINISTRATOR, SimulatedAdministrator
 from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, Member, ScriptedMember, Surroundings, last_questions
+from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, FaultSurroundings, Member, ScriptedMember, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
-from tools.simulate.faults.scenario import TASK_TAKEN, Fault, Scenario
-from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, History, TaskTerms, Terms
+from tools.simulate.faults.scenario import TASK_TAKEN, Fault, FaultScenario
+from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, DrawnTaskTerms, DrawnTerms, History
 from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
-from tools.simulate.faults.verdict import Outcome, Verdict
+from tools.simulate.faults.verdict import PlayedWorld, WorldVerdict
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock, Host, quiet_finalisers, quiet_logs
 from tools.simulate.virtual.network import SimulatedChannel, SimulatedClient
@@ -68,10 +68,10 @@ OF_DEVICES = frozenset(
 PATIENT = ClientPolicy(connect_timeout_s=10.0, control_deadline_s=60.0, max_retries=20)
 
 
-class World(Surroundings):
+class World(FaultSurroundings):
     """One seed. `folder`: for the agents' state folders."""
 
-    def __init__(self, scenario: Scenario, folder: Path) -> None:
+    def __init__(self, scenario: FaultScenario, folder: Path) -> None:
         super().__init__(scenario)
         if scenario.slow_disk:
             self.disk.sync_s = SLOW_SYNC_S
@@ -92,9 +92,9 @@ class World(Surroundings):
         self._administrator: Host | None = None
         self._rest_s, self._check_every_s = (AGENTS_REST_S, CHECK_S) if self.agents else (REST_S, SCRIPTS_CHECK_S)
 
-    def run(self) -> Outcome:
+    def run(self) -> PlayedWorld:
         """Play it through. A world that hangs is a violation too."""
-        verdict, loop = Verdict(), self.loop
+        verdict, loop = WorldVerdict(), self.loop
         with quiet_logs(), failpoints.hooked(self._reached):
             try:
                 loop.run_until_complete(self._play(), LIMIT_S + self.scenario.lasts_s + 2 * self._rest_s)
@@ -102,7 +102,7 @@ class World(Surroundings):
                 verdict.check("I11", False, f"it hangs: {error}")
             self._judge(verdict)
         lines = self._lines()
-        outcome = Outcome(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), self.injected, lines)
+        outcome = PlayedWorld(self.scenario.seed, verdict, self._digest(), loop.steps, loop.time(), self.injected, lines)
         for agent in self.agents:
             agent.close()
         with quiet_finalisers():
@@ -195,7 +195,7 @@ class World(Surroundings):
             self.met["reload of a running coordinator"] += 1
             self.note("configuration read again")
 
-    def _config(self, terms: Terms) -> CoordinatorConfig:
+    def _config(self, terms: DrawnTerms) -> ServerConfig:
         return coordinator_config(terms, AGENTS_HEARTBEAT_S if self.scenario.agents else HEARTBEAT_S)
 
     async def _kill_for(self, seconds: float) -> None:
@@ -298,7 +298,7 @@ class World(Surroundings):
 
     # judging -------------------------------------------------------------------------------------------------------------------
 
-    def _judge(self, verdict: Verdict) -> None:
+    def _judge(self, verdict: WorldVerdict) -> None:
         entries = [json.loads(entry.to_json()) for entry in self.disk.tables.journal]
         durable = [*self.disk.durable_at, *[math.inf] * (len(entries) - len(self.disk.durable_at))]
         disk = DiskLog(durable, self.outages, frozenset(self.disk.unsure))
@@ -342,7 +342,7 @@ class World(Surroundings):
         return tuple(f"{at:8.3f} {text}" for at, text in sorted(lines, key=lambda line: line[0]))
 
 
-def play(scenario: Scenario) -> Outcome:
+def play(scenario: FaultScenario) -> PlayedWorld:
     """The world of a scenario, played and judged."""
     with scratch_folder() as folder:
         return World(scenario, Path(folder)).run()
@@ -363,7 +363,7 @@ def journal_lines(entries: Iterable[JournalEntry]) -> Iterator[str]:
         yield " ".join([f"journal   {entry.seq} {entry.kind}", *(str(part) for part in parts if part)])
 
 
-def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
+def coordinator_config(terms: DrawnTerms, heartbeat_s: float) -> ServerConfig:
     """What an operator would write to have these terms."""
     price_in, price_out = (1_000_000 * price for price in terms.prices)
     upstream = {"deadline_s": DEADLINE_S, "price_in_uusd_per_mtok": price_in, "price_out_uusd_per_mtok": price_out}
@@ -375,7 +375,7 @@ def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
         "answer_cache": terms.answers_cached,
         "watch_heartbeat_s": heartbeat_s,
     }
-    return CoordinatorConfig.model_validate(
+    return ServerConfig.model_validate(
         {
             "state_dir": "/nonexistent",
             "upstreams": {"default": upstream},
@@ -391,7 +391,7 @@ def coordinator_config(terms: Terms, heartbeat_s: float) -> CoordinatorConfig:
     )
 
 
-def _task(terms: TaskTerms) -> dict[str, Any]:
+def _task(terms: DrawnTaskTerms) -> dict[str, Any]:
     schedule = []
     for change in terms.schedule:
         since = None if change.from_ms is None else datetime.fromtimestamp((change.from_ms + 0.5) / 1000, UTC)

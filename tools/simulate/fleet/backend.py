@@ -30,14 +30,14 @@ from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.testing.backend import ScriptedBackend
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Outcome, Question, help_log_odds, right_log_odds, sigmoid
+from tools.simulate.fleet.mind import Mind, MindOutcome, Nature, SimulatedQuestion, help_log_odds, right_log_odds, sigmoid
 from tools.simulate.fleet.scenario import TokensPart
 
 THINKING = "<think>\nStep 1: work it out\n</think>\n"
 ASKING = THINKING + HELP_PHRASE
 BROKEN = "Words without a form."
 MIND_FILE = "mind.json"
-OUTCOMES: tuple[Outcome, ...] = ("asked", "right", "wrong", "broken")
+OUTCOMES: tuple[MindOutcome, ...] = ("asked", "right", "wrong", "broken")
 """A response's token ids are all 1 + its outcome's place here."""
 SCALE = 1_000_000
 SHIFT = 100 * SCALE
@@ -47,17 +47,9 @@ SHIFT = 100 * SCALE
 class Decision:
     """What a response does: its outcome, the help log-odds (nats; None where none were reached), and what the bias made of it."""
 
-    outcome: Outcome
+    outcome: MindOutcome
     log_odds: float | None
     overridden: DialOverride = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """By how much one answer takes longer than the speeds say: until its first letter, and from there on."""
-
-    first: float = 1.0
-    rest: float = 1.0
 
 
 class SimulatedBackend(ScriptedBackend):
@@ -85,7 +77,7 @@ class SimulatedBackend(ScriptedBackend):
     ) -> PromptGroup:
         """Responses at temperature 1 after the prompt was read, as rows beside those of other groups. See `InferenceBackend`."""
         self._require_open()
-        question, version = Question.read(messages[-1].content), self._adapter_version
+        question, version = SimulatedQuestion.read(messages[-1].content), self._adapter_version
         responses = tuple(self._respond_to(question, sampling, seed, version) for seed in seeds)
         await self._machine.compute(self._prompt_tokens(question) / self._machine.speed.prefill_tokens_per_s)
         await self._machine.decode(sum(len(response.token_ids) for response in responses), len(responses))
@@ -97,16 +89,15 @@ class SimulatedBackend(ScriptedBackend):
         """The beginning with the first token, the rest with the last one. See `InferenceBackend`."""
         self._require_open()
         messages = messages.messages if isinstance(messages, ToolConversation) else messages
-        question = Question.read(messages[-1].content)
+        question = SimulatedQuestion.read(messages[-1].content)
         response = self._respond_to(question, sampling, seed, self._adapter_version, prefix)
-        speed, pace, prompt_tokens = self._machine.speed, self._pace_of(question), self._prompt_tokens(question)
-        token_s = 1.0 / speed.decode_rate(1) + speed.token_overhead_s
-        read_s = 0.0 if prefix else speed.overhead_s + prompt_tokens / speed.prefill_tokens_per_s
+        speed, prompt_tokens = self._machine.speed, self._prompt_tokens(question)
+        read_s = 0.0 if prefix else speed.read_s(prompt_tokens)
         cut = min(len(response.text), len("<think>\n"))
         with self._machine.serving():
-            await self._machine.serve((read_s + token_s) * pace.first)
+            await self._machine.serve(read_s + speed.token_s)
             yield TextDelta(response.text[:cut])
-            await self._machine.serve(speed.shown_s(len(response.token_ids)) * pace.rest)
+            await self._machine.serve(speed.shown_s(len(response.token_ids)))
         yield TextDelta(response.text[cut:])
         yield TextDelta("", response, prompt_tokens)
 
@@ -117,22 +108,21 @@ class SimulatedBackend(ScriptedBackend):
         self._adapter_version = 0 if adapter is None else adapter.version
 
     def _script(self, messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
-        question = Question.read(messages[-1].content)
+        question = SimulatedQuestion.read(messages[-1].content)
         return _text(question, decide(self._mind, self._nature, question, sampling, self._draws(question, sampling, seed)))
 
-    def _prompt_tokens(self, question: Question) -> int:
+    def _prompt_tokens(self, question: SimulatedQuestion) -> int:
         return self._tokens.prompt + question.further
 
-    def _pace_of(self, question: Question) -> Pace:
-        return Pace()
-
-    def _draws(self, question: Question, sampling: Sampling, seed: int) -> random.Random:
+    def _draws(self, question: SimulatedQuestion, sampling: Sampling, seed: int) -> random.Random:
         """Chance: the question's own at temperature 0, the seed's beyond."""
         if sampling.temperature == 0.0:
             return stream(self._seed, "greedy", question.number)
         return random.Random(seed)
 
-    def _respond_to(self, question: Question, sampling: Sampling, seed: int, version: int, prefix: str = "") -> LocalResponse:
+    def _respond_to(
+        self, question: SimulatedQuestion, sampling: Sampling, seed: int, version: int, prefix: str = ""
+    ) -> LocalResponse:
         draws = self._draws(question, sampling, seed)
         decision = decide(self._mind, self._nature, question, sampling, draws)
         count = self._length(decision, draws, prefix)
@@ -151,7 +141,7 @@ class SimulatedBackend(ScriptedBackend):
         return max(1, round(whole - said if prefix else whole))
 
 
-def decide(mind: Mind, nature: Nature, question: Question, sampling: Sampling, draws: random.Random) -> Decision:
+def decide(mind: Mind, nature: Nature, question: SimulatedQuestion, sampling: Sampling, draws: random.Random) -> Decision:
     """What the model does: at temperature 0 where the log-odds lie above 0, else at their chance."""
     broken, asking, right = draws.random() < nature.broken, draws.random(), draws.random()
     if broken:
@@ -169,24 +159,24 @@ def decide(mind: Mind, nature: Nature, question: Question, sampling: Sampling, d
     return Decision("asked" if asks else "right" if is_right else "wrong", log_odds, overridden)
 
 
-def prompt_ids(question: Question) -> tuple[int, ...]:
+def prompt_ids(question: SimulatedQuestion) -> tuple[int, ...]:
     """A question as ids, from which `question_of` reads it again."""
     parts = (question.difficulty, question.ask_noise, question.right_noise)
     return (question.number, *(round(part * SCALE) + SHIFT for part in parts))
 
 
-def question_of(ids: Sequence[int]) -> Question:
+def question_of(ids: Sequence[int]) -> SimulatedQuestion:
     """The question that `prompt_ids` wrote."""
     difficulty, ask_noise, right_noise = ((part - SHIFT) / SCALE for part in ids[1:4])
-    return Question(ids[0], difficulty, ask_noise, right_noise)
+    return SimulatedQuestion(ids[0], difficulty, ask_noise, right_noise)
 
 
-def right_answer(question: Question) -> str:
+def right_answer(question: SimulatedQuestion) -> str:
     """What is in the box of a right answer; a wrong one has a minus before it."""
     return str(question.number)
 
 
-def wrong_answer(question: Question) -> str:
+def wrong_answer(question: SimulatedQuestion) -> str:
     """What is in the box of a wrong one."""
     return f"-{question.number + 1}"
 
@@ -204,7 +194,7 @@ def write_mind(folder: Path, mind: Mind) -> None:
     (folder / MIND_FILE).write_text(json.dumps(mind.model_dump()), encoding="utf-8")
 
 
-def _text(question: Question, decision: Decision) -> str:
+def _text(question: SimulatedQuestion, decision: Decision) -> str:
     match decision.outcome:
         case "asked":
             return ASKING

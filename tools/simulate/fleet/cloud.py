@@ -13,7 +13,7 @@ from coordinator.providers.provider import ProviderDelta, ProviderError, Provide
 from edge.core.rng import stream
 from edge.core.types import TokenUsage
 from tools.simulate.fleet.backend import THINKING, boxed, right_answer, wrong_answer
-from tools.simulate.fleet.mind import Nature, Question, cloud_right
+from tools.simulate.fleet.mind import Nature, SimulatedQuestion, cloud_right
 from tools.simulate.fleet.scenario import CloudPart, TokensPart
 
 MOST_SIGMAS = 3.0
@@ -22,7 +22,7 @@ TURN_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Askers:
     """What the cloud knows of those who ask: how long their prompts and answers are, and how often it is right."""
 
     tokens: TokensPart
@@ -42,7 +42,7 @@ class SimulatedCloud:
 
     name = "simulated"
 
-    def __init__(self, part: CloudPart, asked_by: Callable[[int], Asked], waiting: Callable[[], int], seed: int) -> None:
+    def __init__(self, part: CloudPart, asked_by: Callable[[int], Askers], waiting: Callable[[], int], seed: int) -> None:
         """`asked_by`: who asks the question of this number. `waiting`: how many calls wait for their turn here."""
         self._part = part
         self._asked_by = asked_by
@@ -98,7 +98,9 @@ class SimulatedCloud:
             self.errors["refused"] += 1
             raise ProviderError("the upstream refused", kind="http_500", executed=False)
 
-    def _answer(self, request: ProviderRequest, question: Question, draws: random.Random) -> tuple[ProviderResult, float, float]:
+    def _answer(
+        self, request: ProviderRequest, question: SimulatedQuestion, draws: random.Random
+    ) -> tuple[ProviderResult, float, float]:
         asked = self._asked_by(question.number)
         median = asked.tokens.cloud * (1.0 + question.further / asked.tokens.prompt)
         wished = median * math.exp(asked.tokens.cloud_spread * draws.gauss(0.0, 1.0))
@@ -116,5 +118,5 @@ class SimulatedCloud:
             raise ProviderError("no answer in time", kind="deadline", executed=None)
 
 
-def _question(request: ProviderRequest) -> Question:
-    return Question.read(request.messages[-1].content)
+def _question(request: ProviderRequest) -> SimulatedQuestion:
+    return SimulatedQuestion.read(request.messages[-1].content)

@@ -21,12 +21,12 @@ from edge.tasks.source import TaskSource
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend, right_answer
 from tools.simulate.fleet.cloud import most_tokens
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
-from tools.simulate.fleet.link import FleetChannel, FleetNetwork, Link
+from tools.simulate.fleet.hardware import LinkModel, SimulatedSpeed
+from tools.simulate.fleet.link import DeviceLink, FleetChannel, FleetNetwork
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Question
+from tools.simulate.fleet.mind import SimulatedQuestion
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE, PRACTICE_FROM, Practice, arrivals, draw_question
-from tools.simulate.fleet.scenario import DAY_S, HOUR_S, GroupPart, LearningPart, Scenario
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, FleetScenario, GroupPart, LearningPart
 from tools.simulate.fleet.tally import DeviceFigures, GroupTally
 from tools.simulate.virtual.loop import EPOCH
 from tools.simulate.virtual.network import SimulatedClient
@@ -94,7 +94,7 @@ class FleetGroup:
     """The devices of one group, and what they have in common. `target_rate` and `dual_init` are those of its task."""
 
     part: GroupPart
-    speed: DeviceSpeed
+    speed: SimulatedSpeed
     link: LinkModel
     tally: GroupTally
     target_rate: float
@@ -103,10 +103,10 @@ class FleetGroup:
     energy_wh: float = 0.0
 
 
-class Surroundings(SimulatedWorld[FleetNetwork]):
+class FleetSurroundings(SimulatedWorld[FleetNetwork]):
     """A fleet's world as its devices see it. `folder`: for their checkpoints."""
 
-    def __init__(self, scenario: Scenario, folder: Path) -> None:
+    def __init__(self, scenario: FleetScenario, folder: Path) -> None:
         super().__init__(scenario.seed, scenario.calendar_at(0.0) - EPOCH, FleetNetwork)
         self.scenario = scenario
         self.folder = folder
@@ -115,7 +115,7 @@ class Surroundings(SimulatedWorld[FleetNetwork]):
 class FleetDevice:
     """`live` it as a task of a host of its own; `end` asks it to."""
 
-    def __init__(self, index: int, group: FleetGroup, around: Surroundings) -> None:
+    def __init__(self, index: int, group: FleetGroup, around: FleetSurroundings) -> None:
         self.index = index
         self.name = f"{group.part.name}-{len(group.devices):05d}"
         self.group = group.part
@@ -129,10 +129,11 @@ class FleetDevice:
         self._seed = around.scenario.seed
         self._ended = asyncio.Event()
         self.machine = Machine(around.loop, group.speed)
-        self.link = Link(group.link, self._rng("link"), around.scenario.starts_at_h)
+        self.link = DeviceLink(group.link, self._rng("link"), around.scenario.starts_at_h)
         self.channel = FleetChannel(around.network, around.endpoint, self.link)
         self.state = SimulatedState(around.folder / self.name, in_memory=True)
-        self.backend = self._make_backend()
+        part = group.part
+        self.backend = SimulatedBackend(self.machine, part.mind, part.nature, part.tokens, self._seed)
         self.agent = self._make_agent(group.target_rate, group.dual_init)
 
     # life ----------------------------------------------------------------------------------------------------------------------
@@ -192,14 +193,10 @@ class FleetDevice:
         self.kept = int(self.state.rows("SELECT count(*) FROM requests")[0][0])
         self.charges = {str(key): int(charged) if settled else None for key, charged, settled in self.state.rows(_CALLS)}
 
-    def _note(self, question: Question, record: AnswerRecord) -> None:
+    def _note(self, question: SimulatedQuestion, record: AnswerRecord) -> None:
         self._tally.answered(self.figures, self._around.loop.time(), record, record.final == right_answer(question))
 
     # making --------------------------------------------------------------------------------------------------------------------
-
-    def _make_backend(self) -> SimulatedBackend:
-        group = self.group
-        return SimulatedBackend(self.machine, group.mind, group.nature, group.tokens, self._seed)
 
     def _make_agent(self, target_rate: float, dual_init: float) -> Agent:
         group, around = self.group, self._around

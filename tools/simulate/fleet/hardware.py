@@ -10,14 +10,13 @@ ANSWER_OVERHEAD_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpeed:
+class SimulatedSpeed:
     """A device with one model in one quantisation on it.
 
     `decode_tokens_per_s`: (rows, tokens/s of all rows together), rows ascending from 1. `training_tokens_per_s`: forward and backward
     passes of LoRA. Powers in watts; `throttle_share` is what is left of all speeds after `throttle_after_s` seconds of unbroken work
     (None: never). `battery_wh` None: on mains. `overhead_s`: what an answer takes on the device beside the model until its first letter;
-    `token_overhead_s`: what each token of an answer takes beyond its decoding, until it is shown, and `token_growth_s` for each token of
-    the answer before it.
+    `token_overhead_s`: what each token of an answer takes beyond its decoding, until it is shown.
     """
 
     name: str
@@ -32,12 +31,19 @@ class DeviceSpeed:
     battery_wh: float | None = None
     overhead_s: float = ANSWER_OVERHEAD_S
     token_overhead_s: float = 0.0
-    token_growth_s: float = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of one token of an answer that is streamed."""
+        return 1.0 / self.decode_rate(1) + self.token_overhead_s
+
+    def read_s(self, prompt_tokens: int) -> float:
+        """Seconds until a prompt is read and its answer can begin."""
+        return self.overhead_s + prompt_tokens / self.prefill_tokens_per_s
 
     def shown_s(self, tokens: int) -> float:
-        """Seconds of so many tokens of one answer that is streamed, the first one left out."""
-        further = max(0, tokens - 1)
-        return further * (1.0 / self.decode_rate(1) + self.token_overhead_s + 0.5 * self.token_growth_s * further)
+        """Seconds of the tokens of a streamed answer after the first one."""
+        return max(0, tokens - 1) * self.token_s
 
     def decode_rate(self, rows: int) -> float:
         """Tokens/s of all rows together; between two measured numbers of rows on a straight line, beyond the last one as that."""

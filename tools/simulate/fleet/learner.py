@@ -10,7 +10,7 @@ from edge.core.types import AdapterRef, Demonstration, KeptAnswer, TrainingGroup
 from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport
 from tools.simulate.fleet.backend import OUTCOMES, question_of, read_mind, write_mind
 from tools.simulate.fleet.machine import Machine
-from tools.simulate.fleet.mind import Mind, Nature, Outcome, Question, Rates, learned, log_likelihood
+from tools.simulate.fleet.mind import Mind, MindOutcome, Nature, Rates, SimulatedQuestion, learned, log_likelihood
 
 
 class SimulatedLearner:
@@ -84,7 +84,7 @@ def _make_new(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _weighed(groups: Sequence[TrainingGroup], count: int) -> Iterator[tuple[Question, Outcome, float]]:
+def _weighed(groups: Sequence[TrainingGroup], count: int) -> Iterator[tuple[SimulatedQuestion, MindOutcome, float]]:
     for group in groups:
         question = question_of(group.prompt_ids)
         for sample in group.samples:

@@ -18,7 +18,7 @@ import grpc
 from tools.simulate.fleet.hardware import LinkModel
 from tools.simulate.fleet.scenario import DAY_S, HOUR_S
 from tools.simulate.virtual.loop import is_alive
-from tools.simulate.virtual.network import Exchange, Network, ServiceEndpoint, SimulatedChannel
+from tools.simulate.virtual.network import Network, RpcExchange, ServiceEndpoint, SimulatedChannel
 
 OVERHEAD_BYTES = 120
 """Of every message: HTTP/2 frames and headers, TLS, IP."""
@@ -39,12 +39,12 @@ _FAR_AHEAD = 200
 """Outages that are looked through for one that lasts."""
 
 
-class Link:
+class DeviceLink:
     """One device's link. `LinkFaults` of the fleet's network. What is over is remembered until `outages_until` was asked for it."""
 
     def __init__(self, model: LinkModel, rng: random.Random, starts_at_h: float) -> None:
         self.model = model
-        self.streams: dict[Exchange, None] = {}
+        self.streams: dict[RpcExchange, None] = {}
         self.waiting: dict[asyncio.Future[None], None] = {}
         self._rng = rng
         self._chance = _by_chance(model, rng)
@@ -118,7 +118,7 @@ class FleetNetwork(Network):
 
     def carry(  # type: ignore[override]
         self,
-        faults: Link,
+        faults: DeviceLink,
         deliver: Callable[[], None],
         lost: Callable[[], None] | None = None,
         *,
@@ -138,7 +138,7 @@ class FleetNetwork(Network):
         self.later(begins - now + faults.delay_s(now, size, up), deliver)
         return True
 
-    def wake(self, link: Link) -> None:
+    def wake(self, link: DeviceLink) -> None:
         """What waited for this link, or for who is at its other end, looks again."""
         waiting, link.waiting = link.waiting, {}
         for future in waiting:
@@ -149,13 +149,13 @@ class FleetNetwork(Network):
 class FleetChannel(SimulatedChannel):
     """A channel over a link. Waits for a connection without polling."""
 
-    def __init__(self, network: FleetNetwork, find: Callable[[], ServiceEndpoint | None], link: Link) -> None:
+    def __init__(self, network: FleetNetwork, find: Callable[[], ServiceEndpoint | None], link: DeviceLink) -> None:
         super().__init__(network, find, link)  # type: ignore[arg-type]
         self._fleet = network
         self._link = link
         self._watching = False
 
-    def open(self, exchange: Exchange) -> None:
+    def open(self, exchange: RpcExchange) -> None:
         """Send an RPC's first request; a stream breaks in an outage that lasts."""
         super().open(exchange)
         if exchange.streams:

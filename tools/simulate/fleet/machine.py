@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tools.simulate.fleet.hardware import DeviceSpeed
+from tools.simulate.fleet.hardware import SimulatedSpeed
 
 COOL_S = 60.0
 HOUR_S = 3600.0
@@ -31,7 +31,7 @@ class _Work:
 class Machine:
     """One device. Belongs to one event loop; a battery is full at the beginning."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, speed: DeviceSpeed) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, speed: SimulatedSpeed) -> None:
         self.speed = speed
         self.energy_wh = 0.0
         self._empty_s = 0.0

@@ -24,7 +24,7 @@ from pydantic import Field
 from edge.config.section import NotNegative, Positive, Rate, Section
 from edge.core.rng import stream
 
-Outcome = Literal["asked", "right", "wrong", "broken"]
+MindOutcome = Literal["asked", "right", "wrong", "broken"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -60,7 +60,7 @@ _FURTHER = " and"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SimulatedQuestion:
     """One question; its text is all that the agent sees. `further`: tokens by which it is longer than the least."""
 
     number: int
@@ -70,7 +70,7 @@ class Question:
     further: int = 0
 
     @classmethod
-    def of(cls, number: int, difficulty: float, seed: int, further: int = 0) -> Question:
+    def of(cls, number: int, difficulty: float, seed: int, further: int = 0) -> SimulatedQuestion:
         """The question of this number, with what is its own drawn from the seed."""
         rng, rounded = stream(seed, "question", number), round(min(max(difficulty, 0.0), 1.0), 6)
         uniform = min(max(rng.random(), 1e-9), 1 - 1e-9)
@@ -83,7 +83,7 @@ class Question:
         return f"Question {self.number} of difficulty {self.difficulty:.6f} {noises}{_FURTHER * self.further}"
 
     @classmethod
-    def read(cls, text: str) -> Question:
+    def read(cls, text: str) -> SimulatedQuestion:
         """The question of a text. Raises ValueError for another one."""
         bare = text.partition("?")[0]
         words = bare.replace("(", " ").replace(")", " ").replace(",", " ").split()
@@ -113,7 +113,7 @@ def cloud_right(nature: Nature, difficulty: float) -> float:
     return sigmoid(nature.cloud_skill - nature.cloud_hardness * (difficulty - 0.5))
 
 
-def log_likelihood(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -> float:
+def log_likelihood(mind: Mind, nature: Nature, question: SimulatedQuestion, outcome: MindOutcome) -> float:
     """log π of a response at temperature 1, in nats; its gradient is `gradient`. Of a broken one 0: nothing here changes its chance."""
     if outcome == "broken":
         return 0.0
@@ -124,7 +124,7 @@ def log_likelihood(mind: Mind, nature: Nature, question: Question, outcome: Outc
     return math.log1p(-asks) + math.log(right if outcome == "right" else 1.0 - right)
 
 
-def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -> tuple[float, float, float]:
+def gradient(mind: Mind, nature: Nature, question: SimulatedQuestion, outcome: MindOutcome) -> tuple[float, float, float]:
     """∇ log π of a response at temperature 1 by (skill, ask, ask_slope); zero for a broken one, whose chance nothing here changes."""
     if outcome == "broken":
         return (0.0, 0.0, 0.0)
@@ -135,7 +135,7 @@ def gradient(mind: Mind, nature: Nature, question: Question, outcome: Outcome) -
     return (by_skill, by_ask, by_ask * (question.difficulty - 0.5))
 
 
-def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[Question, Outcome, float]]) -> Mind:
+def learned(mind: Mind, nature: Nature, rates: Rates, weighed: Iterable[tuple[SimulatedQuestion, MindOutcome, float]]) -> Mind:
     """θ after one step over (question, outcome, weight): the weight is Â times what its group counts. Skill gains fade at its limit."""
     by_skill = by_ask = by_slope = 0.0
     for question, outcome, weight in weighed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from edge.core.rng import stream
 from edge.core.types import AnswerKind, Split, TaskItem
 from tools.simulate.fleet.backend import right_answer
-from tools.simulate.fleet.mind import Question
+from tools.simulate.fleet.mind import SimulatedQuestion
 from tools.simulate.fleet.scenario import HOUR_S, DifficultyPart, GroupPart
 
 NUMBERS_OF_A_DEVICE = 1_000_000
@@ -46,11 +46,13 @@ def draw_difficulty(part: DifficultyPart, virtual_s: float, rng: random.Random) 
     return mean
 
 
-def draw_question(group: GroupPart, seed: int, number: int, virtual_s: float) -> Question:
+def draw_question(group: GroupPart, seed: int, number: int, virtual_s: float) -> SimulatedQuestion:
     """The question of this number, as difficult and as long as the group's are at this time."""
     further = group.tokens.prompt_further
     tokens = round(stream(seed, "length", number).expovariate(1.0 / further)) if further else 0
-    return Question.of(number, draw_difficulty(group.difficulty, virtual_s, stream(seed, "difficulty", number)), seed, tokens)
+    return SimulatedQuestion.of(
+        number, draw_difficulty(group.difficulty, virtual_s, stream(seed, "difficulty", number)), seed, tokens
+    )
 
 
 class Practice:
@@ -74,7 +76,7 @@ class Practice:
         """Held-out ones, always the same."""
         return [self._item(PRACTICE_FROM // 2 + place, "test") for place in range(limit)]
 
-    def _question(self, place: int) -> Question:
+    def _question(self, place: int) -> SimulatedQuestion:
         return draw_question(self._group, self._seed, self._first + place, self._time())
 
     def _item(self, place: int, split: Split) -> TaskItem:

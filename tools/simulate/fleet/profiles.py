@@ -17,7 +17,7 @@ from edge.config.device import DeviceConfig, SourceConfig, SpeedConfig, check_so
 from edge.config.loader import Resolved, refusal, resolve
 from edge.config.section import NotNegative, Positive, Section
 from edge.core.errors import ConfigError, UsageError
-from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import ANSWER_OVERHEAD_S, LinkModel, SimulatedSpeed
 
 DEVICES = Path(__file__).resolve().parents[3] / "devices"
 LINKS = DEVICES / "links"
@@ -60,16 +60,20 @@ class LinkFile(Section):
     link: LinkConfig = Field(description="The link.")
 
 
-def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
+def load_device(name_or_path: str, model: str = "") -> SimulatedSpeed:
     """A device with one of its models, by the name of a file of devices/ or by path. Raises UsageError, ConfigError: one line."""
     path = _found("device", name_or_path, DEVICES)
-    device = resolve_agent_config(path).config.device
-    row = _row(device, model, path)
+    return device_speed(resolve_agent_config(path).config.device, model, str(path))
+
+
+def device_speed(device: DeviceConfig, model: str, where: str) -> SimulatedSpeed:
+    """A device with one of its models ("": the first one). Raises UsageError that begins with `where`."""
+    row = _row(device, model, where)
     prefill, training = row.prefill_tokens_per_s, row.training_tokens_per_s
     if prefill is None or training is None or not row.decode:
-        raise UsageError(f"{path}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
-    return DeviceSpeed(
-        name=device.name or path.stem,
+        raise UsageError(f"{where}: {row.model} has no prefill_tokens_per_s, decode or training_tokens_per_s")
+    return SimulatedSpeed(
+        name=device.name or Path(where).stem,
         model=row.model,
         prefill_tokens_per_s=prefill,
         decode_tokens_per_s=tuple((rate.rows, rate.tokens_per_s) for rate in row.decode),
@@ -81,7 +85,6 @@ def load_device(name_or_path: str, model: str = "") -> DeviceSpeed:
         battery_wh=device.battery_wh,
         overhead_s=ANSWER_OVERHEAD_S if row.answer_overhead_s is None else row.answer_overhead_s,
         token_overhead_s=row.token_overhead_s or 0.0,
-        token_growth_s=row.token_growth_s or 0.0,
     )
 
 
@@ -116,15 +119,15 @@ def _found(kind: str, name_or_path: str, folder: Path) -> Path:
     raise UsageError(f"there is no {kind} {name_or_path}", hint=f"known: {known}; or give the path of a file")
 
 
-def _row(device: DeviceConfig, model: str, path: Path) -> SpeedConfig:
+def _row(device: DeviceConfig, model: str, where: str) -> SpeedConfig:
     rows = {row.model: row for row in device.speeds}
     if not rows:
         hint = "edge-agent doctor --write-profile FILE measures them"
         if device.processor and device.bandwidth_gb_per_s and device.peak_gflop_per_s:
-            hint = f"python -m tools.simulate.fleet.formula {path} estimates them"
-        raise UsageError(f"{path}: no speeds of any model", hint=hint)
+            hint = f"python -m tools.simulate.fleet.formula {where} estimates them"
+        raise UsageError(f"{where}: no speeds of any model", hint=hint)
     if model and model not in rows:
-        raise UsageError(f"{path}: no speeds of {model}", hint=f"known: {_listed(rows)}")
+        raise UsageError(f"{where}: no speeds of {model}", hint=f"known: {_listed(rows)}")
     return rows[model] if model else device.speeds[0]
 
 

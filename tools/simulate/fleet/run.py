@@ -18,16 +18,16 @@ from rich.text import Text
 
 from edge.core.errors import EdgeError
 from tools.places import check_files, put
-from tools.simulate.fleet.scenario import HOUR_S, Scenario, load_scenario, scenario_of
+from tools.simulate.fleet.scenario import HOUR_S, FleetScenario, load_scenario, scenario_of
 from tools.simulate.fleet.world import FleetWorld
 from tools.simulate.reports.assertions import evaluate, holds
-from tools.simulate.reports.drawing import require_matplotlib
 from tools.simulate.reports.page import write_report
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
 from tools.simulate.reports.tables import group_columns
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock
+from tools.svg import require_matplotlib
 
 _VIOLATIONS_SHOWN = 10
 
@@ -75,7 +75,7 @@ def run_scenario(scenario: Mapping[str, Any], seed: int) -> SimulationResult:
     return judged(play(checked, "sweep", show_progress=False)[0], checked)
 
 
-def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
+def play(scenario: FleetScenario, name: str, show_progress: bool) -> tuple[SimulationResult, list[str], int]:
     """The result, what the ledger and the devices disagree on, and how many events there were. `show_progress`: draw a progress line.
 
     Raises Stuck for a world that comes to no end, UsageError for an unknown device or link.
@@ -90,7 +90,7 @@ def play(scenario: Scenario, name: str, show_progress: bool) -> tuple[Simulation
         return result, world.found, world.loop.steps
 
 
-def judged(result: SimulationResult, scenario: Scenario) -> SimulationResult:
+def judged(result: SimulationResult, scenario: FleetScenario) -> SimulationResult:
     """With what the scenario asserts."""
     return msgspec.structs.replace(result, assertions=evaluate(result, scenario.assertions))
 

@@ -26,7 +26,7 @@ from coordinator.config import (
 from edge.config.loader import Flag, ValueAt, resolve
 from edge.config.reference import keys_of, terms
 from edge.config.section import NotNegative, Positive, Rate, Section
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import LinkModel, SimulatedSpeed
 from tools.simulate.fleet.mind import Finite, Mind, Nature, Rates
 from tools.simulate.fleet.profiles import DEVICES, LINKS, from_folder, load_device, load_link, read_yaml
 from tools.simulate.reports.assertions import EACH, Assertion
@@ -141,7 +141,7 @@ class GroupPart(Section):
         factors = [part.factor for part in self.demand if part.from_h <= virtual_h]
         return self.by_weekday[day % 7] * (factors[-1] if factors else 1.0)
 
-    def hardware(self) -> tuple[DeviceSpeed, LinkModel]:
+    def hardware(self) -> tuple[SimulatedSpeed, LinkModel]:
         """What the devices and their links are able to do. Raises UsageError, ConfigError for one that is not known."""
         speed = load_device(self.device, self.model)
         return replace(speed, battery_wh=None) if self.on_mains else speed, load_link(self.link)
@@ -212,7 +212,7 @@ class EventPart(Section):
         return self
 
 
-class Scenario(Section):
+class FleetScenario(Section):
     """What `python -m tools.simulate run` plays."""
 
     about: str = Field(min_length=1, description="What it shows, in one sentence.")
@@ -233,7 +233,7 @@ class Scenario(Section):
     assertions: tuple[Assertion, ...] = Field((), description="What must hold at the end.")
 
     @model_validator(mode="after")
-    def _groups_have_own_names(self) -> Scenario:
+    def _groups_have_own_names(self) -> FleetScenario:
         if not self.groups:
             raise ValueAt(("groups",), "groups must name at least one group")
         names = [group.name for group in self.groups]
@@ -251,7 +251,7 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
-    def _configurations_can_be_read(self) -> Scenario:
+    def _configurations_can_be_read(self) -> FleetScenario:
         for place, event in enumerate(self.events):
             if event.coordinator is None:
                 continue
@@ -264,7 +264,7 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
-    def _times_fit(self) -> Scenario:
+    def _times_fit(self) -> FleetScenario:
         if self.warm_up_h >= self.lasts_h:
             raise ValueAt(("warm_up_h",), f"warm_up_h must be less than lasts_h ({self.lasts_h:g}), not {self.warm_up_h:g}")
         for place, event in enumerate(self.events):
@@ -310,13 +310,13 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return both
 
 
-def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
+def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> FleetScenario:
     """Read a scenario file; `sets` are `key=value` texts that win over it. Paths of devices and links that the file names begin at its own
     folder, those of `sets` at the working directory.
 
     Raises ConfigError with one line: file and line, the key, and what is allowed.
     """
-    found = read_yaml(Scenario, Path(path), sets, example="lasts_h=24")
+    found = read_yaml(FleetScenario, Path(path), sets, example="lasts_h=24")
     groups = []
     for place, group in enumerate(found.config.groups):
         of_file = [key for key in HARDWARE if not found.origins.get(f"groups.{place}.{key}", "--").startswith("--")]
@@ -325,16 +325,16 @@ def load_scenario(path: Path | str, sets: Sequence[str] = ()) -> Scenario:
     return found.config.model_copy(update={"groups": tuple(groups)})
 
 
-def scenario_of(values: Mapping[str, Any]) -> Scenario:
+def scenario_of(values: Mapping[str, Any]) -> FleetScenario:
     """A scenario of values that `--vary` may have changed since they were read. Raises ConfigError, in one line."""
-    return resolve(Scenario, flags=[Flag(key, value, f"--vary {key}") for key, value in values.items()]).config
+    return resolve(FleetScenario, flags=[Flag(key, value, f"--vary {key}") for key, value in values.items()]).config
 
 
 def schema_table() -> str:
     """A row for each key, with what it may be and what it means, as the README has it; the coordinator's own sections are described
     elsewhere."""
     rows = ["| key | may be | meaning |", "|---|---|---|"]
-    for key in keys_of(Scenario):
+    for key in keys_of(FleetScenario):
         if not key.path.startswith("coordinator."):
             cells = ("section" if key.has_keys else terms(key), key.description)
             rows.append(" | ".join((f"| `{key.path}`", *(" ".join(cell.replace("|", "/").split()) for cell in cells))) + " |")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edge.state.answer_record import AnswerRecord
 from edge.state.events import StepFinished
-from tools.simulate.fleet.hardware import DeviceSpeed, LinkModel
+from tools.simulate.fleet.hardware import LinkModel, SimulatedSpeed
 from tools.simulate.fleet.scenario import GroupPart
 from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, Series, bin_of, rounded
 
@@ -93,7 +93,7 @@ class GroupTally:
     def result(
         self,
         group: GroupPart,
-        speed: DeviceSpeed,
+        speed: SimulatedSpeed,
         link: LinkModel,
         *,
         calls: int,

@@ -6,24 +6,24 @@ import asyncio
 import gc
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from coordinator.config import CoordinatorConfig, UpstreamConfig
+from coordinator.config import ServerConfig, UpstreamConfig
 from coordinator.ledger.accounts import Amount, CallRow, CallState, budget_key
 from coordinator.ledger.budgets import window_label
 from coordinator.ledger.stores.memory import MemoryRows
 from coordinator.ledger.tables import BUDGET, CALL, SHARED_DUAL
 from coordinator.ledger.verify import verify
-from tools.simulate.fleet.cloud import Asked, SimulatedCloud, most_tokens
-from tools.simulate.fleet.device import FleetDevice, FleetGroup, Surroundings
+from tools.simulate.fleet.cloud import Askers, SimulatedCloud, most_tokens
+from tools.simulate.fleet.device import FleetDevice, FleetGroup, FleetSurroundings
 from tools.simulate.fleet.link import PATIENCE_S, Outage, covered_s
 from tools.simulate.fleet.people import NUMBERS_OF_A_DEVICE
-from tools.simulate.fleet.scenario import DAY_S, HOUR_S, EventPart, GroupPart, Scenario
+from tools.simulate.fleet.scenario import DAY_S, HOUR_S, EventPart, FleetScenario, GroupPart
 from tools.simulate.fleet.tally import GroupTally, Sample, jain_index, mean
 from tools.simulate.reports.result import FORMAT, CloudResult, GroupResult, SimulationResult, rounded
 from tools.simulate.virtual.loop import Host, quiet_logs
@@ -35,24 +35,15 @@ SETTLE_S = 1800.0
 CHECK_S = 5.0
 
 
-class FleetWorld(Surroundings):
+class FleetWorld(FleetSurroundings):
     """The parts of one scenario. `events_run` counts the steps of the event loop."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        name: str,
-        folder: Path,
-        make_device: Callable[..., FleetDevice] = FleetDevice,
-        make_cloud: Callable[..., SimulatedCloud] = SimulatedCloud,
-    ) -> None:
-        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints. Other kinds of
-        devices and clouds are made as these are."""
+    def __init__(self, scenario: FleetScenario, name: str, folder: Path) -> None:
+        """Loads profiles. Raises UsageError for a device or link that is not known. `folder`: for the agents' checkpoints."""
         super().__init__(scenario, folder)
         self.name = name
-        self.cloud = make_cloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
+        self.cloud = SimulatedCloud(scenario.cloud, self._asked_by, self._waiting, scenario.seed)
         self.found: list[str] = []
-        self._make_device = make_device
         self._part = scenario.coordinator
         self._groups = [self._group(part) for part in scenario.groups]
         self._of_device: list[FleetGroup] = [group for group in self._groups for _ in range(group.part.devices)]
@@ -118,7 +109,7 @@ class FleetWorld(Surroundings):
         await asyncio.sleep(CHECK_S)
 
     def _switch_on(self, index: int, group: FleetGroup) -> asyncio.Task[None]:
-        device = self._make_device(index, group, self)
+        device = FleetDevice(index, group, self)
         group.devices.append(device)
         return Host(device.name, self.loop).spawn(device.live(self._one_asked_all), "life")
 
@@ -319,14 +310,14 @@ class FleetWorld(Surroundings):
         tally = GroupTally(scenario.report_every_s, scenario.lasts_s, scenario.warm_up_s)
         return FleetGroup(part, *part.hardware(), tally, task.target_rate, task.dual_init)
 
-    def _asked_by(self, number: int) -> Asked:
+    def _asked_by(self, number: int) -> Askers:
         part = self._of_device[number // NUMBERS_OF_A_DEVICE].part
-        return Asked(part.tokens, part.nature)
+        return Askers(part.tokens, part.nature)
 
     def _waiting(self) -> int:
         return 0 if self.site.gate is None else self.site.gate.waiting
 
-    def _config(self) -> CoordinatorConfig:
+    def _config(self) -> ServerConfig:
         part, cloud = self._part, self.scenario.cloud
         tasks = part.tasks
         # τ is the coordinator's, unless the scenario says that devices send theirs
@@ -337,7 +328,7 @@ class FleetWorld(Surroundings):
             price_in_uusd_per_mtok=cloud.price_in_uusd_per_mtok,
             price_out_uusd_per_mtok=cloud.price_out_uusd_per_mtok,
         )
-        return CoordinatorConfig(
+        return ServerConfig(
             state_dir="/nonexistent",
             upstreams={"default": upstream},
             tasks=led | own,

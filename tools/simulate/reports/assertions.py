@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tools.simulate.reports.quantities import METRICS, Asked, Quantity, Unit, answers_of, figure, metric, written
+from tools.simulate.reports.quantities import METRICS, FigureUnit, Quantity, Scope, answers_of, figure, metric, written
 from tools.simulate.reports.result import AssertionResult, SimulationResult
 
 EACH = "each"
@@ -51,7 +51,8 @@ class Assertion(BaseModel):
             f"{self.metric} is not told by source": bool(self.source) and not quantity.of_sources,
             f"{self.metric} is of the whole fleet, not of a group": bool(self.group) and not quantity.of_groups,
             f"{self.metric} is not told after the warm-up alone": self.after_warm_up and not quantity.settles,
-            f"{self.metric} is a share from 0 to 1, not {self.value:g}": quantity.unit is Unit.SHARE and abs(self.value) > 1,
+            f"{self.metric} is a share from 0 to 1, not {self.value:g}": quantity.unit is FigureUnit.SHARE
+            and abs(self.value) > 1,
         }
         if found := [reason for reason, wrong in reasons.items() if wrong]:
             raise ValueError(found[0])
@@ -86,19 +87,19 @@ def _judge(result: SimulationResult, claim: Assertion) -> tuple[bool, str]:
     if not groups:
         return False, f"no group is called {claim.group}"
     if claim.group != EACH:
-        return _compare(claim, Asked(result, groups, claim.source, claim.after_warm_up), "")
-    judged = [_compare(claim, Asked(result, [each], claim.source, claim.after_warm_up), f" ({each.name})") for each in groups]
+        return _compare(claim, Scope(result, groups, claim.source, claim.after_warm_up), "")
+    judged = [_compare(claim, Scope(result, [each], claim.source, claim.after_warm_up), f" ({each.name})") for each in groups]
     return next((each for each in judged if not each[0]), judged[0])
 
 
-def _compare(claim: Assertion, asked: Asked, whose: str) -> tuple[bool, str]:
+def _compare(claim: Assertion, asked: Scope, whose: str) -> tuple[bool, str]:
     value = claim.quantity.measure(asked)
     if value is None:
         return False, f"{claim.metric}: {_why_not(claim, asked)}{whose}"
     return _OPERATORS[claim.op](value, claim.value), f"{claim.metric} {written(value, claim.quantity.unit)}{whose}"
 
 
-def _why_not(claim: Assertion, asked: Asked) -> str:
+def _why_not(claim: Assertion, asked: Scope) -> str:
     if claim.metric.endswith("over budget"):
         return "no budget is in force"
     if not sum(answers_of(each, asked.sources) for each in asked.groups):

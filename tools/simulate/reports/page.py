@@ -1,55 +1,39 @@
-"""Reports as one HTML file each: nothing is loaded, nothing runs."""
+"""The report of a run as one HTML file: nothing is loaded, nothing runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
 from pathlib import Path
-from typing import Any
 
 from tools.places import put
 from tools.simulate.reports import tables
-from tools.simulate.reports.charts import Book
-from tools.simulate.reports.drawing import Chart, require_matplotlib
+from tools.simulate.reports.charts import charts_of
 from tools.simulate.reports.quantities import several
 from tools.simulate.reports.result import SimulationResult
+from tools.svg import require_matplotlib
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(result: SimulationResult, path: Path) -> None:
-    """Write the report of a run; the same result gives the same bytes. Raises EdgeError without matplotlib."""
+    """Write the report of a run in one move; the same result gives the same bytes. Raises EdgeError without matplotlib."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    require_matplotlib()
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"hours": hours, "several": several, "base64": lambda svg: base64.b64encode(svg).decode()}
     heads, rows = tables.group_columns(result)
-    write_page(
-        path,
-        "report.html",
+    page = environment.get_template("report.html").render(
         result=result,
         overview=tables.overview(result),
         heads=heads,
         rows=rows,
         reasons=tables.reasons(result),
-        charts=Book(result).charts,
+        charts=charts_of(result),
     )
-
-
-def write_page(path: Path, template: str, *, charts: Any, **values: Any) -> None:
-    """Fill a template and put it in its place in one move. `charts` is called where matplotlib is there."""
-    require_matplotlib()
-    drawn: Sequence[Chart] = charts()
-    page = _environment().get_template(template).render(charts=drawn, **values)
     put(page.encode(), path)
-
-
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["hours"] = hours
-    environment.filters["several"] = several
-    environment.filters["drawing"] = Markup  # by matplotlib, which escapes the texts it is given
-    return environment
 
 
 def hours(seconds: float) -> str:

@@ -16,7 +16,7 @@ from edge.core.formatting import money, percent
 from tools.simulate.reports.result import SOURCES, GroupResult, LatencyHistogram, SimulationResult, all_sources
 
 
-class Unit(Enum):
+class FigureUnit(Enum):
     """What a figure is counted in."""
 
     SECONDS = "s"
@@ -28,7 +28,7 @@ class Unit(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Scope:
     """What part of a run a figure is asked of: these groups, answers of one source ("": of all), and whether only after the warm-up."""
 
     result: SimulationResult
@@ -42,7 +42,7 @@ class Asked:
         return (self.source,) if self.source else SOURCES
 
 
-Measure = Callable[[Asked], float | None]
+Measure = Callable[[Scope], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Quantity:
     """One figure. `of_groups`, `of_sources`, `settles`: whether it can be asked of single groups, of one source, after the warm-up."""
 
     name: str
-    unit: Unit
+    unit: FigureUnit
     measure: Measure
     of_groups: bool = True
     of_sources: bool = False
     settles: bool = False
 
 
-def latency(asked: Asked, *, first: bool) -> LatencyHistogram:
+def latency(asked: Scope, *, first: bool) -> LatencyHistogram:
     """All latencies that are asked about."""
     by_source = [group.latency_first if first else group.latency_total for group in asked.groups]
     kept = [each[source] for each in by_source for source in asked.sources if source in each]
@@ -67,12 +67,7 @@ def latency(asked: Asked, *, first: bool) -> LatencyHistogram:
 def quantile(share: float, *, first: bool = False) -> Quantity:
     """The latency that `share` of the answers do not exceed; `first`: to the first visible letter."""
     name = f"p{100 * share:.6g}" + (" first token" if first else "")
-    return Quantity(name, Unit.SECONDS, lambda asked: latency(asked, first=first).quantile(share), of_sources=True)
-
-
-def _mean_latency(asked: Asked) -> float | None:
-    histogram = latency(asked, first=False)
-    return histogram.sum_s / histogram.count if histogram.count else None
+    return Quantity(name, FigureUnit.SECONDS, lambda asked: latency(asked, first=first).quantile(share), of_sources=True)
 
 
 def answers_of(group: GroupResult, sources: Sequence[str] = SOURCES) -> int:
@@ -87,43 +82,43 @@ def weighted(pairs: Sequence[tuple[float | None, float]]) -> float | None:
     return sum(value * weight for value, weight in known) / whole if whole else None
 
 
-def _rate(asked: Asked) -> float | None:
+def _rate(asked: Scope) -> float | None:
     rates = [(each.settled_assist_rate if asked.settled else each.assist_rate, answers_of(each)) for each in asked.groups]
     return weighted(rates)
 
 
-def _training_rate(asked: Asked) -> float | None:
+def _training_rate(asked: Scope) -> float | None:
     settled = asked.settled
     return weighted(
         [(each.settled_training_assist_rate if settled else each.training_assist_rate, each.steps) for each in asked.groups]
     )
 
 
-def _joint_accuracy(asked: Asked) -> float | None:
+def _joint_accuracy(asked: Scope) -> float | None:
     if not asked.settled:
         return weighted([(each.accuracy, answers_of(each)) for each in asked.groups])
     return _settled(asked, lambda group: group.series.joint_accuracy, lambda group: group.series.answers)
 
 
 def _settled(
-    asked: Asked, values: Callable[[GroupResult], Sequence[float | None]], weights: Callable[[GroupResult], Sequence[float]]
+    asked: Scope, values: Callable[[GroupResult], Sequence[float | None]], weights: Callable[[GroupResult], Sequence[float]]
 ) -> float | None:
     """Mean over the intervals after the warm-up."""
     rows = [row for group in asked.groups for row in zip(group.series.at_s, values(group), weights(group), strict=True)]
     return weighted([(value, weight) for at, value, weight in rows if at > asked.result.warm_up_s])
 
 
-def _local_accuracy(asked: Asked) -> float | None:
+def _local_accuracy(asked: Scope) -> float | None:
     return weighted([(each.local_accuracy, answers_of(each, ("local", "local-fallback"))) for each in asked.groups])
 
 
-def _dual(asked: Asked) -> float | None:
+def _dual(asked: Scope) -> float | None:
     if not asked.settled:
         return weighted([(each.dual, each.devices) for each in asked.groups])
     return _settled(asked, lambda group: group.series.dual, lambda group: [group.devices] * len(group.series.at_s))
 
 
-def _off_target(asked: Asked, *, training: bool) -> float | None:
+def _off_target(asked: Scope, *, training: bool) -> float | None:
     """How far the rate of any group is from its own τ. Where τ changes, each stretch of one τ counts for itself, and each has a warm-up of
     its own."""
     found: list[float] = []
@@ -131,7 +126,7 @@ def _off_target(asked: Asked, *, training: bool) -> float | None:
         targets, series = group.target_rates(training=training), group.series
         if len(set(targets)) < 2:
             target = targets[0] if targets else group.target_rate
-            alone = Asked(asked.result, [group], settled=asked.settled)
+            alone = Scope(asked.result, [group], settled=asked.settled)
             rate = _training_rate(alone) if training else _rate(alone)
             found += [] if rate is None else [abs(rate - target)]
             continue
@@ -146,20 +141,19 @@ def _off_target(asked: Asked, *, training: bool) -> float | None:
     return max(found, default=None)
 
 
-def _over_budget(asked: Asked, *, money: bool) -> float | None:
+def _over_budget(asked: Scope) -> float | None:
     """By how much more was charged than the fleet's budget allows, at the end of any interval.
 
     A limit that is lowered under what has been charged takes nothing back: then nothing more may be added, save what was under way, which
     may end in the interval that follows.
     """
     cloud = asked.result.cloud
-    charged, limits = (cloud.spend_uusd, cloud.limit_uusd) if money else (cloud.calls, cloud.limit_calls)
-    if all(limit is None for limit in limits):
+    if all(limit is None for limit in cloud.limit_uusd):
         return None
     most = kept = still_ending = of_old = 0.0
-    allowed = [float("inf") if limit is None else float(limit) for limit in limits]
+    allowed = [float("inf") if limit is None else float(limit) for limit in cloud.limit_uusd]
     limit_before, used_before = allowed[0], 0
-    for used, limit in zip(charged, allowed, strict=True):
+    for used, limit in zip(cloud.spend_uusd, allowed, strict=True):
         if used < used_before:  # another window began
             kept = still_ending = 0.0
         if limit < limit_before:
@@ -168,33 +162,28 @@ def _over_budget(asked: Asked, *, money: bool) -> float | None:
             kept, still_ending = max(kept, min(float(used), of_old)), still_ending - 1
         most = max(most, used - max(limit, kept))
         limit_before, used_before = limit, used
-    return most / (1e6 if money else 1.0)
+    return most / 1e6
 
 
-def _share(asked: Asked) -> float | None:
+def _share(asked: Scope) -> float | None:
     whole = sum(answers_of(each) for each in asked.groups)
     return sum(answers_of(each, asked.sources) for each in asked.groups) / whole if whole else None
 
 
-def _online(asked: Asked) -> float | None:
+def _online(asked: Scope) -> float | None:
     return weighted([(share, each.devices) for each in asked.groups for share in each.series.online_share])
 
 
-def _energy(asked: Asked) -> float | None:
+def _energy(asked: Scope) -> float | None:
     """Nothing takes no energy: then the profiles have no watts."""
     return sum(each.energy_wh for each in asked.groups) or None
 
 
-def _up(asked: Asked) -> float | None:
+def _up(asked: Scope) -> float | None:
     return weighted([(share, 1.0) for share in asked.result.cloud.up])
 
 
-def _per_answer(asked: Asked) -> float | None:
-    whole = sum(answers_of(each) for each in asked.groups)
-    return _spend(asked) / whole if whole else None
-
-
-def _spend(asked: Asked) -> float:
+def _spend(asked: Scope) -> float:
     return sum(each.spend_uusd for each in asked.groups) / 1e6
 
 
@@ -205,38 +194,39 @@ def _sum(of: Callable[[GroupResult], float]) -> Measure:
 QUANTITIES: dict[str, Quantity] = {
     each.name: each
     for each in (
-        Quantity("mean latency", Unit.SECONDS, _mean_latency, of_sources=True),
-        Quantity("rate", Unit.SHARE, _rate, settles=True),
-        Quantity("training rate", Unit.SHARE, _training_rate, settles=True),
-        Quantity("rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=False), settles=True),
-        Quantity("training rate off target", Unit.SHARE, lambda asked: _off_target(asked, training=True), settles=True),
-        Quantity("joint accuracy", Unit.SHARE, _joint_accuracy, settles=True),
-        Quantity("local accuracy", Unit.SHARE, _local_accuracy),
-        Quantity("fairness", Unit.NUMBER, lambda asked: asked.result.cloud.jain_index, of_groups=False),
-        Quantity("spend", Unit.DOLLARS, _spend),
-        Quantity("spend over budget", Unit.DOLLARS, lambda asked: _over_budget(asked, money=True), of_groups=False),
-        Quantity("calls over budget", Unit.COUNT, lambda asked: _over_budget(asked, money=False), of_groups=False),
-        Quantity("spend per answer", Unit.DOLLARS, _per_answer),
-        Quantity("calls", Unit.COUNT, _sum(lambda group: group.calls)),
+        Quantity("rate", FigureUnit.SHARE, _rate, settles=True),
+        Quantity("training rate", FigureUnit.SHARE, _training_rate, settles=True),
+        Quantity("rate off target", FigureUnit.SHARE, lambda asked: _off_target(asked, training=False), settles=True),
+        Quantity("training rate off target", FigureUnit.SHARE, lambda asked: _off_target(asked, training=True), settles=True),
+        Quantity("joint accuracy", FigureUnit.SHARE, _joint_accuracy, settles=True),
+        Quantity("local accuracy", FigureUnit.SHARE, _local_accuracy),
+        Quantity("fairness", FigureUnit.NUMBER, lambda asked: asked.result.cloud.jain_index, of_groups=False),
+        Quantity("spend", FigureUnit.DOLLARS, _spend),
+        Quantity("spend over budget", FigureUnit.DOLLARS, _over_budget, of_groups=False),
+        Quantity("calls", FigureUnit.COUNT, _sum(lambda group: group.calls)),
         Quantity(
             "answers",
-            Unit.COUNT,
+            FigureUnit.COUNT,
             lambda asked: float(sum(answers_of(each, asked.sources) for each in asked.groups)),
             of_sources=True,
         ),
-        Quantity("share", Unit.SHARE, _share, of_sources=True),
-        Quantity("lost answers", Unit.COUNT, _sum(lambda group: group.lost)),
-        Quantity("refusals", Unit.COUNT, _sum(lambda group: sum(group.refused.values()))),
-        Quantity("learning steps", Unit.COUNT, _sum(lambda group: group.steps)),
-        Quantity("λ", Unit.NUMBER, _dual, settles=True),
-        Quantity("queue", Unit.COUNT, lambda asked: float(max(asked.result.cloud.queue, default=0)), of_groups=False),
-        Quantity("in flight", Unit.COUNT, lambda asked: float(max(asked.result.cloud.in_flight, default=0)), of_groups=False),
-        Quantity("cloud errors", Unit.COUNT, lambda asked: float(sum(asked.result.cloud.errors.values())), of_groups=False),
-        Quantity("ledger violations", Unit.COUNT, lambda asked: float(asked.result.cloud.ledger_violations), of_groups=False),
-        Quantity("coordinator up", Unit.SHARE, _up, of_groups=False),
-        Quantity("online", Unit.SHARE, _online),
-        Quantity("energy", Unit.WATT_HOURS, _energy),
-        Quantity("battery empty", Unit.SECONDS, _sum(lambda group: group.battery_empty_s)),
+        Quantity("share", FigureUnit.SHARE, _share, of_sources=True),
+        Quantity("lost answers", FigureUnit.COUNT, _sum(lambda group: group.lost)),
+        Quantity("refusals", FigureUnit.COUNT, _sum(lambda group: sum(group.refused.values()))),
+        Quantity("learning steps", FigureUnit.COUNT, _sum(lambda group: group.steps)),
+        Quantity("λ", FigureUnit.NUMBER, _dual, settles=True),
+        Quantity("queue", FigureUnit.COUNT, lambda asked: float(max(asked.result.cloud.queue, default=0)), of_groups=False),
+        Quantity(
+            "in flight", FigureUnit.COUNT, lambda asked: float(max(asked.result.cloud.in_flight, default=0)), of_groups=False
+        ),
+        Quantity("cloud errors", FigureUnit.COUNT, lambda asked: float(sum(asked.result.cloud.errors.values())), of_groups=False),
+        Quantity(
+            "ledger violations", FigureUnit.COUNT, lambda asked: float(asked.result.cloud.ledger_violations), of_groups=False
+        ),
+        Quantity("coordinator up", FigureUnit.SHARE, _up, of_groups=False),
+        Quantity("online", FigureUnit.SHARE, _online),
+        Quantity("energy", FigureUnit.WATT_HOURS, _energy),
+        Quantity("battery empty", FigureUnit.SECONDS, _sum(lambda group: group.battery_empty_s)),
     )
 }
 
@@ -265,7 +255,7 @@ def several(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def written(value: float | None, unit: Unit) -> str:
+def written(value: float | None, unit: FigureUnit) -> str:
     """A figure for people, with its unit; "-" where it is unknown."""
     return "-" if value is None else _WRITTEN[unit](value)
 
@@ -284,11 +274,11 @@ def _watt_hours(value: float) -> str:
     return f"{value / 1000:,.4g} kWh" if abs(value) >= 1000 else f"{value:.3g} Wh"
 
 
-_WRITTEN: dict[Unit, Callable[[float], str]] = {
-    Unit.SECONDS: _seconds,
-    Unit.SHARE: percent,
-    Unit.DOLLARS: lambda value: money(1e6 * value),
-    Unit.COUNT: lambda value: f"{value:,.0f}",
-    Unit.WATT_HOURS: _watt_hours,
-    Unit.NUMBER: lambda value: f"{value:.3g}",
+_WRITTEN: dict[FigureUnit, Callable[[float], str]] = {
+    FigureUnit.SECONDS: _seconds,
+    FigureUnit.SHARE: percent,
+    FigureUnit.DOLLARS: lambda value: money(1e6 * value),
+    FigureUnit.COUNT: lambda value: f"{value:,.0f}",
+    FigureUnit.WATT_HOURS: _watt_hours,
+    FigureUnit.NUMBER: lambda value: f"{value:.3g}",
 }

@@ -20,11 +20,9 @@ from tools.arguments import positive
 from tools.places import check_folder, put_json
 from tools.simulate.fleet.scenario import load_scenario, scenario_of
 from tools.simulate.reports.assertions import holds
-from tools.simulate.reports.drawing import require_matplotlib
-from tools.simulate.reports.page import write_page
 from tools.simulate.sweeps.engines import ENGINES, Failed, Finished, kept, opened, play_all
 from tools.simulate.sweeps.plan import SweepRun, Variation, ingredients_of, runs_of
-from tools.simulate.sweeps.summary import Row, charts_of, rows_of, table_of
+from tools.simulate.sweeps.summary import Combination, rows_of, table_of
 
 PLAYER = "tools.simulate.fleet.run:run_scenario"
 
@@ -49,9 +47,7 @@ def add_command(commands: Any) -> None:
         "--jobs", type=positive, help="runs at once (as many as there are processors; with ray: as the cluster has room)"
     )
     command.add_argument("--engine", choices=ENGINES, default="processes", help="processes of this machine, or Ray")
-    command.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="where results are kept, with sweep.html and sweep.json"
-    )
+    command.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where results are kept, with sweep.json")
     command.set_defaults(play=sweep)
 
 
@@ -60,7 +56,6 @@ def sweep(chosen: argparse.Namespace, *, player: str = PLAYER) -> int:
 
     Raises UsageError, ConfigError for what cannot be played, before anything is.
     """
-    require_matplotlib()
     scenario = load_scenario(chosen.scenario).model_dump(mode="json", exclude_unset=True)
     variations = [Variation.of(text) for text in chosen.vary]
     if not variations and chosen.seeds == 1:
@@ -70,7 +65,7 @@ def sweep(chosen: argparse.Namespace, *, player: str = PLAYER) -> int:
         replace(run, ingredients=ingredients_of(scenario_of(run.scenario))) for run in runs_of(scenario, variations, chosen.seeds)
     ]
     ends = _played(runs, chosen, player)
-    _report(ends, variations, chosen.out, chosen.scenario.stem)
+    _report(ends, variations, chosen.out)
     return 0 if all(isinstance(end, Finished) and holds(end.result) for end in ends) else 1
 
 
@@ -105,20 +100,14 @@ async def _play(
         return await play_all(runs, chosen.out, engine, chosen.jobs or engine.at_once, ended)
 
 
-def _report(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path, name: str) -> None:
+def _report(ends: Sequence[Finished | Failed], variations: Sequence[Variation], folder: Path) -> None:
     finished, console = [end for end in ends if isinstance(end, Finished)], Console()
     if not finished:
         raise EdgeError(f"no run gave a result; the first: {next(end.why for end in ends if isinstance(end, Failed))}")
     rows = rows_of(finished)
-    console.print(_table(*table_of(rows, variations, short=True)))
-    heads, cells = table_of(rows, variations)
-    failed = [(end.run.label, end.why) for end in ends if isinstance(end, Failed)]
+    console.print(_table(*table_of(rows, variations)))
     _write_json(folder / "sweep.json", finished, rows)
-    write_page(
-        folder / "sweep.html", "sweep.html", charts=lambda: charts_of(rows, variations), name=name, about=finished[0].result.about,
-        variations=variations, heads=heads, rows=cells, failed=failed, runs=len(finished),
-    )  # fmt: skip
-    console.print(escape(f"page: {folder / 'sweep.html'}"), soft_wrap=True)
+    console.print(escape(f"every figure by seed: {folder / 'sweep.json'}"), soft_wrap=True)
 
 
 def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
@@ -131,7 +120,7 @@ def _table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _write_json(path: Path, finished: Sequence[Finished], rows: Sequence[Row]) -> None:
+def _write_json(path: Path, finished: Sequence[Finished], rows: Sequence[Combination]) -> None:
     """Figures of each combination by seed, and which file holds which run."""
     found = {
         "runs": [

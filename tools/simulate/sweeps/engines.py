@@ -48,7 +48,7 @@ class SweepEngine(Protocol):
         ...
 
 
-class Processes:
+class ProcessEngine:
     """Each run in a process of its own on this machine."""
 
     def __init__(self, player: str) -> None:
@@ -86,7 +86,7 @@ async def _stopped(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-class Ray:
+class RayEngine:
     """Each run as a task of a Ray cluster, whose machines have this project installed."""
 
     at_once = 1_000_000
@@ -111,7 +111,7 @@ class Ray:
 async def opened(engine: str, player: str) -> AsyncIterator[SweepEngine]:
     """The engine of this name, for as long as it is needed. Raises EdgeError where Ray is not installed or cannot be reached."""
     if engine == "processes":
-        yield Processes(player)
+        yield ProcessEngine(player)
         return
     ray = _ray()
     try:
@@ -119,7 +119,7 @@ async def opened(engine: str, player: str) -> AsyncIterator[SweepEngine]:
     except (ConnectionError, RuntimeError, OSError) as error:
         raise EdgeError(f"Ray cannot be started or reached: {str(error).splitlines()[0]}", hint="see RAY_ADDRESS") from error
     try:
-        yield Ray(player, ray)
+        yield RayEngine(player, ray)
     finally:
         ray.shutdown()
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from edge.core.errors import UsageError
-from tools.simulate.fleet.scenario import Scenario
+from tools.simulate.fleet.scenario import FleetScenario
 from tools.simulate.reports.result import FORMAT
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -144,7 +144,7 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def ingredients_of(scenario: Scenario) -> str:
+def ingredients_of(scenario: FleetScenario) -> str:
     """Equal texts give equal results for this scenario and a seed.
 
     Raises UsageError, ConfigError for a device or link that cannot be had.

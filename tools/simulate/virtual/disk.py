@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coordinator.ledger.stores.buffered import Batch
+from coordinator.ledger.stores.buffered import CommitBatch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore, RowsFile
 from coordinator.ledger.stores.memory import MemoryRows
 from tools.simulate.virtual.loop import is_alive
@@ -46,21 +46,21 @@ class Disk:
         self.unsure: set[int] = set()
         self._loop = loop
         self._rng = rng
-        self._syncing: Batch | None = None
+        self._syncing: CommitBatch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def rows(self) -> RowsFile:
         """The rows that are durable."""
         return self.tables
 
-    def sync(self, batch: Batch, done: Done) -> None:
+    def sync(self, batch: CommitBatch, done: Done) -> None:
         """Make a batch durable, and notify its writer, which dies with its host."""
         if is_alive():
             task = self._loop.create_task(self._sync_and_report(batch, done), name="ledger writer")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _sync_and_report(self, batch: Batch, done: Done) -> None:
+    async def _sync_and_report(self, batch: CommitBatch, done: Done) -> None:
         error: DiskError | None = None
         try:
             await self._sync(batch)
@@ -68,7 +68,7 @@ class Disk:
             error = failed
         done(error)
 
-    async def _sync(self, batch: Batch) -> None:
+    async def _sync(self, batch: CommitBatch) -> None:
         if self.condition == "locked":
             await asyncio.sleep(self.busy_s)
         self._require_not("full", "no space left on the disk")
@@ -96,7 +96,7 @@ class Disk:
         if self.condition == condition:
             raise DiskError(why)
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: CommitBatch) -> None:
         self.tables.write(batch)
         self.durable_at += [self._loop.time()] * (len(self.tables.journal) - len(self.durable_at))
 

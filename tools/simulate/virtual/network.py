@@ -154,7 +154,7 @@ class Network:
 
 
 @dataclass(eq=False, slots=True)
-class Exchange:
+class RpcExchange:
     """One RPC under way. `replies` holds ("message", bytes), ("end", None) or ("error", AioRpcError) in the order they
     came."""
 
@@ -218,14 +218,14 @@ class ServiceEndpoint:
         self._network = network
         self._peer = peer
         self._handlers: list[grpc.GenericRpcHandler] = []
-        self._running: dict[Exchange, list[asyncio.Task[None]]] = {}
-        self._faults: dict[Exchange, LinkFaults] = {}
+        self._running: dict[RpcExchange, list[asyncio.Task[None]]] = {}
+        self._faults: dict[RpcExchange, LinkFaults] = {}
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Take over handlers."""
         self._handlers += handlers
 
-    def accept(self, exchange: Exchange, faults: LinkFaults) -> None:
+    def accept(self, exchange: RpcExchange, faults: LinkFaults) -> None:
         """A request arrived; it may be the same one again."""
         if not self.host.alive:
             self._reset(exchange, faults)
@@ -235,18 +235,18 @@ class ServiceEndpoint:
         self._running.setdefault(exchange, []).append(task)
         self._network.check_again(lambda: self._keep_alive(exchange))
 
-    def _keep_alive(self, exchange: Exchange) -> None:
+    def _keep_alive(self, exchange: RpcExchange) -> None:
         """A client that is gone without a word is noticed in the end."""
         if exchange.abandoned:
             self.cancel(exchange)
         elif exchange in self._running:
             self._network.check_again(lambda: self._keep_alive(exchange))
 
-    def serves(self, exchange: Exchange) -> bool:
+    def serves(self, exchange: RpcExchange) -> bool:
         """Whether a handler works on it."""
         return self.host.alive and exchange in self._running
 
-    def cancel(self, exchange: Exchange) -> None:
+    def cancel(self, exchange: RpcExchange) -> None:
         """The client gave up; its handlers are cancelled, as gRPC does."""
         if self.host.alive:
             for task in self._running.get(exchange, ()):
@@ -257,11 +257,11 @@ class ServiceEndpoint:
         for exchange, faults in self._faults.items():
             self._reset(exchange, faults)
 
-    def _reset(self, exchange: Exchange, faults: LinkFaults) -> None:
+    def _reset(self, exchange: RpcExchange, faults: LinkFaults) -> None:
         self._network.traffic.reset += 1
         self._network.carry(faults, exchange.reset)
 
-    async def _serve(self, exchange: Exchange, faults: LinkFaults) -> None:
+    async def _serve(self, exchange: RpcExchange, faults: LinkFaults) -> None:
         replies = _Ordered(self._network, faults, lambda reply: exchange.answer(*reply), exchange.reset)
         try:
             await self._handle(exchange, replies)
@@ -277,7 +277,7 @@ class ServiceEndpoint:
                 self._running.pop(exchange, None)
                 self._faults.pop(exchange, None)
 
-    async def _handle(self, exchange: Exchange, replies: _Ordered) -> None:
+    async def _handle(self, exchange: RpcExchange, replies: _Ordered) -> None:
         handler = self._find(exchange.path)
         request = handler.request_deserializer(exchange.request)
         context = ServerContext(self._network.loop, self._peer, exchange, lambda: replies.send(("greeting", None)))
@@ -301,7 +301,7 @@ class _CallDetails(NamedTuple):
 class ServerContext:
     """What a servicer sees of an RPC."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, exchange: Exchange, greet: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, exchange: RpcExchange, greet: Callable[[], None]) -> None:
         self._greet = greet
         self._loop = loop
         self._peer = peer
@@ -347,7 +347,7 @@ class SimulatedChannel:
         """A callable for a unary RPC."""
 
         async def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> Any:  # noqa: ASYNC109
-            exchange = Exchange(path, request_serializer(request), timeout, metadata or ())
+            exchange = RpcExchange(path, request_serializer(request), timeout, metadata or ())
             self.open(exchange)
             (reply,) = [each async for each in self.replies(exchange)]
             return response_deserializer(reply)
@@ -358,19 +358,19 @@ class SimulatedChannel:
         """A callable for a server stream."""
 
         def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> SimulatedStream:
-            exchange = Exchange(path, request_serializer(request), timeout, metadata or (), streams=True)
+            exchange = RpcExchange(path, request_serializer(request), timeout, metadata or (), streams=True)
             return SimulatedStream(self, exchange, response_deserializer)
 
         return call
 
-    def open(self, exchange: Exchange) -> None:
+    def open(self, exchange: RpcExchange) -> None:
         """Send an RPC's request."""
         size = len(exchange.request)
         self._network.carry(self._faults, lambda: self._arrive(exchange), exchange.reset, size=size, up=True)
         if exchange.streams:
             self._network.check_again(lambda: self._keep_alive(exchange))
 
-    def _keep_alive(self, exchange: Exchange) -> None:
+    def _keep_alive(self, exchange: RpcExchange) -> None:
         """A server that is gone without a word is noticed in the end."""
         endpoint = self._find()
         if exchange.over:
@@ -380,7 +380,7 @@ class SimulatedChannel:
         else:
             self._network.check_again(lambda: self._keep_alive(exchange))
 
-    async def replies(self, exchange: Exchange) -> AsyncGenerator[bytes, None]:
+    async def replies(self, exchange: RpcExchange) -> AsyncGenerator[bytes, None]:
         """The replies of a stream, until its end, an error, or the client's own deadline; the only one of a unary RPC."""
         end = None if exchange.timeout_s is None else self._network.loop.time() + exchange.timeout_s
         ended = False
@@ -401,7 +401,7 @@ class SimulatedChannel:
             if not ended:
                 self.give_up(exchange)
 
-    def _arrive(self, exchange: Exchange) -> None:
+    def _arrive(self, exchange: RpcExchange) -> None:
         endpoint = self._find()
         if exchange.streams and exchange.arrived:
             return  # a connection keeps what is sent on it from coming twice, also to a server that came after the first
@@ -411,11 +411,11 @@ class SimulatedChannel:
         else:
             endpoint.accept(exchange, self._faults)
 
-    def give_up(self, exchange: Exchange) -> None:
+    def give_up(self, exchange: RpcExchange) -> None:
         """Let the server know that nobody waits any more."""
         self._network.carry(self._faults, lambda: self._cancel_at_server(exchange), up=True)
 
-    def _cancel_at_server(self, exchange: Exchange) -> None:
+    def _cancel_at_server(self, exchange: RpcExchange) -> None:
         if (endpoint := self._find()) is not None:
             endpoint.cancel(exchange)
 
@@ -436,7 +436,7 @@ class SimulatedChannel:
 class SimulatedStream:
     """The client's end of a stream."""
 
-    def __init__(self, channel: SimulatedChannel, exchange: Exchange, deserialize: Any) -> None:
+    def __init__(self, channel: SimulatedChannel, exchange: RpcExchange, deserialize: Any) -> None:
         self._channel = channel
         self._exchange = exchange
         self._deserialize = deserialize

@@ -14,11 +14,11 @@ from coordinator.app import Parts, assemble
 from coordinator.calls.admission import Gate, Turnstile
 from coordinator.calls.prices import Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable
-from coordinator.config import AuthConfig, CoordinatorConfig
+from coordinator.config import AuthConfig, ServerConfig
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import CloudProvider
-from coordinator.service.access import Access
+from coordinator.service.access import ListenerAccess
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.authentication import Authenticator, FailureLimiter, Identity
 from coordinator.service.budget_watch import SHARED_PAUSE_S, BudgetNotifier
@@ -26,7 +26,7 @@ from coordinator.service.device_api import DeviceApi
 from coordinator.service.methods import Boundary, bind
 from coordinator.service.reload import apply_config
 from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, device_caller, the_identity
-from coordinator.service.tokens import Tokens, TokenStore
+from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Host, SeededLoop, VirtualClock
@@ -48,7 +48,7 @@ class Site:
     network: Network
     upstream: CloudProvider
     clock: VirtualClock
-    config: CoordinatorConfig
+    config: ServerConfig
     slots: int
     max_queue: int
     max_output_tokens: int = 64
@@ -93,7 +93,7 @@ class Site:
             self.parts.device_api.stop_admitting()
             await self.parts.broker.drain(grace_s)
 
-    def reload(self, config: CoordinatorConfig) -> bool:
+    def reload(self, config: ServerConfig) -> bool:
         """As SIGHUP does: hold later calls and steps to this configuration. False when only the next process run will."""
         self.config = config
         if self.parts is not None:
@@ -135,13 +135,13 @@ class Site:
             store,
             UpstreamTable({"default": upstream}),
             self.clock,
-            tokens=Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock),
+            tokens=TokenAuthority(TokenStore(NOWHERE), AuthConfig(), self.clock),
             verify=lambda: store.transact(lambda ledger: verify(ledger.tables)),  # type: ignore[arg-type]
             begin_drain=self._drain_and_restart,
             notifier=BudgetNotifier(self.shared_pause_s),
         )
         host.spawn(parts.follow(), "budget notifier")
-        await _insist(parts.learn)
+        await _insist(parts.load)
         self.endpoint = self._serve(
             host, parts.device_api, "device", Turnstile("requests run", config.service.max_rpcs), self.max_streams
         )
@@ -153,7 +153,7 @@ class Site:
     ) -> ServiceEndpoint:
         """An endpoint of this host. Whoever connects is on this machine, and a device is the one that it says it is."""
         service, caller = (DEVICE_SERVICE, device_caller) if role == "device" else (ADMIN_SERVICE, the_identity)
-        tokens, limiter = Tokens(TokenStore(NOWHERE), AuthConfig(), self.clock), FailureLimiter(self.clock, 20)
+        tokens, limiter = TokenAuthority(TokenStore(NOWHERE), AuthConfig(), self.clock), FailureLimiter(self.clock, 20)
         access = _Access(Authenticator(tokens, AuthConfig(), limiter, self.clock, local_role=role), self)
         streams = Turnstile("streams are open", max_streams)
         boundary = Boundary(access, caller, requests, streams, self.config.service.max_message_bytes)
@@ -162,7 +162,7 @@ class Site:
         return endpoint
 
 
-class _Access(Access):
+class _Access(ListenerAccess):
     """Also holds each device to the tasks that were not taken away from it."""
 
     def __init__(self, authenticator: Authenticator, site: Site) -> None:
@@ -170,7 +170,7 @@ class _Access(Access):
         self._site = site
 
     def admit(self, service: str, context: Any) -> Identity:
-        """See `Access`."""
+        """See `ListenerAccess`."""
         identity = super().admit(service, context)
         taken = self._site.taken.get(identity.device)
         return replace(identity, tasks=frozenset(self._site.config.tasks) - taken) if taken else identity
@@ -191,7 +191,7 @@ async def _insist(read: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.5)
 
 
-def _tariffs(config: CoordinatorConfig) -> dict[str, Price]:
+def _tariffs(config: ServerConfig) -> dict[str, Price]:
     price = config.effective_upstreams["default"].constant_price
     assert price is not None
     return {"default": Price(*price)}
