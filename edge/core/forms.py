@@ -14,6 +14,7 @@ every response, as a choice between two tokens. The policy that is sampled and l
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 THINKING_ENDS = "</think>\n"
@@ -58,6 +59,15 @@ class ResponseForm:
     def begins_line(step: int) -> str:
         """What comes before the text of a step."""
         return f"Step {step}:" if step > 1 else "<think>\nStep 1:"
+
+    def parts(self, text: str) -> list[str]:
+        """A response in this form that answers, cut where the form's own texts and what the model writes meet; [] for any other text."""
+        found = re.fullmatch(f"(?s)(.*?\n)</think>\\s*{re.escape(self.begins_answer)}(.+){re.escape(self.ends_answer)}\\s*", text)
+        steps = re.split(r"(?m)^(?:<think>\s*)?Step \d+:", found[1]) if found else [""]
+        if found is None or steps[0] or len(steps) == 1:
+            return []
+        lines = [part for number, line in enumerate(steps[1:], 1) for part in (self.begins_line(number), line.rstrip() + "\n")]
+        return [*lines, THINKING_ENDS, self.begins_answer, found[2], self.ends_answer]
 
     @property
     def line_grammar(self) -> str:

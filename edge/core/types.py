@@ -209,6 +209,16 @@ class AllowedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A text as a whole turn of the model that somebody else wrote."""
+
+    token_ids: tuple[int, ...]
+    """The token that ends the turn included."""
+    allowed: AllowedTokens | None = None
+    """What the form allows, of a text in a form. Whether to ask counts as forced: an author who never asks shows nothing about it."""
+
+
+@dataclass(frozen=True, slots=True)
 class LocalResponse:
     """One sampled response y^θ."""
 
@@ -291,7 +301,7 @@ class Demonstration:
     """
 
     prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    turn: Turn
     variants: tuple[tuple[int, ...], ...] = ()
 
 
@@ -300,7 +310,7 @@ class KeptAnswer:
     """A response of the model itself to another question, which it goes on giving while it learns from demonstrations."""
 
     prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    turn: Turn
 
 
 GGUF_ADAPTER = "adapter.gguf"

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from edge.core.forms import ResponseForm
 from edge.core.types import (
     AdapterRef,
     Message,
@@ -29,6 +30,7 @@ from edge.core.types import (
     ScoredToken,
     TextDelta,
     ToolConversation,
+    Turn,
 )
 from edge.core.worker import Priority
 
@@ -147,6 +149,10 @@ class InferenceBackend(RawText, Protocol):
 
         Control tokens spelt in the text stay text, but for those that the texts of responses show.
         """
+        ...
+
+    def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
+        """A text of a form as if the model had written it under guidance; None where it is not written like that, or is too long."""
         ...
 
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:

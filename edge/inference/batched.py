@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
-from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation
+from edge.core.forms import ResponseForm
+from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation, Turn
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
@@ -147,10 +148,20 @@ class BatchedBackend:
         """The ids of a raw text; see `InferenceBackend`."""
         return tuple(self._template.plain_ids(text, bos=False))
 
+    def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
+        """A text of a form as the model's own whole turn; see `InferenceBackend`."""
+        try:
+            return self._new_guide(form, max_tokens).turn(text)
+        except UsageError:  # fewer tokens than any response of the form needs
+            return None
+
     def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide | None:
-        """What holds the responses to their form; its tables are made once."""
+        """What holds responses to their form, where they have one."""
         if sampling.form is None:
             return None
+        return self._new_guide(sampling.form, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
+
+    def _new_guide(self, form: ResponseForm, max_tokens: int) -> Guide:
         from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
@@ -159,7 +170,7 @@ class BatchedBackend:
                 raise Unsupported("the model has no token that ends a turn", parameter="form", hint="use the free form")
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
             self._form_vocabulary = FormVocabulary(pieces, self._response_ids, end)
-        return Guide(sampling.form, self._form_vocabulary, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
+        return Guide(form, self._form_vocabulary, max_tokens)
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge.core.errors import EdgeError, UsageError
 from edge.core.forms import THINKING_ENDS, ResponseForm
+from edge.core.types import FORCED, AllowedTokens, Turn
 from edge.dagrpo.prompts import HELP_PHRASE
 
 Place = Literal["line", "next line", "decision", "answer", "end"]
@@ -91,6 +92,28 @@ class Guide:
         least = len(self.opening) + _SLACK + self._reserve + 1
         if max_tokens < least:
             raise UsageError(f"a response of this form needs {least} tokens, not {max_tokens}", hint="raise max_tokens")
+
+    def turn(self, text: str) -> Turn | None:
+        """A text in this form as a turn of the model; None where it is not, or goes beyond a limit. The guide stays at the beginning."""
+        places = [FORCED] * len(self.opening)
+        ids, guide, sets = list(self.opening), self.fork(), dict[bytes, int]()
+        written = self._form.parts(text)
+        for token in [one for part in written or () for one in self._vocabulary.ids(part)][len(ids) :]:
+            if guide.rest:
+                break
+            if guide.forced >= 0 and guide.forced != token:
+                return None
+            if guide.forced >= 0 or guide.deciding:
+                places.append(FORCED)
+            elif guide.outside(bits := guide.allowed())[token]:
+                return None
+            else:
+                places.append(sets.setdefault(bits, len(sets)))
+            ids.append(token)
+            guide.accept(token)
+        if not guide.rest:
+            return None
+        return Turn((*ids, *guide.rest), AllowedTokens((*places, *[FORCED] * len(guide.rest)), tuple(sets)))
 
     def fork(self) -> Guide:
         """One for another response, at the same place."""

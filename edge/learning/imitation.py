@@ -133,13 +133,13 @@ class GivenAnswers:
     def _demonstration(self, item: TaskItem, step: int, index: int) -> Demonstration | None:
         """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
         prompt_ids = self._prompt_ids(item)
-        tokens = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
-        if not (prompt_ids and tokens):
+        turn = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
+        if not prompt_ids or turn is None:
             return None
         rng = stream(self.settings.seed, "variants", step, index)
         questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
         variants = [self._prompt_ids(replace(item, question=question)) for question in questions]
-        return Demonstration(prompt_ids, tokens, tuple(filter(None, variants)))
+        return Demonstration(prompt_ids, turn, tuple(filter(None, variants)))
 
     async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
         """What the model is sure of around a question whose answer it was not shown yet; and the question itself without an
@@ -168,9 +168,9 @@ class GivenAnswers:
             seeds = [derive_seed(seed, number, sample) for sample in range(_TRIES_OF_EACH)]
             group = await self._own_answers(item, seeds)
             for response in group.responses:
-                tokens = as_a_turn(self.backend, self.settings, item, response.text, len(group.prompt_ids))
-                if tokens and await judge(self.verifier, item, response.text):
-                    return KeptAnswer(group.prompt_ids, tokens)
+                turn = as_a_turn(self.backend, self.settings, item, response.text, len(group.prompt_ids))
+                if turn is not None and await judge(self.verifier, item, response.text):
+                    return KeptAnswer(group.prompt_ids, turn)
             return None
 
         return await _all_that_succeed(answered(number, item) for number, item in enumerate(items))
@@ -202,9 +202,9 @@ class GivenAnswers:
         for one in answers:
             item = replace(items[one.item], question=one.question)
             prompt_ids = self._prompt_ids(item)
-            tokens = as_a_turn(self.backend, self.settings, item, one.answer, len(prompt_ids))
-            if prompt_ids and tokens and one.question not in given:
-                kept.append(KeptAnswer(prompt_ids, tokens))
+            turn = as_a_turn(self.backend, self.settings, item, one.answer, len(prompt_ids))
+            if prompt_ids and turn is not None and one.question not in given:
+                kept.append(KeptAnswer(prompt_ids, turn))
         return kept
 
     @cached_property

@@ -47,9 +47,10 @@ class GroupAdvantages:
             )
             for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)
         ]
-        if self.cloud_advantage is not None:
-            ids = self.group.cloud_sample
-            samples.append(TrainingSample(ids, (0.0,) * len(ids), self.cloud_advantage, off_policy=True))
+        if self.cloud_advantage is not None and self.group.cloud_sample is not None:
+            turn = self.group.cloud_sample
+            ids, allowed = turn.token_ids, turn.allowed
+            samples.append(TrainingSample(ids, (0.0,) * len(ids), self.cloud_advantage, off_policy=True, allowed=allowed))
         return TrainingGroup(self.group.prompt_ids, tuple(samples), self.weight)
 
 

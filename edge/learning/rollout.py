@@ -16,7 +16,7 @@ from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.rng import derive_seed
-from edge.core.types import LocalResponse, TaskItem
+from edge.core.types import LocalResponse, TaskItem, Turn
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.costs import CallCost, weighted_rate
 from edge.dagrpo.dual import help_rate
@@ -111,8 +111,8 @@ class ScoredGroup:
     responses: tuple[ScoredResponse, ...]
     completion: CloudCompletion | None
     cloud_reason: str = ""
-    cloud_sample: tuple[int, ...] = ()
-    """The completion as a turn of the SLM, in its tokens, where it is right, well formed and to be learned from; else ()."""
+    cloud_sample: Turn | None = None
+    """The completion as a turn of the SLM, where it is right, well formed and to be learned from."""
     lost_uusd: int | None = None
     """What a call cost that brought no answer; None: no such call."""
     cost_weight: float = 1.0
@@ -216,14 +216,14 @@ class Rollout:
         self.cloud_s = self.clock.monotonic() - self._first_call
         return outcome
 
-    async def _cloud_sample(self, item: TaskItem, prompt_tokens: int, completion: CloudCompletion | None) -> tuple[int, ...]:
+    async def _cloud_sample(self, item: TaskItem, prompt_tokens: int, completion: CloudCompletion | None) -> Turn | None:
         """What was paid for anyway, where the SLM could have answered it: right, in its format, and no longer than its own responses."""
         if not self.settings.cloud_samples or completion is None:
-            return ()
+            return None
         text = completion.text.strip()
-        tokens = as_a_turn(self.backend, self.settings, item, text, prompt_tokens)
-        known = tokens and await is_judged(self.verifier, item, text)
-        return tokens if known and await judge(self.verifier, item, text) else ()
+        turn = as_a_turn(self.backend, self.settings, item, text, prompt_tokens)
+        known = turn is not None and await is_judged(self.verifier, item, text)
+        return turn if known and await judge(self.verifier, item, text) else None
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""
@@ -247,16 +247,14 @@ class Rollout:
         return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
 
 
-def as_a_turn(
-    backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int
-) -> tuple[int, ...]:
-    """A text that the SLM could have written, in its tokens: an answer in its format, no longer than its own responses; else ()."""
-    form = check_format(text, item.max_steps)
-    if not form.ok or form.asks_help:
-        return ()
-    tokens = backend.response_tokens(text)
+def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int) -> Turn | None:
+    """A text that the SLM could have written, as its turn: an answer in its format, no longer than its own responses; else None."""
+    verdict, form = check_format(text, item.max_steps), settings.sampling(item).form
+    if not verdict.ok or verdict.asks_help:
+        return None
     longest = min(settings.max_tokens, backend.tokenizer.context_tokens - prompt_tokens)
-    return tokens if len(tokens) <= longest else ()
+    turn = Turn(backend.response_tokens(text)) if form is None else backend.guided_turn(text, form, longest)
+    return turn if turn is not None and len(turn.token_ids) <= longest else None
 
 
 def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequence[LocalResponse]) -> CloudCall:

@@ -54,7 +54,9 @@ def step_event(
     (edge.state.events), and is counted here: the event's JSON and metrics.csv follow.
     """
     plan, opened, groups, report = result.plan, result.opened, result.groups, result.report
-    from_cloud = [one.group.cloud_sample for one in result.advantages if one.cloud_advantage is not None]
+    from_cloud = [
+        one.group.cloud_sample for one in result.advantages if one.cloud_advantage is not None and one.group.cloud_sample
+    ]
     responses = [scored for group in groups for scored in group.responses]
     judged = [scored for scored in responses if scored.judged]
     counts = _tally(responses)
@@ -104,7 +106,7 @@ def step_event(
             total_cloud_tokens=cloud_tokens + (before.cloud.total_cloud_tokens if before else 0),
             total_spend_uusd=spend_uusd + (before.cloud.total_spend_uusd if before else 0),
             cloud_samples=len(from_cloud),
-            cloud_sample_tokens=sum(map(len, from_cloud)),
+            cloud_sample_tokens=sum(len(turn.token_ids) for turn in from_cloud),
         ),
         update=StepUpdate(
             groups_trained=report.groups,

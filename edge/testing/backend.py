@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
+from edge.core.forms import ResponseForm
 from edge.core.rng import stream
 from edge.core.types import (
     AdapterRef,
@@ -26,6 +27,7 @@ from edge.core.types import (
     TextDelta,
     TokenChance,
     ToolConversation,
+    Turn,
 )
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
@@ -132,6 +134,10 @@ class ScriptedBackend:
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The words and the end."""
         return (*self.text_tokens(text), EOS)
+
+    def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
+        """As free: what is scripted is in its format already."""
+        return Turn(self.response_tokens(text))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The words that `text_tokens` gave these ids. Raises UsageError for others."""

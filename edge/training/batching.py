@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample
+from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample, Turn
 from edge.dagrpo.advantages import has_signal
 
 Item = TypeVar("Item")
@@ -101,20 +101,19 @@ class Targets(NamedTuple):
 def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[Row]:
     """Rows whose loss is the mean negative log-likelihood (nats) of demonstrations, each at its prompt and the variant of this update."""
     pairs = [(one, prompt) for one in demonstrations for prompt in (one.prompt_ids, *_variant(one, update))]
-    return [
-        Row(prompt, one.token_ids, (0.0,) * len(one.token_ids), 1.0 / len(pairs), off_policy=True, imitated=True)
-        for one, prompt in pairs
-    ]
+    return [_imitated(prompt, one.turn, 1.0 / len(pairs)) for one, prompt in pairs]
 
 
 def kept_rows(kept: Sequence[KeptAnswer], update: int, most: int) -> list[Row]:
     """Rows whose loss is the mean negative log-likelihood (nats) of the next `most` kept answers; each update goes on where the one
     before ended, and begins again."""
     chosen = [kept[(update * most + place) % len(kept)] for place in range(min(most, len(kept)))]
-    return [
-        Row(one.prompt_ids, one.token_ids, (0.0,) * len(one.token_ids), 1.0 / len(chosen), off_policy=True, imitated=True)
-        for one in chosen
-    ]
+    return [_imitated(one.prompt_ids, one.turn, 1.0 / len(chosen)) for one in chosen]
+
+
+def _imitated(prompt_ids: tuple[int, ...], turn: Turn, share: float) -> Row:
+    ids = turn.token_ids
+    return Row(prompt_ids, ids, (0.0,) * len(ids), share, off_policy=True, imitated=True, allowed=turn.allowed)
 
 
 def _variant(one: Demonstration, update: int) -> tuple[tuple[int, ...], ...]:

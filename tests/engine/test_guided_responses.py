@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import torch
-from tests.engine.mlx_engines import require_mlx
 
 from edge.core.forms import ResponseForm
 from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Message, PromptGroup, Sampling
@@ -18,6 +17,7 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.training.batching import Row, targets_of
 from edge.training.loss import token_scores, with_help_bias
+from tests.worlds.mlx_engines import require_mlx
 
 NANO = bundled_folder() / "nano-edge.gguf"
 QUESTION = [Message("user", "What is 17 + 25?")]
@@ -86,6 +86,27 @@ async def test_forced_tokens_have_probability_one_and_the_others_that_of_the_all
         free = await backend.score(group.prompt_ids, response.token_ids)
         for place, masked, unmasked in zip(response.allowed.places, response.logprobs, free, strict=True):
             assert masked == 0.0 if place == FORCED else unmasked - 1e-4 <= masked <= 0.0
+
+
+@pytest.mark.parametrize("program", [False, True])
+async def test_a_worked_solution_is_learned_with_the_choices_of_the_form_and_without_the_decision(
+    backend: LlamaCppBackend, program: bool
+) -> None:
+    answer = (
+        "<answer>\n```python\ndef f(x):\n    return x\n```\n</answer>" if program else "<answer>\\boxed{\\frac{1}{2}}</answer>"
+    )
+    text = f"<think>\nStep 1: 17 + 25 = 42\nStep 2: so it is 42\n</think>\n{answer}"
+    form = ResponseForm(STEPS, program)
+    turn = backend.guided_turn(text, form, 160)
+    assert turn is not None and turn.allowed is not None
+    assert backend.text_of(turn.token_ids[:-1]) == text and len(turn.allowed.places) == len(turn.token_ids)
+    chosen = [token for token, place in zip(turn.token_ids, turn.allowed.places, strict=True) if place != FORCED]
+    shown = backend.text_of(chosen)
+    assert "17 + 25 = 42" in shown and "<think>" not in shown and "answer>" not in shown, "what the form writes has no loss"
+    assert backend.guided_turn(text, form, 20) is None, "too long"
+    for other in ("42", text.replace("</answer>", ""), text.replace(answer, HELP_PHRASE)):
+        assert backend.guided_turn(other, form, 160) is None, other
+    assert backend.guided_turn(text.replace("17 + 25", "17 + 25 " * 40), form, 600) is None, "a line longer than the form has"
 
 
 ROWS = (

@@ -18,7 +18,7 @@ from edge.cloud.group_calls import GroupCalls
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import LearningConfig
 from edge.core.errors import CoordinatorUnavailable
-from edge.core.types import FinishReason, LocalResponse, Sampling
+from edge.core.types import FinishReason, LocalResponse, Sampling, Turn
 from edge.dagrpo.advantages import dual_advantages
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import Rollout, ScoredGroup, step_units
@@ -59,11 +59,13 @@ async def collected(
 
 async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_with_its_end(tmp_path: Path) -> None:
     group, backend = await collected([HELP, local_answer(7)], f"\n{RIGHT} \n", tmp_path)
-    assert group.cloud_sample[-1] == EOS and EOS not in group.cloud_sample[:-1]
-    assert backend.text_of(group.cloud_sample) == RIGHT, "without the white space around it, which the model does not generate"
+    assert group.cloud_sample.token_ids[-1] == EOS and EOS not in group.cloud_sample.token_ids[:-1]
+    assert backend.text_of(group.cloud_sample.token_ids) == RIGHT, (
+        "without the white space around it, which the model does not generate"
+    )
     engine = ScriptedBackend([RIGHT])
     sampled = (await engine.sample_group([], replace(SAMPLED, max_tokens=64), [0])).responses[0]
-    assert group.cloud_sample == sampled.token_ids, "as the engine would have sampled it"
+    assert group.cloud_sample.token_ids == sampled.token_ids, "as the engine would have sampled it"
 
 
 @pytest.mark.parametrize(
@@ -79,20 +81,20 @@ async def test_a_right_and_well_formed_answer_joins_in_the_models_own_tokens_wit
 )
 async def test_unsuitable_cloud_answer_does_not_join(answer: str, why: str, tmp_path: Path) -> None:
     group, _ = await collected([HELP, local_answer(7)], answer, tmp_path)
-    assert group.completion is not None and group.cloud_sample == (), why
+    assert group.completion is not None and group.cloud_sample is None, why
 
 
 async def test_without_a_request_or_with_a_failed_cloud_nothing_joins(tmp_path: Path) -> None:
     kept, _ = await collected([RIGHT, local_answer(7)], RIGHT, tmp_path)
     failed, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, fails=True)
     skipped, _ = await collected([HELP, HELP], RIGHT, tmp_path, skip_unanimous_calls=True)
-    assert [group.cloud_sample for group in (kept, failed, skipped)] == [(), (), ()]
+    assert [group.cloud_sample for group in (kept, failed, skipped)] == [None] * 3
 
 
 async def test_disabled_nothing_joins_and_the_groups_are_otherwise_equal(tmp_path: Path) -> None:
     on, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path)
     off, _ = await collected([HELP, local_answer(7)], RIGHT, tmp_path, cloud_samples=False)
-    assert on.cloud_sample and replace(on, cloud_sample=()) == off
+    assert on.cloud_sample and replace(on, cloud_sample=None) == off
     trained = training_groups(DaGrpo(), [off])
     joined = training_groups(DaGrpo(), [on])
     assert step_units([on]) == step_units([off]) == StepUnits(2, 1), "the cost of a step is that of the sampled responses"
@@ -102,7 +104,7 @@ async def test_disabled_nothing_joins_and_the_groups_are_otherwise_equal(tmp_pat
 def group_of(table: Sequence[tuple[float, int]], sample: tuple[int, ...] = (5, 6, 0), weight: float = 1.0) -> ScoredGroup:
     local = LocalResponse("x", (1, 2), (-0.5, -0.25), FinishReason.EOS)
     responses = tuple(scored(local, asked=bool(cost), correct=reward > 0, reward=reward, cost=cost) for reward, cost in table)
-    return ScoredGroup(item(1), (1, 2), responses, None, cloud_sample=sample, cost_weight=weight)
+    return ScoredGroup(item(1), (1, 2), responses, None, cloud_sample=Turn(sample) if sample else None, cost_weight=weight)
 
 
 def test_advantage_of_the_answer_is_its_reward_minus_the_mean_of_the_others() -> None:

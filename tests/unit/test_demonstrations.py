@@ -228,7 +228,7 @@ async def test_right_answers_of_other_skills_are_kept(tmp_path: Path) -> None:
     async with world.agent() as agent:
         await agent.learn(max_steps=2)
     (learner,) = world.learners
-    right = {one.token_ids for one in learner.kept[0]}
+    right = {one.turn.token_ids for one in learner.kept[0]}
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
 
 

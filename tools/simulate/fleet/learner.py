@@ -50,8 +50,8 @@ class SimulatedLearner:
         self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
     ) -> Imitation:
         """Steps towards these responses' outcomes, in the time that the device takes for their tokens, until they are likely enough."""
-        shown = [(question_of(one.prompt_ids), OUTCOMES[one.token_ids[0] - 1]) for one in demonstrations]
-        each = sum(len(one.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s
+        shown = [(question_of(one.prompt_ids), OUTCOMES[one.turn.token_ids[0] - 1]) for one in demonstrations]
+        each = sum(len(one.turn.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s
         nats: list[float] = []
         while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
             nats.append(-sum(log_likelihood(self._mind, self._nature, *pair) for pair in shown) / len(shown))
