@@ -44,7 +44,9 @@ def models_list(json: Json = False) -> None:
 
 @app.command("pull")
 def models_pull(
-    model: Annotated[str, Argument(help="OWNER/NAME on the hub, or a local file or folder.", metavar="REPO|PATH")],
+    model: Annotated[
+        str, Argument(help="OWNER/NAME on the hub, a local file or folder, or smollm2 of its package.", metavar="REPO|PATH")
+    ],
     file: Annotated[
         str | None, Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
     ] = None,
@@ -53,13 +55,15 @@ def models_pull(
     json: Json = False,
 ) -> None:
     """Fetch a model from the hub into its cache, or take a local one into the models folder."""
-    from edge.models.catalogue import adopt
+    from edge.models.catalogue import PACKAGED, adopt, find_model
     from edge.models.hub import pull as pull_from_hub
 
     source = Path(model).expanduser()
-    if source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
+    if model in PACKAGED:  # nothing is copied
+        fields: dict[str, Any] = {"path": str(find_model(model)), "name": model, "convertible": False}
+    elif source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         path = adopt(source, file, force=force)
-        fields: dict[str, Any] = {"path": str(path), "name": path.stem, "convertible": False}
+        fields = {"path": str(path), "name": path.stem, "convertible": False}
     else:
         fetched = pull_from_hub(model, file, revision, print_line)
         if fetched.checked < fetched.files:

