@@ -16,9 +16,10 @@ from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 from edge.core.formatting import counted, shown
+from edge.core.forms import ResponseForm
 from edge.core.limits import LARGEST_SEED, MOST_ITEMS
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.prompts import prompt_messages
+from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,18 +85,25 @@ def tasks_list(json: Json = False) -> None:
 @takes("model state")
 def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
-    from edge.app.settings import local_prompt_form
+    from edge.app.settings import local_prompt_form, responses_are_guided
+    from edge.evaluation.judging import form_of
     from edge.tasks.descriptions import about, examples
     from edge.tasks.jsonl import as_record
     from edge.tasks.registry import open_source
 
     opened = open_source(source)
     described, items = about(opened), examples(opened)
-    form = local_prompt_form(settings.config())
+    config = settings.config()
+    guided, most, form = responses_are_guided(config), config.learning.max_tokens, local_prompt_form(config)
+    forms = [form_of(item, most) if guided else None for item in items]
     form = "full" if form == "auto" else form  # without reading the model's file
     if json:
         prompts = [[asdict(message) for message in prompt_messages(item, form)] for item in items]
-        shown_items = [{**as_record(item), "prompt": prompt} for item, prompt in zip(items, prompts, strict=True)]
+        outlines = [one and one.outline(HELP_PHRASE) for one in forms]
+        shown_items = [
+            {**as_record(item), "prompt": prompt, "guided": outline}
+            for item, prompt, outline in zip(items, prompts, outlines, strict=True)
+        ]
         print_json({**_as_json(described), "prompt_form": form, "examples": shown_items})
         return
     lines = [
@@ -113,8 +121,9 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     console = _console()
     print(visible("\n".join(lines)))
     seen: set[str] = set()
-    for item in items:
-        _show_example(console, item, None if item.family in seen else form)
+    for item, held_to in zip(items, forms, strict=True):
+        new = item.family not in seen
+        _show_example(console, item, form if new else None, held_to if new else None)
         seen.add(item.family)
 
 
@@ -169,8 +178,8 @@ def _text(text: str) -> Text:
     return Text(visible(text))
 
 
-def _show_example(console: Console, item: TaskItem, form: str | None) -> None:
-    """One item with its answer; with a prompt form as the model reads it, else as its bare question."""
+def _show_example(console: Console, item: TaskItem, form: str | None, held_to: ResponseForm | None = None) -> None:
+    """One item with its answer; with a prompt form as the model reads it, else as its bare question. `held_to`: of guided responses."""
     from edge.tasks.jsonl import shown_answer
 
     console.rule(_text(f"{item.family} level {item.level}" if item.level else item.family), align="left")
@@ -182,6 +191,8 @@ def _show_example(console: Console, item: TaskItem, form: str | None) -> None:
         blocks = [("question", "\n".join([item.question, *options]))]
     if form in (None, "compact"):
         blocks = [(f"before it, {message.role}", message.content) for message in item.context] + blocks
+    if held_to is not None:
+        blocks.append(("its response is guided", held_to.outline(HELP_PHRASE)))
     if item.preamble:
         blocks.append(("given code", item.preamble))
     blocks.append(("tests" if item.kind is AnswerKind.PROGRAM else "answer", shown_answer(item) or "judged by a person"))

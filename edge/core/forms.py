@@ -60,6 +60,15 @@ class ResponseForm:
         """What comes before the text of a step."""
         return f"Step {step}:" if step > 1 else "<think>\nStep 1:"
 
+    def outline(self, help_phrase: str) -> str:
+        """The form as a person reads it, `...` where the model writes."""
+        steps = f"up to {self.max_steps} steps of at most {self.line_tokens} tokens"
+        answer = f"at most {self.answer_tokens} tokens"
+        return (
+            f"{self.begins_line(1)} ...          ({steps})\n{THINKING_ENDS}{self.begins_answer}...{self.ends_answer}          ({answer})\n"
+            f"or in the answer's place: {help_phrase}"
+        )
+
     def parts(self, text: str) -> list[str]:
         """A response in this form that answers, cut where the form's own texts and what the model writes meet; [] for any other text."""
         found = re.fullmatch(f"(?s)(.*?\n)</think>\\s*{re.escape(self.begins_answer)}(.+){re.escape(self.ends_answer)}\\s*", text)

@@ -176,8 +176,10 @@ class RolloutSettings:
 _PROGRAM_TOKENS = 160
 
 
-def form_of(item: TaskItem, max_tokens: int) -> ResponseForm:
-    """The form of a question's responses, whose answer may take up to half of the tokens."""
+def form_of(item: TaskItem, max_tokens: int) -> ResponseForm | None:
+    """The form of a question's responses, whose answer may take up to half of the tokens; None: a person's own are answered freely."""
+    if item.kind is AnswerKind.FEEDBACK:
+        return None
     program = item.kind is AnswerKind.PROGRAM
     form = ResponseForm(item.max_steps, program)
     return replace(form, answer_tokens=min(_PROGRAM_TOKENS if program else form.answer_tokens, max_tokens // 2))
