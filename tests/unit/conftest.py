@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from edge.cli import main
 from edge.core.errors import UsageError
+from edge.state.folder import StateFolder
 from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Sandbox
 
@@ -21,6 +23,13 @@ def sandbox() -> Sandbox:
         return choice.best_sandbox()
     except UsageError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFolder]:
+    """An open state folder."""
+    with StateFolder(tmp_path / "state") as folder:
+        yield folder
 
 
 class Ended(NamedTuple):

@@ -121,16 +121,15 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
     assert report["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
-def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> None:
+def test_spend_is_reported_in_intervals_that_fit_the_period(state: StateFolder) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
-    with StateFolder(tmp_path) as state:
-        for at, uusd in charges.items():
-            state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
-        spend = activity_report(state.database, 0.0, 300.0)["spend"]
-        assert spend["stretch_s"] == 60
-        assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
-        state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
-        spend = activity_report(state.database, 95.0, 2e5)["spend"]
+    for at, uusd in charges.items():
+        state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
+    spend = activity_report(state.database, 0.0, 300.0)["spend"]
+    assert spend["stretch_s"] == 60
+    assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
+    state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
+    spend = activity_report(state.database, 95.0, 2e5)["spend"]
     assert (spend["stretch_s"], spend["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
     assert sum(one["serving_uusd"] for one in spend["stretches"]) == 12
 
@@ -225,21 +224,18 @@ def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypat
         time.tzset()
 
 
-def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(tmp_path: Path) -> None:
+def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(state: StateFolder) -> None:
     item = TaskItem("i1", "chat", "jsonl", 1, "train", "Who?", "I", AnswerKind.TEXT, 4)
-    with StateFolder(tmp_path) as state:
-        sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]
-        state.set_meta(
-            GATE_MEMORY, Memory(anchors=dict(zip(sources, [(replace(item, split="test"),), (item,), ()], strict=True))).to_json()
-        )
-        state.put_exams([exam(0, "", "", source=source) for source in sources], 1.0)
-        state.put_exams(
-            [exam(2, right, "", source=source) for right, source in zip(("abcd", "abc", "a"), sources, strict=True)], 2.0
-        )
-        for source in sources:
-            add_step(state, 2 + sources.index(source), source=source, target_rate=0.0)
-        state.set_lineage(Lineage(2, 2))
-        found = headline(state.database, 9.0)
+    sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]
+    state.set_meta(
+        GATE_MEMORY, Memory(anchors=dict(zip(sources, [(replace(item, split="test"),), (item,), ()], strict=True))).to_json()
+    )
+    state.put_exams([exam(0, "", "", source=source) for source in sources], 1.0)
+    state.put_exams([exam(2, right, "", source=source) for right, source in zip(("abcd", "abc", "a"), sources, strict=True)], 2.0)
+    for source in sources:
+        add_step(state, 2 + sources.index(source), source=source, target_rate=0.0)
+    state.set_lineage(Lineage(2, 2))
+    found = headline(state.database, 9.0)
     assert (found["own"], found["validation_questions"], found["learned_from"], found["gained"]) == (True, 8, 4, 0.5)
     assert found["practice"] == {"right_in_the_end": 1.0, "gained": 1.0, "validation_questions": 4, "learned_from": 0}
 

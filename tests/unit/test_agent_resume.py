@@ -270,9 +270,7 @@ async def test_a_task_that_is_unknown_by_now_keeps_neither_the_agent_nor_its_lat
     await world.learn()
     world.phases = (*world.phases, PhaseConfig(source="other", target_rate=0.3, steps=1))
     world.client.fail_next("register", NotFound("no task is called 'math'"), times=2)
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [step.task for step in agent.steps()] == ["math", "code"]
+    assert [step.task for step in await world.learn()] == ["math", "code"]
 
 
 TAKEN_AWAY = (
@@ -302,9 +300,7 @@ async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
 
     monkeypatch.setattr(world.client, "open_step", taken_away)
     before = len(world.events(Notice))
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [step.task for step in agent.steps()] == ["math"] * 3 + ["code"] * 2
+    assert [step.task for step in await world.learn()] == ["math"] * 3 + ["code"] * 2
     with StateFolder(world.folder) as state:
         assert [(report.task, report.task_step, report.refused) for _, report in state.unreported()] == [
             ("math", step, str(refusal)) for step in range(3)
@@ -533,12 +529,11 @@ async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:
     assert report.units == StepUnits(12, 12, 12)
 
 
-def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        assert state.folder.stat().st_mode & 0o077 == 0
-        assert (state.folder / "agent.sqlite").stat().st_mode & 0o077 == 0
-        with pytest.raises(NotFound):
-            state.request("none")
+def test_the_state_folder_is_private_and_unknown_answers_are_not_found(state: StateFolder) -> None:
+    assert state.folder.stat().st_mode & 0o077 == 0
+    assert (state.folder / "agent.sqlite").stat().st_mode & 0o077 == 0
+    with pytest.raises(NotFound):
+        state.request("none")
 
 
 async def test_learning_without_any_signal_skips_updates_and_continues(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,15 +42,14 @@ def test_limit_of_a_task_is_shown_with_the_task() -> None:
     assert [lines[lines.index(f"task     {name}") + 1] for name in ("math", "code")] == ["calls    12 of 20", "calls    3 of 5"]
 
 
-def test_use_of_a_task_is_counted_from_answers_and_learning(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
-        for number, record in enumerate([paid, paid, {**paid, "cached": True, "charged_uusd": 0}, {"task": "qa"}]):
-            state.put_request(f"r{number}", float(number), record)
-        with state.database as database:
-            database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
-            database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
-        assert used_by_task(state) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
+def test_use_of_a_task_is_counted_from_answers_and_learning(state: StateFolder) -> None:
+    paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
+    for number, record in enumerate([paid, paid, {**paid, "cached": True, "charged_uusd": 0}, {"task": "qa"}]):
+        state.put_request(f"r{number}", float(number), record)
+    with state.database as database:
+        database.execute("INSERT INTO learning_spend VALUES ('k', '', 1.0, 'math', 5, 50, 1, 0)")
+        database.execute("INSERT INTO learning_spend VALUES ('l', '', 1.0, 'code', 5, 50, 0, 0)")
+    assert used_by_task(state) == {"math": OfTask(3, 45, 190), "qa": OfTask(), "code": OfTask(0, 5, 50)}
 
 
 NOON = 1_790_000_000.0  # 2026-09-21
@@ -72,18 +70,17 @@ AT_REST = {
 
 @pytest.mark.parametrize(("reported", "configured", "set_here", "calls"), AT_REST.values(), ids=AT_REST)
 def test_idle_folder_shows_the_limit_of_the_next_agent(
-    tmp_path: Path, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
+    state: StateFolder, reported: Any, configured: BudgetLimits | None, set_here: Any, calls: Any
 ) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
-        for number, days_ago in enumerate([0, 0, 3, 40, 41]):
-            state.put_request(f"r{number}", NOON - 60.0 - days_ago * 86_400.0, paid)
-        if set_here is not None:
-            set_limits(state, set_here)
-        known = None
-        if reported is not None:
-            used, limit, period, at = reported
-            known = KnownBudget(BudgetSnapshot(1, 0.5, 0.3, used, limit, 90, None, 1500, None, calls_period=period), at)
-        found = budget_at_rest(state, known, configured, NOON)
+    paid = {"task": "math", "call_state": "completed", "charged_uusd": 70, "cloud_tokens": 20}
+    for number, days_ago in enumerate([0, 0, 3, 40, 41]):
+        state.put_request(f"r{number}", NOON - 60.0 - days_ago * 86_400.0, paid)
+    if set_here is not None:
+        set_limits(state, set_here)
+    known = None
+    if reported is not None:
+        used, limit, period, at = reported
+        known = KnownBudget(BudgetSnapshot(1, 0.5, 0.3, used, limit, 90, None, 1500, None, calls_period=period), at)
+    found = budget_at_rest(state, known, configured, NOON)
     budget = found and found.budget
     assert (budget and (budget.calls, budget.calls_limit, budget.calls_period)) == calls

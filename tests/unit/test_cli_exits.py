@@ -31,6 +31,8 @@ from tests.unit.conftest import EdgeAgent, Ended
         (["run", "--no-learn", "--no-serve"], 2, "nothing to do"),
         (["run", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),
         (["ask", "  "], 2, "the question is empty"),
+        (["ask", "two", "words"], 2, "quotes"),
+        (["config", "show", "budgte"], 2, "budgte"),
         (["ask", "hi", "--model", "/no/such.gguf", "--state", "new"], 1, "/no/such.gguf"),
     ],
 )

@@ -54,12 +54,6 @@ def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCall
     return GroupCalls(client, 5.0, limit=budget)
 
 
-@pytest.fixture
-def state(tmp_path: Path):
-    with StateFolder(tmp_path) as folder:
-        yield folder
-
-
 async def asked(asking: GroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
     """Which of the concurrent calls were answered."""
     outcomes = await asyncio.gather(*(asking.ask(one) for one in calls))
@@ -150,8 +144,7 @@ async def test_refusal_by_the_daily_budget_moves_no_weight(tmp_path: Path) -> No
         world = World(tmp_path / str(own), daily_limits=DailyLimits(calls=0 if own else None))
         if not own:
             world.client.fail_next("complete", CoordinatorUnavailable("nobody there", reason="UPSTREAM"), times=1000)
-        async with world.agent() as agent:
-            await agent.learn(max_steps=2)
+        await world.learn(max_steps=2)
         updates.append(world.learners[0].updates)
     assert updates[0] == updates[1]
 
@@ -159,8 +152,7 @@ async def test_refusal_by_the_daily_budget_moves_no_weight(tmp_path: Path) -> No
 async def test_a_cloud_that_answers_no_call_is_reported_once_with_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.client.fail_next("complete", CoordinatorUnavailable("nobody there", reason="UPSTREAM_FAILED"), times=1000)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
+    await world.learn(max_steps=3)
     [notice] = world.events(Notice)
     assert "nobody there" in notice.text and "address" in notice.text
 

@@ -42,8 +42,7 @@ async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) 
     source = labelled(tmp_path)
     world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),))
     world = replace(world, open_source=open_source)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=7)
+    await world.learn(max_steps=7)
     async with world.agent() as agent:  # a restart continues in turn
         finished = await agent.learn()
         steps = agent.steps()

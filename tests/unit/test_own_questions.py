@@ -31,12 +31,6 @@ from tests.unit.judged_answers import answered, rated
 from tests.unit.trained import training_groups
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Any:
-    with StateFolder(tmp_path / "state") as folder:
-        yield folder
-
-
 def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
     return own_items(FeedbackBook(state), feedback=True, agreement=agreement)
 

@@ -89,9 +89,7 @@ async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path
     steps = []
     for own in (None, RULES):
         world = World(tmp_path / str(own is None), own=own)
-        async with world.agent() as agent:
-            await agent.learn()
-            steps.append([numbers(step) for step in agent.steps()])
+        steps.append([numbers(step) for step in await world.learn()])
     assert steps[0] == steps[1]
 
 
@@ -255,9 +253,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
 
     rules = GateRules(every=1, anchors_per_task=2, max_drop=1.0, rate_window=3)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.steps()
+    steps = await world.learn()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
     assert own and all(step.adapter.gate == "" for step in own), "they are judged with the phase's next step"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from edge.cli import main
 from edge.core.formatting import uusd_of
 from edge.core.rates import rate_of
 from edge.serve.agent_routes import DialRequest, WhatIfRequest
 from edge.state.folder import StateFolder
+from tests.unit.conftest import EdgeAgent
 
 
 @pytest.mark.parametrize("written", ["30%", "30 %", " 0.3 ", 0.3])
@@ -29,15 +29,10 @@ def test_invalid_rate_is_refused_with_a_suggestion(written: object, message: str
 
 
 @pytest.mark.parametrize("written", [("30%",), ("30", "%"), ("0.3",)])
-def test_commands_and_requests_parse_a_rate_as_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: tuple[str, ...]
-) -> None:
-    with StateFolder(tmp_path / "state"):
-        pass
-    assert main(["budget", "set", *written, "--state", str(tmp_path / "state")]) == 0
-    assert "30 %" in capsys.readouterr().out
-    main(["whatif", *written, "--state", str(tmp_path / "state")])
-    assert "a rate must" not in capsys.readouterr().err
+def test_commands_and_requests_parse_a_rate_as_written(tmp_path: Path, edge_agent: EdgeAgent, written: tuple[str, ...]) -> None:
+    StateFolder(tmp_path).close()
+    assert "30 %" in edge_agent("budget", "set", *written, "--state", str(tmp_path)).out
+    assert "a rate must" not in edge_agent("whatif", *written, "--state", str(tmp_path)).err
     for model in (DialRequest, WhatIfRequest):
         with pytest.raises(ValidationError, match=r"30 % or 0\.3"):
             model.model_validate({"target_rate": 30})

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import main
 from edge.cli.settings import Settings
 from edge.config.schema import AgentConfig
 from edge.core.errors import UsageError
 from edge.learning.run_folder import other_settings, require_same_run
+from tests.unit.conftest import EdgeAgent
 
 ARITH = "phases=[{source: 'practice:arith', steps: 2, target_rate: 0.3}]"
 BOTH = "phases=[{source: 'practice:arith', steps: 2}, {source: 'practice:facts', steps: 2}]"
@@ -28,13 +28,12 @@ def begun(folder: Path, *sets: str) -> Path:
 
 
 def test_a_second_run_with_other_settings_is_refused_and_the_record_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = (begun(tmp_path / "runs" / "arith-0", "gate.enabled=false") / "config.yaml").read_text()
-    assert main(["learn", "--tasks", "practice:arith", "--steps", "2", "--target-rate", "0.7"]) == 2
-    err = capsys.readouterr().err
-    assert "runs/arith-0" in err and "target_rate 0.3 -> 0.7" in err and "--out" in err
+    other = edge_agent("learn", "--tasks", "practice:arith", "--steps", "2", "--target-rate", "0.7")
+    other.refused(2, "runs/arith-0", "target_rate 0.3 -> 0.7", "--out")
     assert (tmp_path / "runs/arith-0/config.yaml").read_text() == before
     assert not (tmp_path / "runs/arith-0/state").exists()
 

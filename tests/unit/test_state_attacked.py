@@ -30,8 +30,7 @@ from tests.unit.conftest import EdgeAgent
 async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
     """As after `move the file away to start afresh`."""
     world = World(tmp_path)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     for file in tmp_path.glob("agent.sqlite*"):
         file.unlink()
     async with world.agent() as agent:
