@@ -32,7 +32,7 @@ from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.agent_world import World
 from tests.unit.conftest import EdgeAgent
-from tests.unit.test_agent_evaluate_scores import judged, measured
+from tests.unit.test_agent_evaluate import judged, measured
 
 
 @pytest.mark.parametrize(

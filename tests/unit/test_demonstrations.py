@@ -33,8 +33,8 @@ from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
 from tests.unit.agent_world import World, item, local_answer, number_in
-from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
+from tests.unit.test_step_event import group, scored
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
 OWN = OwnUseRules(share=0.5, passes=2)
