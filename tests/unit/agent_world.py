@@ -72,6 +72,23 @@ def reported(agent: Agent, since: float) -> dict[str, Any]:
     return activity_report(agent.components.state.database, since, agent.components.clock.now())
 
 
+class Crash(BaseException):
+    """Simulates kill -9: nothing after it runs."""
+
+
+def crash_at(place: str, times: int) -> Callable[[str], None]:
+    """A failpoint that crashes where this place is reached for the nth time."""
+    seen = 0
+
+    def reached(here: str) -> None:
+        nonlocal seen
+        seen += here == place
+        if here == place and seen == times:
+            raise Crash
+
+    return reached
+
+
 def number_in(text: str) -> int:
     return int(text.split()[2])
 

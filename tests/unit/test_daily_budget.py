@@ -23,8 +23,7 @@ from edge.state.folder import StateFolder
 from edge.state.usage import used_today
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.agent_world import HELP, World, local_answer
-from tests.unit.test_agent_resume import Crash, crash_at
+from tests.unit.agent_world import HELP, Crash, World, local_answer
 
 DAY_S = 86_400.0
 
@@ -155,23 +154,6 @@ async def test_a_cloud_that_answers_no_call_is_reported_once_with_the_reason(tmp
     await world.learn(max_steps=3)
     [notice] = world.events(Notice)
     assert "nobody there" in notice.text and "address" in notice.text
-
-
-@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
-async def test_repeated_step_pays_nothing_twice(tmp_path: Path, place: str) -> None:
-    counts = []
-    for crashing in (False, True):
-        world = World(tmp_path / str(crashing), daily_limits=DailyLimits(calls=100))
-        if crashing:
-            with pytest.raises(Crash):
-                async with world.agent(crash_at(place, 2)) as agent:
-                    await agent.learn()
-        async with world.agent() as agent:
-            await agent.learn()
-            counts.append((agent.learning.daily_budget.today(), agent.steps()[-1].cloud.total_cloud_calls))
-    assert counts[0] == counts[1]
-    assert counts[0][0].calls == counts[0][1] > 0
-    assert counts[0][0].open_calls == 0
 
 
 async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Path) -> None:

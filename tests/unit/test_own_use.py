@@ -23,7 +23,6 @@ from edge.state.folder import StateFolder
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, give_feedback, local_answer, mixed_script, number_in, numbers
 from tests.unit.judged_answers import answered, rated
-from tests.unit.test_agent_resume import Crash, crash_at
 
 RULES = OwnUseRules(share=0.5, passes=2, demonstrates=False)
 
@@ -116,25 +115,6 @@ async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
         own = [(step.source, step.task, step.control.target_rate) for step in agent.steps() if step.source != "sums"]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
         assert agent.components.state.terms("code") is not None
-
-
-@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
-async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place: str) -> None:
-    runs = []
-    for crashing in (False, True):
-        folder = tmp_path / str(crashing)
-        corrected(folder, 1, 2, 3, 4)
-        world = world_in(folder, steps=4)
-        if crashing:
-            with pytest.raises(Crash):
-                async with world.agent(crash_at(place, 2)) as agent:
-                    await agent.learn()
-        async with world.agent() as agent:
-            await agent.learn()
-            uses = dict(agent.components.state.database.execute("SELECT item, uses FROM item_uses"))
-            runs.append(([numbers(step) for step in agent.steps()], uses))
-    assert runs[0] == runs[1]
-    assert set(runs[0][1].values()) == {2}
 
 
 async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
