@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,24 @@ def state(tmp_path: Path) -> Iterator[StateFolder]:
     """An open state folder."""
     with StateFolder(tmp_path / "state") as folder:
         yield folder
+
+
+TimeZone = Callable[[str], None]
+
+
+@pytest.fixture
+def time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimeZone]:
+    """Moves this machine into a time zone for the test."""
+    if not hasattr(time, "tzset"):
+        pytest.skip("this system has no time zones to set")
+
+    def move(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield move
+    monkeypatch.undo()
+    time.tzset()
 
 
 class Ended(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,19 +18,19 @@ from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.learning.activity import activity_report, headline, read_activity, read_headline
 from edge.learning.comparison import Asking, changed_examples, compare
 from edge.learning.promotion import Memory
-from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.answer_record import AnswerRequest
 from edge.state.feedback import Feedback
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
 from edge.training.promotion_rules import GateRules
 from tests.unit.agent_world import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
-from tests.unit.conftest import EdgeAgent
+from tests.unit.conftest import EdgeAgent, TimeZone
+from tests.unit.judged_answers import RECORD
 from tests.unit.test_console import step as finished_step
 
 RULES = GateRules(every=2, anchors_per_task=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 def changing(folder: Path) -> World:
@@ -211,18 +210,11 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
     assert read_headline(tmp_path / "none", now)["answers"] == 0
 
 
-@pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
-def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Pacific/Auckland")
-    time.tzset()
-    try:
-        with StateFolder(tmp_path) as state:
-            for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
-                state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
-            assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+def test_month_is_that_of_the_budgets_in_any_time_zone(state: StateFolder, time_zone: TimeZone) -> None:
+    time_zone("Pacific/Auckland")
+    for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
+        state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
+    assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
 
 
 def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(state: StateFolder) -> None:

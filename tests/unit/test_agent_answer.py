@@ -128,14 +128,6 @@ async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path
     assert (record.source, record.final, len(bad.client.calls)) == ("cloud", "5", 1)
 
 
-async def test_cloud_only_asks_without_the_model_and_its_failure_is_the_callers(world: World) -> None:
-    record, _ = await world.ask(mode="cloud-only")
-    assert (record.source, record.final, record.local_text) == ("cloud", "5", "")
-    world.client.fail_next("stream_complete", CoordinatorUnavailable("nobody there"))
-    with pytest.raises(CoordinatorUnavailable, match="nobody there"):
-        await world.ask(mode="cloud-only")
-
-
 async def test_conversation_that_is_empty_or_ends_with_the_model_is_refused(world: World) -> None:
     async with world.agent() as agent:
         for messages in ([], [Message("assistant", "hi")], [Message("user", "  ")]):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from edge.serve.running_agent import RunningAgent
 from edge.state.folder import StateFolder
 from edge.state.usage import OfTask, Used, used_by_task, used_since, used_today
 from tests.unit.agent_world import World
+from tests.unit.conftest import TimeZone
 
 NOW = 1_800_000_000.0
 DAY_START = NOW - NOW % 86_400 - 2 * 3600
@@ -20,12 +19,8 @@ DAY_START = NOW - NOW % 86_400 - 2 * 3600
 
 
 @pytest.fixture(autouse=True)
-def east_of_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "TST-2")
-        time.tzset()
-        yield
-    time.tzset()
+def east_of_greenwich(time_zone: TimeZone) -> None:
+    time_zone("TST-2")
 
 
 def put(state: StateFolder, number: int, at: float, **fields: object) -> None:

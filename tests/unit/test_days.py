@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -13,23 +11,14 @@ from hypothesis import strategies as st
 
 from edge.cli.options import since_of
 from edge.core.clock import day_began, local_day
+from tests.unit.conftest import TimeZone
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-@pytest.fixture
-def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This machine is there for a while."""
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures("in_berlin")
 @pytest.mark.parametrize("day", [datetime(2026, 3, 29), datetime(2026, 3, 30), datetime(2026, 10, 25), datetime(2026, 10, 26)])
-def test_days_begin_at_midnight_also_where_the_clocks_change(day: datetime) -> None:
+def test_days_begin_at_midnight_also_where_the_clocks_change(day: datetime, time_zone: TimeZone) -> None:
+    time_zone("Europe/Berlin")
     noon = (day + timedelta(hours=12)).replace(tzinfo=BERLIN).timestamp()
     before = day - timedelta(days=1)
     assert since_of("today", noon) == day.replace(tzinfo=BERLIN).timestamp()

@@ -41,17 +41,15 @@ ASKED = (Message("system", "be brief"), Message("user", "What is 2+2?"))
         "123456789",
         "1,234,567,890",
         "AbCdEf0123456789AbCdEf01",
+        "password: hunter2",
+        "api_key=abc123",
+        "Authorization: Bearer abcdef123456",
     ],
 )
-def test_addresses_keys_and_long_numbers_are_cut(private) -> None:
+def test_addresses_keys_secrets_and_long_numbers_are_cut(private) -> None:
     text = private_cut(f"first {private} then")
     assert "[cut]" in text and text.startswith("first ") and text.endswith(" then")
     assert private.split("\n")[-1][-6:] not in text
-
-
-@pytest.mark.parametrize("named", ["password: hunter2", "api_key=abc123", "Authorization: Bearer abcdef123456"])
-def test_labelled_secrets_are_redacted(named) -> None:
-    assert named[-5:] not in private_cut(f"take {named}")
 
 
 @pytest.mark.parametrize("plain", ["Step 1: 123 + 4567 = 4690", "2024-11-22", "1/2 + 3/4 = 5/4", "3.14159", "x = 12345678"])

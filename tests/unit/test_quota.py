@@ -16,14 +16,12 @@ from edge.budget.quota import Circumstances, quota_of
 from edge.cloud.client import KnownBudget
 from edge.cloud.switch import PAUSED
 from edge.core.errors import BudgetExhausted, CoordinatorError, CoordinatorUnavailable, UsageError
-from edge.core.types import Message
 from edge.rpc.client import BudgetSnapshot
 from edge.serve.running_agent import note_of
 from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.agent_world import World, always_asks
+from tests.unit.agent_world import QUESTION, World, always_asks
 
-QUESTION = (Message("user", "What is 4 + 1?"),)
 OFF = "the cloud is switched off by EDGE_AGENT_NO_CLOUD"
 NO_LIMITS = BudgetSnapshot(1, 0.5, 0.3, 4, None, 90, None, 1500, None)
 
@@ -134,6 +132,7 @@ async def test_mode_kill_switch_pause_and_disruption_together_decide_the_source(
         record = await answer(agent, mode)
         assert (record.source, words in record.reason) == (source, True), record.reason
         assert record.final == ("5" if source == "cloud" else "3")
+        assert (record.local_text == "") is (mode == "cloud-only")
         assert record.quota is not None
         state = "switched_off" if off else "paused" if paused else record.quota["state"]
         assert record.quota["state"] == state

@@ -13,13 +13,10 @@ import pytest
 from edge.agent import Agent
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
-from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
-from tests.unit.agent_world import World, always_asks, recorded
+from tests.unit.agent_world import QUESTION, World, always_asks, recorded
 from tests.until import until
-
-QUESTION = (Message("user", "What is 4 + 1?"),)
 
 
 @pytest.fixture
