@@ -13,7 +13,6 @@ from edge.core.types import AnswerKind
 from edge.dagrpo.demonstrations import demonstration
 from edge.tasks.descriptions import examples
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_file
-from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 
@@ -167,12 +166,6 @@ def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
 def test_items_judged_by_a_person_need_no_answer(tmp_path: Path) -> None:
     (item,) = read_file(write(tmp_path / "tasks.jsonl", {"question": "Write a haiku.", "kind": "feedback", "task": "chat"})).items
     assert (item.kind, item.answer) == (AnswerKind.FEEDBACK, "")
-
-
-def test_items_of_every_practice_family_survive_a_task_file(tmp_path: Path) -> None:
-    items = [family.generate(1, "train", level) for family in FAMILIES.values() for level in family.levels]
-    path = write(tmp_path / "tasks.jsonl", *map(as_record, items))
-    assert list(read_file(path).items) == items
 
 
 def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> None:

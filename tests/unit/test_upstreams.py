@@ -17,7 +17,7 @@ from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewher
 from coordinator.config import CoordinatorConfig, LegConfig, UpstreamConfig, resolve_coordinator_config
 from coordinator.providers.anthropic import AnthropicProvider
 from coordinator.providers.provider import ProviderError
-from edge.core.errors import ConfigError, InvalidRequest, NotFound, Unpriced
+from edge.core.errors import InvalidRequest, NotFound, Unpriced
 from tests.service.in_process import PRICE, ProgrammedProvider, call
 from tests.unit.prices import price_from
 
@@ -208,30 +208,3 @@ def test_a_resolved_configuration_can_be_written_and_read_again(tmp_path: Path) 
 def test_cost_of_a_call_is_configured_published_or_unknown(settings, price) -> None:
     tariff = tariff_of(UpstreamConfig.model_validate(settings))
     assert (None if tariff is None else tariff.at(at(2026, 6, 1))) == price
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("aliases: {default: [{upstream: gone}]}", "names upstream gone, which is not configured; known: default"),
-        ("aliases: {smart: []}", "at least one upstream"),
-        ("aliases: {smart: [{upstream: default}, {upstream: default}]}", "each only once"),
-        ("aliases: {smart: [{upstream: default, weight: 0}]}", "greater than 0"),
-        ("upstreams: {a: {provider: anthropic}}", "needs api_key or api_key_env"),
-        (
-            "upstreams: {a: {price_in_uusd_per_mtok: 1, prices: [{in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}]}}",
-            "give one of them",
-        ),
-        ("upstreams: {a: {provider: openai_compatible, base_url: 'http://h/v1', price_in_uusd_per_mtok: 1}}", "give both"),
-        (
-            "upstreams: {a: {prices: [{in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}, {in_uusd_per_mtok: 2, out_uusd_per_mtok: 2}]}}",
-            "two prices from the same day",
-        ),
-        ("upstreams: {a: {prices: [{in_uusd_per_mtok: 1}]}}", "out_uusd_per_mtok"),
-        ("upstreams: {a: {prices: [{from: 2026-01-01, in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}]}}", "from"),
-    ],
-)
-def test_invalid_configuration_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint) as refused:
-        resolved(tmp_path, text)
-    assert "\n" not in str(refused.value) and "c.yaml" in str(refused.value)
