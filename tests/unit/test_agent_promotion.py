@@ -1,4 +1,4 @@
-"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and identical decisions after a crash."""
+"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and going back."""
 
 from __future__ import annotations
 

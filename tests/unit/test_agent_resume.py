@@ -1,4 +1,4 @@
-"""Crashes at every named place of a step, and an unreachable coordinator: the run ends with the same numbers."""
+"""Crashes at every named place of every kind of step, and an unreachable coordinator: the run ends with the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daily budget of learning: counted before a call is sent, once despite crashes, separately from people's questions."""
+"""The daily budget of learning: counted before a call is sent, separately from people's questions."""
 
 from __future__ import annotations
 

@@ -166,7 +166,8 @@ async def test_private_prompt_id_is_sent_as_a_digest_and_learning_is_distinguish
     await egress.client.open_step("math", 0, 4, 8, 0.3)
     await egress.client.complete(call("k1", step=0, prompt_id="0:jo@x.org", help_units=3), 5.0)
     assert egress.inner.calls[0].prompt_id.startswith("digest:")
-    assert (egress.entries()[0].kind, egress.entries()[0].why) == ("learning", "step 1 of task math: 3 responses asked for help")
+    [entry, _] = egress.entries()
+    assert entry.kind == "learning" and "step 1 of task math" in entry.why and "3 responses" in entry.why
 
 
 def test_old_or_excess_entries_are_dropped_and_reported(state: StateFolder) -> None:

@@ -1,4 +1,4 @@
-"""Learning from own use in addition to the phases: turns, counts, and the effect of a crash or a refusal."""
+"""Learning from own use in addition to the phases: turns, counts, and the effect of a refusal."""
 
 from __future__ import annotations
 
@@ -320,6 +320,6 @@ async def test_user_is_notified_when_feedback_is_learned_from(tmp_path: Path) ->
         outlook = partial(agent.learning.outlook, record, verdict)
         assert outlook() == LEARNED_LATER, "it has not begun to learn"
         await agent.learn()
-        assert outlook() == "learned from in the next steps", "it waits for something new"
+        assert "next steps" in outlook(), "it waits for something new"
         agent.learning.pause(True)
         assert "paused by you" in outlook()

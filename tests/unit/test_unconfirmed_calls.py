@@ -116,7 +116,7 @@ async def test_answer_abandoned_during_the_cloud_stream_keeps_a_record_of_its_co
                     break
         await settled(agent)
         record = recorded(agent, "left")
-        assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
+        assert (record.charged_uusd, record.call_state, "cut off" in record.reason) == (100, "completed", True)
 
 
 async def test_process_killed_during_a_call_leaves_enough_to_find_its_cost(world: World) -> None:
