@@ -1,4 +1,4 @@
-"""Fields of a call as a provider takes them: OpenAI's of bounded cost pass unchanged, all others are refused in one line; OpenAI's tools are
+"""Fields of a call as a provider takes them: OpenAI's of bounded cost pass unchanged, others are refused in one line; OpenAI's tools are
 translated for Anthropic's Messages API."""
 
 from __future__ import annotations

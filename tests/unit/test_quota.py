@@ -1,4 +1,4 @@
-"""The remaining cloud budget, also that of several tasks, and the source of an answer when it is exhausted or the cloud may not be asked."""
+"""The remaining cloud budget, also of several tasks, and the source of an answer when it is exhausted or the cloud may not be asked."""
 
 from __future__ import annotations
 
