@@ -203,6 +203,20 @@ async def test_while_the_coordinator_is_away_learning_uses_the_last_dual_and_rep
     assert [(event.reports, event.dual) for event in world.events(ReportsDelivered)] == [(2, dual)]
 
 
+async def test_a_device_that_was_never_online_learns_and_its_reports_survive_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    unreachable(world)
+    async with world.agent() as agent:
+        await agent.learn(max_steps=2)
+        assert agent.status().online is False
+    world.client._failures.clear()
+    async with world.agent() as agent:
+        assert agent.status().outbox == 2
+        await agent.learn()
+        assert agent.status().outbox == 0
+    assert (await world.client.register("", ["math"])).tasks[0].next_step == 4
+
+
 async def test_a_report_whose_answer_was_lost_moves_the_dual_once(tmp_path: Path) -> None:
     _, expected = await uninterrupted(tmp_path / "calm")
     world = World(tmp_path / "state")
