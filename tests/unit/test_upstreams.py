@@ -12,7 +12,7 @@ import pytest
 from coordinator.app import build_upstreams, tariff_of
 from coordinator.calls.admission import Gate
 from coordinator.calls.breaker import UpstreamOutcome
-from coordinator.calls.prices import DatedPrices, Price
+from coordinator.calls.prices import NO_PRICE, DatedPrices, Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable, may_go_elsewhere
 from coordinator.config import LegConfig, ServerConfig, UpstreamConfig, resolve_coordinator_config
 from coordinator.providers.anthropic import AnthropicProvider
@@ -87,7 +87,7 @@ def test_only_upstreams_with_a_price_valid_today_are_asked() -> None:
         leg("a"),
         leg("b"),
         leg("c"),
-        a=upstream("a", None),
+        a=upstream("a", NO_PRICE),
         b=upstream("b", tomorrow),
     )
     assert names(upstreams.choose(call(model_alias="smart"), "q", NOW)) == ["c"]
