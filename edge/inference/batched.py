@@ -15,7 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.forms import ResponseForm
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation, Turn
 from edge.core.worker import EngineWorker, Priority
@@ -165,11 +165,8 @@ class BatchedBackend:
         from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
-            end = self._turn_end()
-            if end is None:
-                raise Unsupported("the model has no token that ends a turn", parameter="form", hint="use the free form")
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
-            self._form_vocabulary = FormVocabulary(pieces, self._response_ids, end)
+            self._form_vocabulary = FormVocabulary(pieces, self._response_ids, self._turn_end())
         return Guide(form, self._form_vocabulary, max_tokens)
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

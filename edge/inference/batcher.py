@@ -544,14 +544,14 @@ class Batcher:
                 sequence.filter.accept(token)
             sequence.follower.add(token, self._tokens.texts[token])
             ends = self._tokens.ends[token] or sequence.overridden == "to ask"
-        rest = () if guide is None else guide.rest
+        rest = None if guide is None else guide.rest
         sequence.add(token, logprob, piece)
-        finish = FinishReason.EOS if rest else sequence.finish_reason(ends)
+        finish = sequence.finish_reason(ends) if rest is None else FinishReason.EOS
         stopped = self._add_text(sequence, finish is not None and not rest)
-        for place, one in enumerate(rest, 1):
+        for place, one in enumerate(rest or (), 1):
             sequence.places.append(FORCED)
             sequence.add(one, 0.0, self._tokens.pieces[one])
-            stopped = stopped or self._add_text(sequence, place == len(rest))
+            stopped = stopped or self._add_text(sequence, place == len(rest or ()))
         if stopped:
             finish = FinishReason.STOP
         if finish is None:

@@ -28,12 +28,14 @@ _SLACK = 8
 class FormVocabulary:
     """What a guide needs of a vocabulary.
 
-    `pieces`: the bytes of each token, b"" for those without a text. `tokenise`: ids of a text as a response has it. `end` ends a turn.
+    `pieces`: the bytes of each token, b"" for those without a text. `tokenise`: ids of a text as a response has it. `end` ends a turn;
+    None for a model that has no such token.
     """
 
-    def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int) -> None:
-        self.size, self.end, self._pieces, self._tokenise = len(pieces), end, pieces, tokenise
-        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, end)))
+    def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int | None) -> None:
+        self.size, self._pieces, self._tokenise = len(pieces), pieces, tokenise
+        self.end = [] if end is None else [end]
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, 0 if end is None else end)))
         self.bytes = -(-self.size // 8)
         """Of a set of tokens."""
         self._outside: dict[bytes, NDArray[np.bool_]] = {}
@@ -91,7 +93,10 @@ class Guide:
         self._left -= len(self.opening)
         least = len(self.opening) + _SLACK + self._reserve + 1
         if max_tokens < least:
-            raise UsageError(f"a response of this form needs {least} tokens, not {max_tokens}", hint="raise max_tokens")
+            raise UsageError(
+                f"a response of this form needs {least} tokens, not {max_tokens}",
+                hint="raise learning.max_tokens or --max-tokens, or set model.responses to free",
+            )
 
     def turn(self, text: str) -> Turn | None:
         """A text in this form as a turn of the model; None where it is not, or goes beyond a limit. The guide stays at the beginning."""
@@ -99,7 +104,7 @@ class Guide:
         ids, guide, sets = list(self.opening), self.fork(), dict[bytes, int]()
         written = self._form.parts(text)
         for token in [one for part in written or () for one in self._vocabulary.ids(part)][len(ids) :]:
-            if guide.rest:
+            if guide.rest is not None:
                 break
             if guide.forced >= 0 and guide.forced != token:
                 return None
@@ -111,7 +116,7 @@ class Guide:
                 places.append(sets.setdefault(bits, len(sets)))
             ids.append(token)
             guide.accept(token)
-        if not guide.rest:
+        if guide.rest is None:
             return None
         return Turn((*ids, *guide.rest), AllowedTokens((*places, *[FORCED] * len(guide.rest)), tuple(sets)))
 
@@ -132,9 +137,9 @@ class Guide:
         return self._place == "decision" and not self._text
 
     @property
-    def rest(self) -> list[int]:
-        """All that is left, where no choice is; else nothing."""
-        return self._text if self._place == "end" else []
+    def rest(self) -> list[int] | None:
+        """All that is left, where no choice is; None before."""
+        return self._text if self._place == "end" else None
 
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
         """True for each token [V] that is not in a set that `allowed` gave."""
@@ -162,7 +167,7 @@ class Guide:
                 self._enter("line", text)
         elif self._place == "decision":
             if token == self.ask:
-                self._enter("end", [*self._help, self._vocabulary.end])
+                self._enter("end", [*self._help, *self._vocabulary.end])
             else:
                 self._enter("answer", self._answer)
         else:
@@ -199,7 +204,7 @@ class Guide:
             self._place, self._closer = "next line" if more else "decision", -1
             self._text = [] if more else list(self._ending)
         elif self._place == "answer" and (rest := self._matcher.compute_ff_bytes()):
-            self._text = [*self._vocabulary.ids(rest.decode()), self._vocabulary.end]
+            self._text = [*self._vocabulary.ids(rest.decode()), *self._vocabulary.end]
             self._place, self._closer = "end", -1
 
     def _closing_token(self) -> int:
