@@ -68,6 +68,7 @@ class BatchedBackend:
         self._swaps = asyncio.Lock()
         self._closed = False
         self._form_vocabulary: FormVocabulary | None = None
+        self._guides: dict[ResponseForm, Guide] = {}
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
 
     @property
@@ -150,24 +151,35 @@ class BatchedBackend:
 
     def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
         """A text of a form as the model's own whole turn; see `InferenceBackend`."""
-        try:
-            return self._new_guide(form, max_tokens).turn(text)
-        except UsageError:  # fewer tokens than any response of the form needs
-            return None
+        return self._guide_of(form).turn(text, max_tokens)
 
     def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide | None:
         """What holds responses to their form, where they have one."""
         if sampling.form is None:
             return None
-        return self._new_guide(sampling.form, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
+        guide, room = self._guide_of(sampling.form), self._n_ctx - prompt_tokens
+        if room < guide.least <= sampling.max_tokens:
+            raise ContextOverflow(
+                f"the prompt leaves {room} tokens of the context, a response of its form needs {guide.least}",
+                hint="shorten it or raise model.context_tokens",
+            )
+        if sampling.max_tokens < guide.least:
+            raise UsageError(
+                f"a response of this form needs {guide.least} tokens, not {sampling.max_tokens}",
+                hint="raise learning.max_tokens or --max-tokens, or set model.responses to free",
+            )
+        return guide.fork(min(sampling.max_tokens, room))
 
-    def _new_guide(self, form: ResponseForm, max_tokens: int) -> Guide:
+    def _guide_of(self, form: ResponseForm) -> Guide:
+        """The guide of a form, to be forked; made once."""
         from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
             self._form_vocabulary = FormVocabulary(pieces, self._response_ids, self._turn_end())
-        return Guide(form, self._form_vocabulary, max_tokens)
+        if form not in self._guides:
+            self._guides[form] = Guide(form, self._form_vocabulary)
+        return self._guides[form]
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
@@ -225,6 +237,8 @@ class BatchedBackend:
 
         grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
         guide = self._guide(sampling, len(ids))
+        if guide is not None and prefix:
+            raise UsageError("a response in a form cannot go on from a text")
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar, guide=guide)
         request.future.add_done_callback(lambda _: report(None))
         try:
@@ -363,5 +377,7 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UsageError(f"temperature must be between 0 and 100, not {sampling.temperature}")
     if not 0.0 < sampling.top_p <= 1.0:
         raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if sampling.form is not None and (sampling.grammar or sampling.ignore_eos):
+        raise UsageError("a response in a form has no other grammar, and ends with its form")
     if not all(sampling.stops):
         raise UsageError("a stop string must not be empty")
