@@ -99,6 +99,7 @@ class Answerer:
             temperature=settings.temperature_of(request) or 0.0,
             max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
+            form=settings.form_of(request),
         )
         return AnswerDraft(
             request=request,
@@ -134,7 +135,7 @@ class Answerer:
 
     async def _as_the_model_decides(self, draft: AnswerDraft) -> Pieces:
         """Mode auto: the model answers, or asks for help. The budget dial acts here: its bias shifts the log-odds of asking."""
-        hold, dial = HelpHoldBack(), self._access.dials.of(draft.task)
+        hold, dial = HelpHoldBack(draft.sampling.form), self._access.dials.of(draft.task)
         setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
         draft.sampling = replace(draft.sampling, help_bias=setting.bias)
         async with closing(self._local.pieces(draft, draft.sampling)) as texts:

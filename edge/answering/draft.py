@@ -14,6 +14,7 @@ from edge.cloud.place import CloudPlace
 from edge.cloud.unconfirmed import UNSETTLED
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.core.forms import PlainForm, ReasonedForm, ResponseForm
 from edge.core.types import DialOverride, FinishReason, LocalResponse, Mode, Sampling, ScoredToken
 from edge.inference.backend import InferenceBackend
 from edge.inference.channels import readable_answer
@@ -22,6 +23,9 @@ from edge.rpc.client import CloudCompletion
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.events import AnswerFinished, Notice, Source
 from edge.state.folder import StateFolder
+
+REASONED_STEPS = 8
+"""Step limit of a reasoned answer when none is configured."""
 
 
 class AnswerTokens:
@@ -75,10 +79,18 @@ class AnswerSettings:
     hint_cut: Cut = private_cut
     cloud: CloudPlace = field(default_factory=CloudPlace)
     """Where the cloud is asked, for error messages."""
+    guided: bool = False
+    """Local answers are plain turns, reasoned ones on request; else they are free, under the model's system prompt."""
 
     def temperature_of(self, request: AnswerRequest) -> float | None:
         """The temperature that a request asks for, else the configured one; None where neither is set."""
         return self.temperature if request.temperature is None else request.temperature
+
+    def form_of(self, request: AnswerRequest) -> ResponseForm | None:
+        """The form of the local answer; None: it is free."""
+        if not self.guided:
+            return None
+        return ReasonedForm(self.max_steps or REASONED_STEPS) if request.reasoned else PlainForm()
 
 
 @dataclass(slots=True)
@@ -186,7 +198,8 @@ class AnswerRecorder:
         shown = draft.cloud_text if draft.source == "cloud" else draft.text
         ended = last.finish if last is not None and draft.source != "cloud" else None
         finish = finish_of(openai_json) or ("length" if ended is FinishReason.LENGTH else "stop")
-        final, reason = draft.content or readable_answer(shown), draft.reason
+        plain = isinstance(draft.sampling.form, PlainForm)
+        final, reason = draft.content or readable_answer(shown, plain=plain), draft.reason
         if not final and finish != "tool_calls" and ended is not FinishReason.STOP:
             reason += f"; {_CUT_OFF if finish == 'length' else _UNREADABLE}"
             reason += "" if draft.source == "cloud" else ", or ask the cloud"
@@ -232,4 +245,5 @@ class AnswerRecorder:
             cloud_output_tokens=usage.output_tokens if usage else 0,
             question_chars=draft.question_chars,
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
+            reasoned=isinstance(draft.sampling.form, ReasonedForm),
         )

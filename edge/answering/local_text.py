@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from edge.answering.draft import AnswerDraft, AnswerSettings
 from edge.budget.dial import HelpDial, Setting
 from edge.core.clock import Clock
 from edge.core.concurrency import closing
-from edge.core.types import FinishReason, Sampling, ToolConversation
-from edge.dagrpo.format import asks_help, check_format
-from edge.dagrpo.prompts import HELP_PHRASE, local_messages
+from edge.core.forms import PlainForm, ResponseForm
+from edge.core.types import AnswerKind, FinishReason, Message, Sampling, ToolConversation
+from edge.dagrpo.format import asks_help, is_well_formed
+from edge.dagrpo.prompts import HELP_PHRASE, local_messages, with_system
 from edge.inference.backend import InferenceBackend
 
 UNLIMITED_STEPS = 64
@@ -35,7 +37,7 @@ class LocalText:
         tools: ToolConversation | None = None,
     ) -> AsyncGenerator[str, None]:
         """Stream what the model writes after `prefix`, and add it to the draft. `form_note` describes the form that the answer needs."""
-        messages = tools or local_messages(draft.request.messages, self._settings.prompt_form, form_note=form_note)
+        messages = tools or self._messages(draft, form_note)
         began = self._clock.monotonic()
         draft.tokens.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed or 0), prefix)) as deltas:
@@ -49,26 +51,38 @@ class LocalText:
                     draft.local_text += delta.text
                     yield delta.text
 
+    def _messages(self, draft: AnswerDraft, form_note: str) -> Sequence[Message]:
+        """What the model reads: the conversation itself where the answer is a plain turn."""
+        asked, form = draft.request.messages, draft.sampling.form
+        if isinstance(form, PlainForm):
+            return with_system(asked, after=form_note)
+        if form is not None and self._settings.prompt_form != "compact":
+            asked = (*asked[:-1], Message("user", f"{asked[-1].content}\n{AnswerKind.MATH.instruction}"))
+        return local_messages(asked, self._settings.prompt_form, form_note=form_note)
+
     def asks(self, draft: AnswerDraft) -> bool:
         """Whether the last response asks for help."""
         if not draft.responses:
             return False
-        finish = draft.responses[-1].finish
+        last = draft.responses[-1]
         if draft.overridden == "to ask":
-            return finish is FinishReason.EOS
-        return asks_help(draft.local_text, finish, self._settings.max_steps or UNLIMITED_STEPS)
+            return last.finish is FinishReason.EOS
+        return asks_help(replace(last, text=draft.local_text), self._settings.max_steps or UNLIMITED_STEPS)
 
     def usable(self, draft: AnswerDraft) -> bool:
         """Whether the last response is an answer."""
-        if draft.responses and draft.responses[-1].finish is FinishReason.STOP:
-            return True
-        return check_format(draft.local_text, self._settings.max_steps or UNLIMITED_STEPS).ok
+        if not draft.responses:
+            return False
+        last = draft.responses[-1]
+        whole = replace(last, text=draft.local_text)
+        return last.finish is FinishReason.STOP or is_well_formed(whole, self._settings.max_steps or UNLIMITED_STEPS)
 
 
 class HelpHoldBack:
-    """Lets text pass, except what follows `</think>` while it may still become a help request."""
+    """Lets text pass, except what may still become a help request: what follows `</think>`, or in the plain form the turn's beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: ResponseForm | None) -> None:
+        self._decided_after = "" if isinstance(form, PlainForm) else "</think>"
         self._text = ""
         self.sent = 0
         """Characters let pass so far."""
@@ -76,9 +90,9 @@ class HelpHoldBack:
     def feed(self, piece: str) -> str:
         """Take the next piece; returns what may be shown now."""
         self._text += piece
-        closing = self._text.find("</think>")
-        end = closing + len("</think>")
-        held = closing >= 0 and may_become_request(self._text[end:])
+        found = self._text.find(self._decided_after)
+        end = found + len(self._decided_after)
+        held = found >= 0 and may_become_request(self._text[end:])
         return self._release(end if held else len(self._text))
 
     def rest(self) -> str:
@@ -91,7 +105,7 @@ class HelpHoldBack:
 
 
 def may_become_request(tail: str) -> bool:
-    """Text after `</think>` that is a beginning of a help request, or one already."""
+    """Text where the decision is taken that is a beginning of a help request, or one already."""
     bare = tail.strip()
     if "<answer>".startswith(bare):
         return True

@@ -204,6 +204,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         switched_off=switched_off(config),
         hint_chars=coordinator.hint_chars,
         cloud=cloud_place(config),
+        guided=responses_are_guided(config) and local_prompt_form(config) != "compact",
     )
     return AgentSettings(
         rollout,

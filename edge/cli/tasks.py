@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
@@ -16,15 +16,15 @@ from edge.cli.output import print_json, print_line, visible
 from edge.cli.settings import Settings, takes
 from edge.core.errors import UsageError
 from edge.core.formatting import counted, shown
-from edge.core.forms import ResponseForm
 from edge.core.limits import LARGEST_SEED, MOST_ITEMS
 from edge.core.types import AnswerKind, TaskItem
-from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
+from edge.dagrpo.prompts import HELP_PHRASE
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from edge.evaluation.judging import RolloutSettings
     from edge.tasks.descriptions import SourceAbout
 
 app = Typer(help="What can be learned and evaluated on.", no_args_is_help=True, rich_markup_mode=None)
@@ -85,8 +85,7 @@ def tasks_list(json: Json = False) -> None:
 @takes("model state")
 def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
-    from edge.app.settings import local_prompt_form, responses_are_guided
-    from edge.evaluation.judging import form_of
+    from edge.app.settings import agent_settings, local_prompt_form, responses_are_guided
     from edge.tasks.descriptions import about, examples
     from edge.tasks.jsonl import as_record
     from edge.tasks.registry import open_source
@@ -94,11 +93,12 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     opened = open_source(source)
     described, items = about(opened), examples(opened)
     config = settings.config()
-    guided, most, form = responses_are_guided(config), config.learning.max_tokens, local_prompt_form(config)
-    forms = [form_of(item, most) if guided else None for item in items]
+    form = local_prompt_form(config)
     form = "full" if form == "auto" else form  # without reading the model's file
+    rollout = replace(agent_settings(config, "").rollout, prompt_form=form, guided=responses_are_guided(config))
     if json:
-        prompts = [[asdict(message) for message in prompt_messages(item, form)] for item in items]
+        prompts = [[asdict(message) for message in rollout.messages(item)] for item in items]
+        forms = [rollout.form_of(item) for item in items]
         outlines = [one and one.outline(HELP_PHRASE) for one in forms]
         shown_items = [
             {**as_record(item), "prompt": prompt, "guided": outline}
@@ -121,9 +121,8 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     console = _console()
     print(visible("\n".join(lines)))
     seen: set[str] = set()
-    for item, held_to in zip(items, forms, strict=True):
-        new = item.family not in seen
-        _show_example(console, item, form if new else None, held_to if new else None)
+    for item in items:
+        _show_example(console, item, None if item.family in seen else rollout)
         seen.add(item.family)
 
 
@@ -178,20 +177,21 @@ def _text(text: str) -> Text:
     return Text(visible(text))
 
 
-def _show_example(console: Console, item: TaskItem, form: str | None, held_to: ResponseForm | None = None) -> None:
-    """One item with its answer; with a prompt form as the model reads it, else as its bare question. `held_to`: of guided responses."""
+def _show_example(console: Console, item: TaskItem, rollout: RolloutSettings | None) -> None:
+    """One item with its answer; as its bare question, or as rollouts ask it of the model."""
     from edge.tasks.jsonl import shown_answer
 
     console.rule(_text(f"{item.family} level {item.level}" if item.level else item.family), align="left")
-    if form is not None:
-        messages = prompt_messages(item, form)
-        blocks = [("the model reads" if one.role == "user" else f"{one.role} reads", one.content) for one in messages]
+    if rollout is not None:
+        blocks = [
+            ("the model reads" if one.role == "user" else f"{one.role} reads", one.content) for one in rollout.messages(item)
+        ]
     else:
         options = [f"{chr(ord('A') + index)}. {option}" for index, option in enumerate(item.options)]
         blocks = [("question", "\n".join([item.question, *options]))]
-    if form in (None, "compact"):
+    if rollout is None or rollout.prompt_form == "compact":
         blocks = [(f"before it, {message.role}", message.content) for message in item.context] + blocks
-    if held_to is not None:
+    if rollout is not None and (held_to := rollout.form_of(item)) is not None:
         blocks.append(("its response is guided", held_to.outline(HELP_PHRASE)))
     if item.preamble:
         blocks.append(("given code", item.preamble))

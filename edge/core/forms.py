@@ -10,6 +10,9 @@ The reasoned form is the paper's format (edge/dagrpo/format.py), written as
 The model writes the lines and the content of the answer; it chooses after each line whether another step follows, and after `</think>`
 whether it asks. Everything else is the only possibility and is written without asking the model. So the decision to ask exists once in
 every response, as a choice between two tokens. The policy that is sampled and learned is the one over allowed tokens.
+
+In the plain form the whole turn is the answer, as in any chat, and the decision is taken at its start: among the possible answers where
+there are few, else by how likely the help phrase is as the beginning of the turn (edge/dagrpo/turn_start.py).
 """
 
 from __future__ import annotations
@@ -30,7 +33,20 @@ CONTENT: {content} & ~/(.|\n)*<\/?(think|answer)>(.|\n)*/
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseForm:
+class PlainForm:
+    """The whole turn is the answer."""
+
+    options: tuple[str, ...] = ()
+    """The possible answers, to be chosen from; (): any text."""
+
+    def outline(self, help_phrase: str) -> str:
+        """The form as a person reads it."""
+        answer = " | ".join(self.options) or "..."
+        return f"{answer}\nor, decided before the answer begins: {help_phrase}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonedForm:
     """The reasoned form for one kind of question."""
 
     max_steps: int
@@ -89,3 +105,6 @@ class ResponseForm:
     def answer_grammar(self) -> str:
         """The content of an answer with what ends it, in llguidance's dialect of Lark."""
         return _GRAMMAR.format(content=_PROGRAM if self.program else _BOXED, end=self.ends_answer.replace("\n", r"\n"))
+
+
+ResponseForm = ReasonedForm | PlainForm

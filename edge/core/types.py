@@ -16,6 +16,8 @@ from edge.core.forms import ResponseForm
 
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
+FormName = Literal["reasoned", "plain"]
+"""The forms of responses (edge.core.forms)."""
 Mode = Literal["auto", "prefer-local", "local-only", "cloud-only"]
 """Who may answer. `prefer-local` asks the cloud only where the local answer is unusable."""
 
@@ -51,6 +53,11 @@ class AnswerKind(StrEnum):
         kind._value_, kind.instruction, kind.verifier = name, instruction, verifier
         return kind
 
+    @property
+    def form(self) -> FormName:
+        """The form of guided responses to such questions: reasoned where working an answer out pays."""
+        return "plain" if self in (AnswerKind.TEXT, AnswerKind.FEEDBACK) else "reasoned"
+
     MATH = "math", "Think step by step, then box the final result.", "edge.verifiers.math_answer:MathAnswer"
     CHOICE = "choice", "Think step by step, then box the letter of the right option.", "edge.verifiers.choice_answer:ChoiceAnswer"
     TEXT = "text", "Think step by step, then box the answer in a few words.", "edge.verifiers.text_answer:TextAnswer"
@@ -83,6 +90,8 @@ class TaskItem:
     """For a program, code that is put before what the model writes: imports and functions that the question gives."""
     context: tuple[Message, ...] = ()
     """What a conversation holds before the question: system messages and earlier turns."""
+    form: FormName | None = None
+    """The form of its guided responses; None: that of its kind."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -195,6 +204,19 @@ class BiasedDecision:
     help_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnStart:
+    """The decision at the start of a plain response (edge/dagrpo/turn_start.py)."""
+
+    phrase_ids: tuple[int, ...]
+    """The help phrase, without its full stop: a turn that begins with it is a request."""
+    phrase_logprobs: tuple[float, ...]
+    """Of each of these tokens after the prompt and those before it, without the bias (nats)."""
+    bias: float
+    """Added to the log-odds of asking (nats); -inf where asking was impossible."""
+    asked: bool
+
+
 FORCED = -1
 
 
@@ -240,7 +262,12 @@ class LocalResponse:
     biased: tuple[BiasedDecision, ...] = ()
     """The tokens that were drawn with a help bias, whose log-probabilities contain it."""
     allowed: AllowedTokens | None = None
-    """What a form allowed; None: the response was free."""
+    """What a form allowed; None: any token."""
+    form: ResponseForm | None = None
+    """The form that it was held to; None: it was free."""
+    start: TurnStart | None = None
+    """The decision before its first token, of a plain response. One that asks has the help phrase as its text, and its tokens; another
+    has the log-probabilities that its tokens have whatever was decided."""
 
 
 @dataclass(frozen=True, slots=True)

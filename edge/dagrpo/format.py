@@ -6,7 +6,8 @@
     </think>
     <answer>\\boxed{...}</answer>           or, in the answer's place or alone inside <answer>: I need external assistance.
 
-Structure only: a missing \\boxed is a wrong answer, not a format violation.
+A response of the plain form is its answer, or the help phrase alone. Structure only: a missing \\boxed is a wrong answer, not a format
+violation.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edge.core.types import FinishReason
+from edge.core.forms import PlainForm
+from edge.core.types import FinishReason, LocalResponse
 from edge.dagrpo.prompts import HELP_PHRASE
 
 _STEP_LINE = re.compile(r"^[ \t]*Step ([0-9]+):", re.MULTILINE)
 _HELP = f"(?ai:{re.escape(HELP_PHRASE.rstrip('.'))})"  # without (?a) the letter ſ would match an s
 _BARE_HELP = re.compile(rf"\s*{_HELP}\.?\s*")
 _TRIGGER = re.compile(rf"</think>\s*(?:<answer>\s*)?({_HELP}\.?)\s*(?:</answer>\s*)?\Z")
+UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELLED)
+"""How a response ends that is cut short: a format violation."""
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -63,13 +67,27 @@ def check_format(text: str, max_steps: int) -> FormatVerdict:
     )
 
 
-def asks_help(text: str, finish: FinishReason, max_steps: int) -> bool:
+def asks_help(response: LocalResponse, max_steps: int) -> bool:
     """Whether a response validly asks for help: it ended by itself, and is well formed."""
-    return finish is FinishReason.EOS and check_format(text, max_steps).asks_help
+    if response.finish is not FinishReason.EOS:
+        return False
+    if isinstance(response.form, PlainForm):
+        return response.text == HELP_PHRASE
+    return check_format(response.text, max_steps).asks_help
+
+
+def is_well_formed(response: LocalResponse, max_steps: int) -> bool:
+    """Whether a response that was not cut short has the structure of its form."""
+    if response.finish in UNFINISHED:
+        return False
+    return bool(response.text.strip()) if isinstance(response.form, PlainForm) else check_format(response.text, max_steps).ok
 
 
 def help_trigger_span(text: str) -> tuple[int, int] | None:
-    """Start and end of a terminal, bare help phrase after `</think>` or inside `<answer>`; None when there is none."""
+    """Start and end of the help phrase where a response asks: as its whole text, or bare at the end, after `</think>` or inside
+    `<answer>`. None when there is none."""
+    if text == HELP_PHRASE:
+        return 0, len(text)
     found = _TRIGGER.search(text)
     if found is None or text.count("</think>") != 1:
         return None

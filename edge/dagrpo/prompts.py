@@ -1,7 +1,7 @@
 """What the SLM is shown.
 
-The bundled models carry a compact system prompt in their own chat template and read the bare question; every other model gets
-SYSTEM_PROMPT and a templated user prompt.
+The bundled models carry a compact system prompt in their own chat template and read the bare question. Every other model reads a
+conversation as it is, or SYSTEM_PROMPT and a templated user prompt where the answer is to be reasoned.
 """
 
 from __future__ import annotations
@@ -33,8 +33,18 @@ def user_prompt(item: TaskItem) -> str:
     return "\n".join(filter(None, [item.question, options, instruction]))
 
 
-def prompt_messages(item: TaskItem, prompt_form: str) -> tuple[Message, ...]:
-    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones."""
+def plain_prompt(item: TaskItem) -> str:
+    """The user turn for one item whose answer is a plain turn: as a person would ask it, with the possible answers where they are few."""
+    if not item.options or ((listed := listed_options(item.question)) is not None and listed.options == item.options):
+        return item.question
+    return f"{item.question}\nAnswer with one of: {', '.join(item.options)}."
+
+
+def prompt_messages(item: TaskItem, prompt_form: str, *, plain: bool = False) -> tuple[Message, ...]:
+    """The conversation for one item: the bare question for "compact" models, system and user turns for "full" ones. `plain`: the answer
+    is a plain turn, and the conversation holds nothing else."""
+    if plain:
+        return (*item.context, Message("user", plain_prompt(item)))
     if prompt_form == "compact":
         return local_messages((Message("user", compact_question(item)),), prompt_form)
     return local_messages((*item.context, Message("user", user_prompt(item))), prompt_form)
@@ -47,8 +57,15 @@ def local_messages(
     comes before the conversation's own and a `form_note`; compact models know no other words than those of questions."""
     if prompt_form == "compact":
         return (messages[-1],)
+    return with_system(messages, system, form_note)
+
+
+def with_system(messages: Sequence[Message], before: str = "", after: str = "") -> tuple[Message, ...]:
+    """A conversation whose system messages are one, between two notes; where there is nothing of these it is as it was."""
+    if not before and not after:
+        return tuple(messages)
     own = [message.content for message in messages if message.role == "system"]
-    whole = "\n\n".join(filter(None, [system, *own, form_note]))
+    whole = "\n\n".join(filter(None, [before, *own, after]))
     return (Message("system", whole), *(message for message in messages if message.role != "system"))
 
 

@@ -20,7 +20,8 @@ from edge.core.errors import ContextOverflow
 from edge.core.formatting import shown
 from edge.core.rng import derive_seed
 from edge.core.types import AnswerKind, LocalResponse, TaskItem
-from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
+from edge.dagrpo.format import is_well_formed
+from edge.dagrpo.prompts import HELP_PHRASE
 from edge.evaluation.cloud import CloudAnswers
 from edge.evaluation.judging import (
     CLOUD_TEMPERATURE,
@@ -34,7 +35,6 @@ from edge.evaluation.judging import (
     call_key,
     cloud_messages,
     composed_text,
-    is_well_formed,
     judge,
 )
 from edge.inference.backend import InferenceBackend
@@ -120,12 +120,12 @@ class Evaluation:
             forced = await self._sample(candidate, suppress_help=True) if mentions_help else response
         except ContextOverflow:
             return Judged(False, False, WRONG, WRONG, WRONG, None, 0, None, too_long=True)
-        format_ok = is_well_formed(item, response)
+        format_ok = is_well_formed(response, item.max_steps)
         asked = asks(self.roles.policy, item, response)
         own = WRONG if asked or not format_ok else await self._verdict(item, response.text)
         forced_verdict = own
         if asked or forced is not response:
-            forced_verdict = await self._verdict(item, forced.text) if is_well_formed(item, forced) else WRONG
+            forced_verdict = await self._verdict(item, forced.text) if is_well_formed(forced, item.max_steps) else WRONG
         outcome = None
         if self.roles.cloud is not None and (asked or self.cloud_all):
             call = self._call(candidate, tag, response.text if asked else "")
@@ -155,7 +155,7 @@ class Evaluation:
         settings, item = self.settings, candidate.item
         sampling = settings.sampling(item, suppress_help=suppress_help)
         seed = derive_seed(settings.seed, "eval", candidate.key)
-        messages = prompt_messages(item, settings.prompt_form)
+        messages = settings.messages(item)
         group = await self.roles.backend.sample_group(messages, sampling, [seed])
         return group.responses[0]
 

@@ -23,7 +23,6 @@ from edge.core.errors import ContextOverflow
 from edge.core.rng import derive_seed, stream
 from edge.core.types import LocalResponse
 from edge.dagrpo.metrics import wilson_interval
-from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.evaluate import EvalRoles
 from edge.evaluation.judging import CLOUD_TEMPERATURE, Candidate, RolloutSettings, call_key, cloud_messages, composed_text, judge
 from edge.routing.policy import asks
@@ -175,7 +174,7 @@ class HintTrial:
         sampling = settings.sampling(item)
         seed = derive_seed(settings.seed, "eval", candidate.key)
         try:
-            messages = prompt_messages(item, settings.prompt_form)
+            messages = settings.messages(item)
             group = await self._roles.backend.sample_group(messages, sampling, [seed])
         except ContextOverflow:
             return None

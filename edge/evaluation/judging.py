@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.cloud.hints import Cut
-from edge.core.forms import ResponseForm
-from edge.core.types import AnswerKind, FinishReason, LocalResponse, Message, Sampling, TaskItem
+from edge.core.forms import PlainForm, ReasonedForm, ResponseForm
+from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.dagrpo.composition import compose
-from edge.dagrpo.format import check_format
-from edge.dagrpo.prompts import compact_question, user_prompt
+from edge.dagrpo.prompts import compact_question, prompt_messages, user_prompt
 from edge.privacy.registry import private_cut
 from edge.verifiers.verifier import PartialVerifier, Verifier
 
@@ -37,6 +36,8 @@ class Candidate:
         """Distinguishes items by all that is asked of the model: 32 hex digits."""
         item = self.item
         content = [item.id, item.family, item.question, list(item.options), item.answer, item.preamble, item.max_steps]
+        if item.form is not None:
+            content.append(item.form)
         if item.context:
             content.append([[message.role, message.content] for message in item.context])
         return hashlib.blake2b(json.dumps(content).encode("ascii"), digest_size=16).hexdigest()
@@ -129,8 +130,6 @@ class JudgedItem:
 
 
 _JUDGED_ON_A_THREAD = (AnswerKind.PROGRAM, AnswerKind.MATH, AnswerKind.FEEDBACK)
-UNFINISHED = (FinishReason.LENGTH, FinishReason.STEP_LIMIT, FinishReason.CANCELLED)
-"""How a response ends that is cut short: a format violation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,25 +169,29 @@ class RolloutSettings:
             help_bias=help_bias,
             suppress_help=suppress_help,
             exact=not suppress_help,
-            form=form_of(item, self.max_tokens) if self.guided else None,
+            form=self.form_of(item),
         )
+
+    def form_of(self, item: TaskItem) -> ResponseForm | None:
+        """The form that responses to a question are held to; None: they are free.
+
+        Compact models know the reasoned form alone, and answer a person's own questions freely.
+        """
+        compact = self.prompt_form == "compact"
+        if not self.guided or (compact and item.kind is AnswerKind.FEEDBACK):
+            return None
+        if (item.form or item.kind.form) == "plain" and not compact:
+            return PlainForm(item.options)
+        program = item.kind is AnswerKind.PROGRAM
+        form = ReasonedForm(item.max_steps, program)
+        return replace(form, answer_tokens=min(_PROGRAM_TOKENS if program else form.answer_tokens, self.max_tokens // 2))
+
+    def messages(self, item: TaskItem) -> tuple[Message, ...]:
+        """What the SLM reads of a question."""
+        return prompt_messages(item, self.prompt_form, plain=isinstance(self.form_of(item), PlainForm))
 
 
 _PROGRAM_TOKENS = 160
-
-
-def form_of(item: TaskItem, max_tokens: int) -> ResponseForm | None:
-    """The form of a question's responses, whose answer may take up to half of the tokens; None: a person's own are answered freely."""
-    if item.kind is AnswerKind.FEEDBACK:
-        return None
-    program = item.kind is AnswerKind.PROGRAM
-    form = ResponseForm(item.max_steps, program)
-    return replace(form, answer_tokens=min(_PROGRAM_TOKENS if program else form.answer_tokens, max_tokens // 2))
-
-
-def is_well_formed(item: TaskItem, response: LocalResponse) -> bool:
-    """The local part's structure holds; truncated responses do not."""
-    return response.finish not in UNFINISHED and check_format(response.text, item.max_steps).ok
 
 
 def composed_text(local: str, cloud: str | None) -> str:

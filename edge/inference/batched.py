@@ -13,18 +13,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
-from edge.core.forms import ResponseForm
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
+from edge.core.forms import THINKING_ENDS, PlainForm, ReasonedForm, ResponseForm
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation, Turn
 from edge.core.worker import EngineWorker, Priority
+from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from edge.inference.guide import FormVocabulary, Guide
+    from edge.inference.guide import FormVocabulary, Guide, ReasonedGuide
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -69,6 +70,7 @@ class BatchedBackend:
         self._closed = False
         self._form_vocabulary: FormVocabulary | None = None
         self._guides: dict[ResponseForm, Guide] = {}
+        self._phrase: list[int] | None = None
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
 
     @property
@@ -93,7 +95,7 @@ class BatchedBackend:
         ids = self.prompt_ids(messages)
         if not seeds:
             return PromptGroup(ids, ())
-        return await self._run(Request(ids, sampling, seeds, priority, guide=self._guide(sampling, len(ids))))
+        return await self._run(self._request(ids, sampling, seeds, priority))
 
     async def sample_ids(self, ids: Sequence[int], sampling: Sampling, seed: int) -> PromptGroup:
         """Sample one response to a prompt that was read before (`prompt_ids`), as a raw text's continuation that nobody watches."""
@@ -151,12 +153,38 @@ class BatchedBackend:
 
     def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
         """A text of a form as the model's own whole turn; see `InferenceBackend`."""
+        if isinstance(form, PlainForm) and not form.options:
+            return Turn(self.response_tokens(text))
         return self._guide_of(form).turn(text, max_tokens)
 
-    def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide | None:
-        """What holds responses to their form, where they have one."""
+    def _request(
+        self, ids: Sequence[int], sampling: Sampling, seeds: Sequence[int], priority: Priority, **further: Any
+    ) -> Request:
+        """A request whose responses are held to their form, where they have one, or decide at their start."""
         if sampling.form is None:
-            return None
+            return Request(ids, sampling, seeds, priority, **further)
+        if isinstance(sampling.form, PlainForm) and not sampling.form.options:
+            phrase_ids = () if further.get("prefix") else self._phrase_ids(len(ids))  # the turn has begun already
+            return Request(ids, sampling, seeds, priority, phrase_ids=phrase_ids, **further)
+        guide = self._guide(sampling, len(ids))
+        if further.get("prefix"):
+            if not isinstance(sampling.form, ReasonedForm) or not further["prefix"].endswith(THINKING_ENDS):
+                raise UsageError("a response in a form goes on after its thinking only")
+            guide = cast("ReasonedGuide", guide).after_thinking()
+        return Request(ids, sampling, seeds, priority, guide=guide, **further)
+
+    def _phrase_ids(self, prompt_tokens: int) -> Sequence[int]:
+        """The help phrase as a turn begins with it; () where a turn cannot: of a vocabulary or a context that has no room for it."""
+        if self._phrase is None:
+            try:
+                self._phrase = self._vocabulary_of_forms().ids(HELP_PHRASE.rstrip("."))
+            except Unsupported:
+                self._phrase = []
+        return self._phrase if prompt_tokens + len(self._phrase) <= self._n_ctx else ()
+
+    def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide:
+        """What holds responses to their form."""
+        assert sampling.form is not None
         guide, room = self._guide_of(sampling.form), self._n_ctx - prompt_tokens
         if room < guide.least <= sampling.max_tokens:
             raise ContextOverflow(
@@ -172,14 +200,20 @@ class BatchedBackend:
 
     def _guide_of(self, form: ResponseForm) -> Guide:
         """The guide of a form, to be forked; made once."""
-        from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
+        from edge.inference.guide import OptionsGuide, ReasonedGuide  # needs llguidance, which a coordinator does without
+
+        if form not in self._guides:
+            words = self._vocabulary_of_forms()
+            self._guides[form] = ReasonedGuide(form, words) if isinstance(form, ReasonedForm) else OptionsGuide(form, words)
+        return self._guides[form]
+
+    def _vocabulary_of_forms(self) -> FormVocabulary:
+        from edge.inference.guide import FormVocabulary  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
             self._form_vocabulary = FormVocabulary(pieces, self._response_ids, self._turn_end())
-        if form not in self._guides:
-            self._guides[form] = Guide(form, self._form_vocabulary)
-        return self._guides[form]
+        return self._form_vocabulary
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
@@ -236,10 +270,7 @@ class BatchedBackend:
             report(TextDelta(text, tokens=tokens))
 
         grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
-        guide = self._guide(sampling, len(ids))
-        if guide is not None and prefix:
-            raise UsageError("a response in a form cannot go on from a text")
-        request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar, guide=guide)
+        request = self._request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar)
         request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)
@@ -377,7 +408,8 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UsageError(f"temperature must be between 0 and 100, not {sampling.temperature}")
     if not 0.0 < sampling.top_p <= 1.0:
         raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
-    if sampling.form is not None and (sampling.grammar or sampling.ignore_eos):
+    held = isinstance(sampling.form, ReasonedForm) or (sampling.form is not None and sampling.form.options)
+    if held and (sampling.grammar or sampling.ignore_eos):
         raise UsageError("a response in a form has no other grammar, and ends with its form")
     if not all(sampling.stops):
         raise UsageError("a stop string must not be empty")

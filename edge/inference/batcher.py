@@ -12,6 +12,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,14 +31,21 @@ from edge.core.types import (
     Sampling,
     ScoredToken,
     TokenChance,
+    TurnStart,
 )
 from edge.core.worker import Priority
+from edge.dagrpo.prompts import HELP_PHRASE
+from edge.dagrpo.turn_start import ask_probability, log_odds, unfinished
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
 
 if TYPE_CHECKING:
     from edge.inference.guide import Guide
+
+
+_NO_CHANGE = 1e-6
+"""Nats by which a logit may be off; a single-precision one is not more exact."""
 
 
 class Engine(Protocol):
@@ -51,8 +59,8 @@ class Engine(Protocol):
         """Put a prompt into a row; logits [V] after it."""
         ...
 
-    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row; logits [T, V] after each of its tokens, some at a time, each valid until the next ones."""
+    def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[Floats]:
+        """Put a text into a row from `start` on; logits [T, V] after each of its tokens, some at a time, each valid until the next ones."""
         ...
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
@@ -115,7 +123,8 @@ class Request:
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
     one go, and the one response reports how likely its tokens were. `filter` holds a single response to its grammar. Responses are held
-    to their form by forks of `guide`; what it forces first is read with the prompt.
+    to their form by forks of `guide`; what it forces first is read with the prompt. With `phrase_ids` they decide at their start whether to
+    ask for help, which are the tokens of a request.
     """
 
     def __init__(
@@ -131,11 +140,15 @@ class Request:
         reads: bool = False,
         filter: TokenFilter | None = None,
         guide: Guide | None = None,
+        phrase_ids: Sequence[int] = (),
     ) -> None:
         self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
         self.sampling, self.priority, self.prefix = sampling, priority, prefix
         self.on_text, self.reads, self.filter, self.guide = on_text, reads, filter, guide
         self.opening = () if guide is None else guide.opening
+        self.phrase_ids = tuple(phrase_ids)
+        self.phrase_logprobs: tuple[float, ...] = ()
+        self.unfinished: tuple[float, ...] = ()
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -170,7 +183,8 @@ class _Sequence:
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
-        self.follower = ResponseFollower(tokens, request.sampling.max_steps, request.prefix)
+        steps = None if request.phrase_ids else request.sampling.max_steps
+        self.follower = ResponseFollower(tokens, steps, request.prefix)
         watched = request.on_text is not None or request.sampling.stops or request.sampling.top_logprobs is not None
         self.detokenizer = Detokenizer(request.sampling, request.prefix, request.on_text) if watched else None
         penalties = request.sampling.presence_penalty or request.sampling.frequency_penalty
@@ -187,6 +201,8 @@ class _Sequence:
         self.free_choice: int | None = None
         self.overridden: DialOverride = ""
         self.biased: list[BiasedDecision] = []
+        self.start: TurnStart | None = None
+        self.own_logits_V: Floats | None = None
 
     @property
     def position(self) -> int:
@@ -229,6 +245,8 @@ class _Sequence:
             self.overridden,
             tuple(self.biased),
             None if self.guide is None else AllowedTokens(tuple(self.places), tuple(self.sets)),
+            self.request.sampling.form,
+            self.start,
         )
 
 
@@ -311,10 +329,39 @@ class Batcher:
             row = len(self._active)
             request.prompt_logits = self._engine.prefill(row, [*request.prompt_ids, *request.opening])
             self._prompt_in_row[row] = request
+            if request.phrase_ids and not request.phrase_logprobs:
+                self._read_phrase(request, row)
             decoded = True
         while self._next_request(len(self._active)) is request:
             self._start_one(request, len(self._active))
         return decoded
+
+    def _read_phrase(self, request: Request, row: int) -> None:
+        """How likely the help phrase is after the prompt in a row, which is left with the prompt alone."""
+        assert request.prompt_logits is not None
+        length, ids = len(request.prompt_ids), np.array(request.phrase_ids, dtype=np.intp)
+        logprobs = list(log_probabilities(request.prompt_logits[None], ids[:1]))
+        for logits_TV in self._engine.read(row, ids[:-1].tolist(), length):
+            logprobs.extend(log_probabilities(logits_TV, ids[len(logprobs) :][: len(logits_TV)]))
+        self._engine.fork(row, row, length)
+        request.phrase_logprobs = tuple(map(float, logprobs))
+        request.unfinished = unfinished(request.phrase_logprobs)
+
+    def _decide(self, sequence: _Sequence) -> LocalResponse | None:
+        """Take the decision at the start of a turn; the response, where it asks."""
+        request, sampling = sequence.request, sequence.request.sampling
+        sequence.help_log_odds = z = log_odds(request.phrase_logprobs)
+        uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias
+        asks, would_ask = (uniform < ask_probability(z, shift, sequence.temperature) for shift in (bias, 0.0))
+        sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks)
+        if asks != would_ask and not sampling.suppress_help:
+            sequence.overridden = "to ask" if asks else "not to ask"
+        if not asks:
+            return None
+        sequence.token_ids, sequence.logprobs = list(request.phrase_ids), list(request.phrase_logprobs)
+        if request.on_text is not None:
+            request.on_text(HELP_PHRASE, ())
+        return replace(sequence.response(FinishReason.EOS), text=HELP_PHRASE)
 
     def _next_request(self, busy_rows: int) -> Request | None:
         """The most urgent request with a response to start, if a row is left for it when this many are busy."""
@@ -377,6 +424,9 @@ class Batcher:
         room = self._engine.n_ctx - len(request.prompt_ids)
         sequence = _Sequence(request, request.started, self._help, room, self.adapter_version)
         request.started += 1
+        if request.phrase_ids and (asking := self._decide(sequence)) is not None:
+            request.finish_one(sequence.index, asking)
+            return False
         for token in request.opening:
             sequence.places.append(FORCED)
             sequence.add(token, 0.0, self._tokens.pieces[token])
@@ -429,6 +479,8 @@ class Batcher:
                 logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
             if sequence.guide is not None:
                 self._restrict(sequence, sequence.guide, logits_V, uniform)
+            elif sequence.start is not None:
+                self._leave_phrase(sequence, logits_V)
             elif sequence.follower.pending is not None and sequence.filter is None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
@@ -440,6 +492,10 @@ class Batcher:
         temperatures = np.array([sequence.temperature for sequence in sequences])
         shares = np.array([sequence.request.sampling.top_p for sequence in sequences]) if narrow else None
         ids, logprobs = self.sampler.sample(logits_RV, temperatures, uniforms, given, shares)
+        for row, sequence in enumerate(sequences):
+            if sequence.own_logits_V is not None:
+                logprobs[row] = log_probabilities(sequence.own_logits_V[None], ids[row : row + 1])[0]
+                sequence.own_logits_V = None
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 
     def _permitted(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> int:
@@ -467,24 +523,36 @@ class Batcher:
 
         A forced token is the only one that is left, so that it is drawn, with probability 1.
         """
-        sampling, forced = sequence.request.sampling, guide.forced
+        sampling, forced, ask = sequence.request.sampling, guide.forced, guide.ask
+        bits = guide.allowed(may_ask=not sampling.suppress_help) if forced < 0 else b""
         if guide.deciding:
-            ask, answer = guide.ask, guide.answer
-            sequence.help_log_odds = float(np.clip(float(logits_V[ask]) - float(logits_V[answer]), -60.0, 60.0))
-            forced = answer if sampling.suppress_help else -1
+            answers = np.flatnonzero(~guide.outside(guide.allowed(may_ask=False)))
+            sequence.help_log_odds = log_odds_of(np.append(logits_V[ask], logits_V[answers]), np.array([0]))
+            if sampling.suppress_help and len(answers) == 1:
+                forced = int(answers[0])
         if forced >= 0:
             sequence.places.append(FORCED)
             kept = logits_V[forced]
             logits_V[:] = -np.inf
             logits_V[forced] = kept
             return
-        bits = guide.allowed()
         sequence.places.append(sequence.sets.setdefault(bits, len(sequence.sets)))
         logits_V[guide.outside(bits)] = -np.inf
-        if guide.deciding and sampling.help_bias:
+        if guide.deciding and sampling.help_bias and not sampling.suppress_help:
             sequence.free_choice = self._choice(sequence, logits_V, uniform)
             logits_V[ask] += np.float32(sampling.help_bias)
             sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias, (ask,)))
+
+    def _leave_phrase(self, sequence: _Sequence, logits_V: Floats) -> None:
+        """A turn that does not ask: where it is a beginning of the help phrase so far, the phrase goes on only as far as it stays
+        unfinished. The logits of the model itself are noted where that changes them."""
+        request, place = sequence.request, len(sequence.token_ids)
+        if place >= len(request.phrase_ids) or tuple(sequence.token_ids) != request.phrase_ids[:place]:
+            return
+        less = request.unfinished[place]
+        if less < -_NO_CHANGE:
+            sequence.own_logits_V = logits_V.copy()
+            logits_V[request.phrase_ids[place]] += np.float32(less)
 
     def _steer(self, sequence: _Sequence, logits_V: Floats, uniform: float) -> None:
         """Record and bias the decision to ask for help, in place.

@@ -138,9 +138,12 @@ class AnswerReader:
         return tuple(out)
 
 
-def readable_answer(text: str) -> str:
-    """The answer alone, as a person reads it: boxed, else in `<answer>`, else all of the content. "" where nothing of it is an answer."""
+def readable_answer(text: str, *, plain: bool = False) -> str:
+    """The answer alone, as a person reads it: boxed, else in `<answer>`, else all of the content; of a plain turn all of the content. ""
+    where nothing of it is an answer."""
     reader = AnswerReader()
     content = "".join(part.text for part in reader.feed(text) + reader.finish() if part.channel == "content")
+    if plain:
+        return content.strip()
     answer = last_boxed(content) or (reader.answer or content).strip().removeprefix("\\boxed{").rstrip()
     return answer or last_boxed(text) or ""

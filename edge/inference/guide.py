@@ -7,16 +7,17 @@ thinking that would leave no room for an answer: every response ends well formed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from edge.core.errors import EdgeError, Unsupported
-from edge.core.forms import THINKING_ENDS, ResponseForm
+from edge.core.forms import THINKING_ENDS, PlainForm, ReasonedForm
 from edge.core.types import FORCED, AllowedTokens, Turn
 from edge.dagrpo.prompts import HELP_PHRASE
 
@@ -37,10 +38,12 @@ class FormVocabulary:
     def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int | None) -> None:
         self.size, self.pieces, self._tokenise = len(pieces), pieces, tokenise
         self.end = [] if end is None else [end]
-        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, 0 if end is None else end)))
-        self.set_bytes = -(-self.size // 8)
-        """Length of a set of tokens."""
         self._outside: dict[bytes, NDArray[np.bool_]] = {}
+
+    @cached_property
+    def tokenizer(self) -> LLTokenizer:
+        """What grammars need of the vocabulary; it takes a while to make."""
+        return LLTokenizer(TokenizerWrapper(_Tokens(self.pieces, self.end[0] if self.end else 0)))
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text that a form writes. Raises Unsupported for a vocabulary that cannot spell it."""
@@ -56,8 +59,15 @@ class FormVocabulary:
         """What tokens write; those that end a turn write nothing."""
         return b"".join(self.pieces[token] for token in token_ids)
 
+    def set_of(self, tokens: Iterable[int]) -> bytes:
+        """A set of tokens as bits, the first token's the lowest of the first byte."""
+        bits = bytearray(-(-self.size // 8))
+        for token in tokens:
+            bits[token // 8] |= 1 << token % 8
+        return bytes(bits)
+
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
-        """True for each token [V] that is not in a set given as bits, the first token's the lowest of the first byte."""
+        """True for each token [V] that is not in a set."""
         if bits not in self._outside:
             inside = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self.size, bitorder="little")
             self._outside[bits] = inside == 0
@@ -76,15 +86,128 @@ class _Tokens:
         return []
 
 
-class Guide:
-    """Follows one response.
+class Guide(Protocol):
+    """Follows one response of a form."""
 
-    `opening` are the tokens that every response begins with; the guide begins after them. `forced` is the token that comes next whatever
-    the model wants, -1 where there is a choice; `allowed` has what to choose from. `deciding`: that choice is the decision, between `ask`
-    and `answer`. `rest`: the forced tokens to the end, once no choice is left. `least`: the lowest limit of tokens.
-    """
+    opening: Sequence[int]
+    """What every response begins with; the guide begins after it."""
+    ask: int
+    """The token that asks, where the decision is taken."""
+    least: int
+    """The lowest limit of tokens that a response may have."""
 
-    def __init__(self, form: ResponseForm, vocabulary: FormVocabulary) -> None:
+    def turn(self, text: str, max_tokens: int) -> Turn | None:
+        """A text in this form as a turn of the model; None where it is not, or goes beyond a limit. The guide stays at the beginning."""
+        ...
+
+    def fork(self, max_tokens: int) -> Guide:
+        """One for a response of at most so many tokens, which are not fewer than `least`; at the same place."""
+        ...
+
+    @property
+    def forced(self) -> int:
+        """The token that must come next, -1 where there is a choice."""
+        ...
+
+    @property
+    def deciding(self) -> bool:
+        """Whether that choice is the decision to ask."""
+        ...
+
+    @property
+    def rest(self) -> Sequence[int] | None:
+        """The forced tokens to the end, once no choice is left; None before."""
+        ...
+
+    def allowed(self, *, may_ask: bool = True) -> bytes:
+        """The set of tokens that may come next, as bits; where the decision is taken also without asking."""
+        ...
+
+    def outside(self, bits: bytes) -> NDArray[np.bool_]:
+        """True for each token [V] that is not in a set that `allowed` gave."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The next token is this one: the forced one, or one that is allowed."""
+        ...
+
+
+class OptionsGuide:
+    """Of a plain response that is one of few answers: the decision is among their first tokens and that of the help phrase."""
+
+    def __init__(self, form: PlainForm, vocabulary: FormVocabulary) -> None:
+        """Raises Unsupported where the tokens of an option do not tell it from the help phrase, or from an option that goes on."""
+        self._vocabulary = vocabulary
+        self._left = [[*vocabulary.ids(text), *vocabulary.end] for text in (HELP_PHRASE, *dict.fromkeys(form.options))]
+        self.opening: Sequence[int] = ()
+        self.ask = self._left[0][0]
+        self.least = max(map(len, self._left))
+        self._written = 0
+        for place, text in enumerate(self._left):
+            other = next((one for one in self._left[place + 1 :] if text[: len(one)] == one or one[: len(text)] == text), None)
+            if other is not None or (place and text[0] == self.ask):
+                raise Unsupported(
+                    f"the option {form.options[place - 1]!r} begins like another one or like the help phrase",
+                    parameter="model.responses",
+                    hint="give the options other names, or set model.responses to free",
+                )
+
+    def turn(self, text: str, max_tokens: int) -> Turn | None:
+        """One of the options as a turn of the model; None for any other text."""
+        guide, places, sets = self.fork(max_tokens), list[int](), dict[bytes, int]()
+        ids = [*self._vocabulary.ids(text), *self._vocabulary.end] if text else []
+        if ids not in self._left[1:] or len(ids) > max_tokens:
+            return None
+        for token in ids:
+            bits = guide.allowed(may_ask=False)
+            places.append(FORCED if guide.rest is not None or guide.forced >= 0 else sets.setdefault(bits, len(sets)))
+            guide.accept(token)
+        return Turn(tuple(ids), AllowedTokens(tuple(places), tuple(sets)))
+
+    def fork(self, max_tokens: int) -> OptionsGuide:
+        """Another one at the same place."""
+        other = copy(self)
+        other._left = list(self._left)
+        return other
+
+    @property
+    def forced(self) -> int:
+        """The token that must come next, -1 where there is a choice."""
+        following = self._following
+        return next(iter(following)) if len(following) == 1 else -1
+
+    @property
+    def deciding(self) -> bool:
+        """The first token decides."""
+        return self._written == 0
+
+    @property
+    def rest(self) -> Sequence[int] | None:
+        """All that is left, where no choice is; None before."""
+        return self._left[0][self._written :] if len(self._left) == 1 else None
+
+    def allowed(self, *, may_ask: bool = True) -> bytes:
+        """The tokens with which the answers that are left go on."""
+        return self._vocabulary.set_of(self._following - (set() if may_ask or self._written else {self.ask}))
+
+    def outside(self, bits: bytes) -> NDArray[np.bool_]:
+        """True for each token [V] that is not in a set that `allowed` gave."""
+        return self._vocabulary.outside(bits)
+
+    def accept(self, token: int) -> None:
+        """The next token is this one."""
+        self._left = [text for text in self._left if text[self._written : self._written + 1] == [token]]
+        self._written += 1
+
+    @property
+    def _following(self) -> set[int]:
+        return {text[self._written] for text in self._left if len(text) > self._written}
+
+
+class ReasonedGuide:
+    """Of a reasoned response: the decision is between `ask` and the first token of what begins an answer."""
+
+    def __init__(self, form: ReasonedForm, vocabulary: FormVocabulary) -> None:
         self._form, self._vocabulary = form, vocabulary
         self._matchers = {
             place: LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(grammar))
@@ -92,11 +215,11 @@ class Guide:
         }
         self._help, self._answer = (vocabulary.ids(text) for text in (HELP_PHRASE, form.begins_answer))
         self._ending = vocabulary.ids(THINKING_ENDS)
-        self.ask, self.answer = self._help[0], self._answer[0]
+        self.ask = self._help[0]
         self._place: Place = "line"
         self._step, self._written = 1, 0
         self._matcher = self._matchers["line"].deep_copy()
-        self.opening = vocabulary.ids(form.begins_line(1))
+        self.opening: Sequence[int] = vocabulary.ids(form.begins_line(1))
         self._text: list[int] = []
         self._closer = -1
         self._closing = len(vocabulary.ids(form.ends_answer)) + _SLACK + 1
@@ -130,11 +253,17 @@ class Guide:
             return None
         return Turn((*ids, *guide.rest), AllowedTokens((*places, *[FORCED] * len(guide.rest)), tuple(sets)))
 
-    def fork(self, max_tokens: int) -> Guide:
+    def fork(self, max_tokens: int) -> ReasonedGuide:
         """One for a response of at most so many tokens, which are not fewer than `least`; at the same place."""
         other = copy(self)
         other._left = max_tokens - len(self.opening)
         other._matcher, other._text = self._matcher.deep_copy(), list(self._text)
+        return other
+
+    def after_thinking(self) -> ReasonedGuide:
+        """One for a turn whose thinking is written already."""
+        other = copy(self)
+        other._place, other._text, other.opening = "decision", [], ()
         return other
 
     @property
@@ -156,14 +285,14 @@ class Guide:
         """True for each token [V] that is not in a set that `allowed` gave."""
         return self._vocabulary.outside(bits)
 
-    def allowed(self) -> bytes:
-        """The set of tokens that may come next, as bits."""
+    def allowed(self, *, may_ask: bool = True) -> bytes:
+        """The set of tokens that may come next, as bits; where the decision is taken also without asking."""
         if self._place == "next line":
-            return self._set_of(self._next_line[0], self._ending[0])
+            return self._vocabulary.set_of((self._next_line[0], self._ending[0]))
         if self._place == "decision":
-            return self._set_of(self.ask, self.answer)
+            return self._vocabulary.set_of((self.ask, self._answer[0]) if may_ask else self._answer[:1])
         bits: bytes = self._matcher.compute_bitmask()
-        return bits[: self._vocabulary.set_bytes]
+        return bits[: -(-self._vocabulary.size // 8)]
 
     def accept(self, token: int) -> None:
         """The next token is this one: the forced one, or one that is allowed."""
@@ -218,9 +347,3 @@ class Guide:
         outside = self._vocabulary.outside(self.allowed())
         closers = (self._vocabulary.ids(text)[0] for text in (("\n",) if in_line else self._form.closers))
         return next((token for token in closers if not outside[token]), -1)
-
-    def _set_of(self, *tokens: int) -> bytes:
-        bits = bytearray(self._vocabulary.set_bytes)
-        for token in tokens:
-            bits[token // 8] |= 1 << token % 8
-        return bytes(bits)

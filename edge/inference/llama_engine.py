@@ -95,16 +95,17 @@ class LlamaEngine:
         last_V: Floats = self._logits(1)[0].copy()
         return last_V
 
-    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Clear a row, decode a text into it, and yield the logits [T, V] after each of its tokens; each lot is valid until the next one.
+    def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[Floats]:
+        """Clear a row from `start` on, decode a text into it, and yield the logits [T, V] after each of its tokens; each lot is valid until
+        the next one.
 
         A lot has as many tokens as the context gives logits at once, which is one for each of its rows.
         """
-        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, start, -1)
         lot = min(PREFILL_CHUNK, self.rows + 1)
-        for start in range(0, len(ids), lot):
-            chunk = ids[start : start + lot]
-            self._batch.fill_one_row(row + _FIRST, chunk, start)
+        for read in range(0, len(ids), lot):
+            chunk = ids[read : read + lot]
+            self._batch.fill_one_row(row + _FIRST, chunk, start + read)
             self._batch.want_logits(0)
             self._decode()
             yield self._logits(len(chunk))

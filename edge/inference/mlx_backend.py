@@ -58,17 +58,17 @@ class MlxEngine:
         last_V: Floats = self._as_numpy(self._decoder.logits(last[:, -1]))[0]
         return last_V
 
-    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row and yield the logits [T, V] after each of its tokens, READ_CHUNK at a time."""
-        for hidden in self._hidden_states(row, ids, READ_CHUNK):
+    def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[Floats]:
+        """Put a text into a row from `start` on and yield the logits [T, V] after each of its tokens, READ_CHUNK at a time."""
+        for hidden in self._hidden_states(row, ids, READ_CHUNK, start):
             yield self._as_numpy(self._decoder.logits(hidden[0]))
 
-    def _hidden_states(self, row: int, ids: list[int], at_once: int) -> Iterator[Any]:
-        """Hidden states [1, T, D] of a text in a row, piece by piece."""
+    def _hidden_states(self, row: int, ids: list[int], at_once: int, start: int = 0) -> Iterator[Any]:
+        """Hidden states [1, T, D] of a text in a row from `start` on, piece by piece."""
         memory = self._open_memory()
-        for start in range(0, len(ids), at_once):
-            chunk = mx.array([ids[start : start + at_once]])
-            yield self._decoder.hidden_states(chunk, [_OneRow(layer, row, start) for layer in memory])
+        for read in range(0, len(ids), at_once):
+            chunk = mx.array([ids[read : read + at_once]])
+            yield self._decoder.hidden_states(chunk, [_OneRow(layer, row, start + read) for layer in memory])
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1 and the logits after them [R, V] (a copy)."""

@@ -93,12 +93,13 @@ class OnnxEngine:
         last_V: Floats = logits_RV[0].copy()
         return last_V
 
-    def read(self, row: int, ids: list[int]) -> Iterator[Floats]:
-        """Put a text into a row, token by token because the graph gives the logits of a run's last one only; logits [1, V] after each."""
+    def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[Floats]:
+        """Put a text into a row from `start` on, token by token because the graph gives the logits of a run's last one only; logits [1, V]
+        after each."""
         rows = np.array([row])
-        for start, token in enumerate(ids):
-            width = min(-(-start // BUCKET) * BUCKET, self.n_ctx)
-            yield self._run(rows, np.array([[token]], dtype=np.int64), np.array([start]), width)
+        for place, token in enumerate(ids, start):
+            width = min(-(-place // BUCKET) * BUCKET, self.n_ctx)
+            yield self._run(rows, np.array([[token]], dtype=np.int64), np.array([place]), width)
 
     def decode(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> Floats:
         """One more token in each of rows 0..R-1; logits [R, V]."""

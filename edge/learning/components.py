@@ -93,5 +93,6 @@ def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings
         return settings
     form = model.prompt_form
     guided = form != "compact" if settings.rollout.guided is None else settings.rollout.guided
-    rollout, answers = replace(settings.rollout, prompt_form=form, guided=guided), replace(settings.answers, prompt_form=form)
+    rollout = replace(settings.rollout, prompt_form=form, guided=guided)
+    answers = replace(settings.answers, prompt_form=form, guided=guided and form != "compact")
     return replace(settings, rollout=rollout, answers=answers)

@@ -24,7 +24,6 @@ from edge.core.rng import derive_seed, stream
 from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
-from edge.dagrpo.prompts import prompt_messages
 from edge.evaluation.judging import Candidate, RolloutSettings, judge
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
@@ -178,7 +177,7 @@ class GivenAnswers:
     def _prompt_ids(self, item: TaskItem) -> tuple[int, ...]:
         """The ids of the question's prompt; () where they leave no room for a response."""
         try:
-            return self.backend.prompt_ids(prompt_messages(item, self.settings.prompt_form))
+            return self.backend.prompt_ids(self.settings.messages(item))
         except ContextOverflow:
             return ()
 
@@ -186,7 +185,7 @@ class GivenAnswers:
         """What the model answers to a question by itself."""
         settings = self.settings
         sampling = settings.sampling(item, suppress_help=True)
-        return await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+        return await self.backend.sample_group(settings.messages(item), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:
         """[] where nothing was generated yet. Without answers to questions whose answer is given meanwhile."""

@@ -20,6 +20,7 @@ from edge.dagrpo.advantages import (
 )
 from edge.dagrpo.baselines import PromptOutcome, calls_per_local, gapg_advantages, gapg_kept_prompts, grpo_advantages
 from edge.dagrpo.reward import Outcome, hierarchical_reward, task_reward
+from edge.dagrpo.turn_start import slope
 from edge.learning.rollout import ScoredGroup, ScoredResponse
 
 
@@ -36,17 +37,19 @@ class GroupAdvantages:
     cloud_advantage: float | None = None
 
     def training_group(self) -> TrainingGroup:
-        """What the learner gets: the tokens of the samples with their advantages."""
+        """What the learner gets: the tokens of the samples with their advantages. Of plain responses, whose decision comes before their
+        tokens, one sample more: the help phrase."""
+        pairs = [(scored.response, advantage) for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)]
         samples = [
-            TrainingSample(
-                scored.response.token_ids,
-                scored.response.logprobs,
-                advantage,
-                biased=scored.response.biased,
-                allowed=scored.response.allowed,
-            )
-            for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)
+            TrainingSample(one.token_ids, one.logprobs, advantage, biased=one.biased, allowed=one.allowed)
+            for one, advantage in pairs
+            if one.start is None or not one.start.asked
         ]
+        starts = [(one.start, advantage) for one, advantage in pairs if one.start is not None]
+        if starts:
+            phrase = starts[0][0]
+            pull = sum(advantage * slope(one.phrase_logprobs, one.bias, one.asked) for one, advantage in starts)
+            samples.append(TrainingSample(phrase.phrase_ids, phrase.phrase_logprobs, pull))
         if self.cloud_advantage is not None and self.group.cloud_sample is not None:
             turn = self.group.cloud_sample
             ids, allowed = turn.token_ids, turn.allowed

@@ -12,16 +12,18 @@ from enum import StrEnum
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.hints import with_hint
+from edge.core.choices import chosen_option, first_number
 from edge.core.clock import Clock
 from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
+from edge.core.forms import PlainForm
 from edge.core.rng import derive_seed
 from edge.core.types import LocalResponse, TaskItem, Turn
 from edge.dagrpo.advantages import mean
+from edge.dagrpo.answers import final_answer
 from edge.dagrpo.costs import CallCost, weighted_rate
 from edge.dagrpo.dual import help_rate
-from edge.dagrpo.format import check_format
-from edge.dagrpo.prompts import prompt_messages
+from edge.dagrpo.format import asks_help, check_format, is_well_formed
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
 from edge.evaluation.judging import (
     CLOUD_TEMPERATURE,
@@ -30,7 +32,6 @@ from edge.evaluation.judging import (
     cloud_messages,
     composed_text,
     is_judged,
-    is_well_formed,
     judge,
 )
 from edge.inference.backend import InferenceBackend
@@ -177,7 +178,7 @@ class Rollout:
         bias = batch.opened.help_bias or 0.0  # a part of the policy that is sampled from, and that learns
         sampling = settings.sampling(item, help_bias=bias)
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
-        sampled = await self.backend.sample_group(prompt_messages(item, settings.prompt_form), sampling, seeds)
+        sampled = await self.backend.sample_group(settings.messages(item), sampling, seeds)
         weight = 1.0
         if batch.call_cost is not None:
             weight = batch.call_cost.weight(question_chars(cloud_messages(item, settings.cloud_prompt_form)))
@@ -227,8 +228,8 @@ class Rollout:
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""
-        format_ok = is_well_formed(item, response)
-        if not self.settings.may_ask and check_format(response.text, item.max_steps).asks_help:
+        format_ok = is_well_formed(response, item.max_steps)
+        if not self.settings.may_ask and asks_help(response, item.max_steps):
             format_ok = False
 
         def scored(outcome: ResponseOutcome, cost: int, correct: bool = False, reward: float = 0.0) -> ScoredResponse:
@@ -248,12 +249,17 @@ class Rollout:
 
 
 def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int) -> Turn | None:
-    """A text that the SLM could have written, as its turn: an answer in its format, no longer than its own responses; else None."""
-    verdict, form = check_format(text, item.max_steps), settings.sampling(item).form
-    if not verdict.ok or verdict.asks_help:
+    """A text that the SLM could have written, as its turn: an answer in its format, no longer than its own responses; else None. Of a
+    text with reasoning a plain turn is the final answer."""
+    form, verdict = settings.form_of(item), check_format(text, item.max_steps)
+    if isinstance(form, PlainForm):
+        text = final_answer(text)
+        chosen = chosen_option(text, form.options, first_number(item.question, form.options)) if form.options else None
+        text = text if chosen is None else form.options[chosen]
+    elif not verdict.ok or verdict.asks_help:
         return None
     longest = min(settings.max_tokens, backend.tokenizer.context_tokens - prompt_tokens)
-    turn = Turn(backend.response_tokens(text)) if form is None else backend.guided_turn(text, form, longest)
+    turn = None if not text else Turn(backend.response_tokens(text)) if form is None else backend.guided_turn(text, form, longest)
     return turn if turn is not None and len(turn.token_ids) <= longest else None
 
 

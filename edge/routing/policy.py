@@ -21,7 +21,7 @@ class SelfOffload:
 
     def wants_cloud(self, item: TaskItem, response: LocalResponse) -> bool:
         """True when the local response is well formed and asks."""
-        return asks_help(response.text, response.finish, item.max_steps)
+        return asks_help(response, item.max_steps)
 
 
 def asks(policy: OffloadPolicy, item: TaskItem, response: LocalResponse) -> bool:

@@ -33,6 +33,8 @@ class AnswerRequest:
     no_cloud: str = ""
     form: AnswerForm | None = None
     tools: ToolUse | None = None
+    reasoned: bool = False
+    """The local answer is to be reasoned, where plain ones are usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class AnswerRecord:
     cloud_output_tokens: int = 0
     question_chars: int = 0
     held: bool = False
+    reasoned: bool = False
+    """The local answer was held to the reasoned form."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

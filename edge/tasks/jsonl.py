@@ -10,6 +10,7 @@ One object a line, or one row:
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
 | label, or task | text | "chat"; the label whose τ and λ apply |
 | kind | the name of an AnswerKind (edge.core.types) | what the answer looks like (edge.tasks.forms.fitting_kind) |
+| form | "reasoned" or "plain" | of guided responses: reasoned for `math`, `choice` and `program`, else plain |
 | options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
@@ -37,14 +38,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short, without_invisible
 from edge.core.choices import first_number, listed_options, reference_option, two_readings
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted, shown
 from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
-from edge.core.types import AnswerKind, Split, TaskItem
+from edge.core.types import AnswerKind, FormName, Split, TaskItem
 from edge.dagrpo.format import check_format
 from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.tasks.forms import FORM_KEYS, Exchange, exchange_of, fitting_kind, refuse_tools
@@ -56,7 +57,21 @@ from edge.tasks.table import table_records
 
 SUFFIXES = (".jsonl", *TABLES)
 """How the names of task files end; a file of any other name is read as JSON Lines."""
-_FIELDS = ("question", "answer", "task", "kind", "options", "preamble", "level", "max_steps", "split", "solution", "family", "id")
+_FIELDS = (
+    "question",
+    "answer",
+    "task",
+    "kind",
+    "form",
+    "options",
+    "preamble",
+    "level",
+    "max_steps",
+    "split",
+    "solution",
+    "family",
+    "id",
+)
 _KEYS = {*_FIELDS, *FORM_KEYS, "tests", "label"}
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
@@ -167,7 +182,7 @@ def as_record(item: TaskItem) -> dict[str, Any]:
             {"role": "assistant", "content": record.pop("answer")},
         )
         record = {"messages": [*map(asdict, item.context), asked, answer], **record}
-    return {key: value for key, value in record.items() if value not in ("", [])}
+    return {key: value for key, value in record.items() if value not in ("", [], None)}
 
 
 def shown_answer(item: TaskItem) -> str:
@@ -229,6 +244,7 @@ def _item(record: Record, family: str) -> TaskItem:
         solution=record.optional_text("solution") or worked,
         preamble=preamble,
         context=asked.context,
+        form=cast(FormName, record.one_of("form", get_args(FormName), "")) if "form" in record.fields else None,
     )
     if not is_open(item):
         return item

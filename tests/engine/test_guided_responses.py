@@ -10,12 +10,12 @@ import pytest_asyncio
 import torch
 
 from edge.core.errors import ContextOverflow, UsageError
-from edge.core.forms import ResponseForm
+from edge.core.forms import ReasonedForm
 from edge.core.types import FORCED, AllowedTokens, BiasedDecision, FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.inference.guide import FormVocabulary, Guide
+from edge.inference.guide import FormVocabulary, ReasonedGuide
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.training.batching import Row, targets_of
@@ -37,7 +37,7 @@ async def backend() -> AsyncIterator[LlamaCppBackend]:
 
 
 def sampling(**changes: object) -> Sampling:
-    return Sampling(**{"temperature": 1.0, "max_tokens": 160, "form": ResponseForm(STEPS, line_tokens=24), **changes})  # type: ignore[arg-type]
+    return Sampling(**{"temperature": 1.0, "max_tokens": 160, "form": ReasonedForm(STEPS, line_tokens=24), **changes})  # type: ignore[arg-type]
 
 
 async def sampled(backend: LlamaCppBackend, count: int = 8, **changes: object) -> PromptGroup:
@@ -64,7 +64,7 @@ async def test_the_bias_moves_the_decision_and_nothing_before_it(backend: LlamaC
 
 @pytest.mark.parametrize(("line", "answer"), [(4, 2), (1, 1), (24, 48)])
 async def test_lines_and_answers_end_at_their_limits(backend: LlamaCppBackend, line: int, answer: int) -> None:
-    form = ResponseForm(STEPS, line_tokens=line, answer_tokens=answer)
+    form = ReasonedForm(STEPS, line_tokens=line, answer_tokens=answer)
     for response in (await sampled(backend, 16, temperature=6.0, form=form)).responses:
         thinking, _, rest = response.text.partition("</think>")
         assert check_format(response.text, STEPS).ok
@@ -99,7 +99,7 @@ async def test_a_worked_solution_is_learned_with_the_choices_of_the_form_and_wit
         "<answer>\n```python\ndef f(x):\n    return x\n```\n</answer>" if program else "<answer>\\boxed{\\frac{1}{2}}</answer>"
     )
     text = f"<think>\nStep 1: 17 + 25 = 42\nStep 2: so it is 42\n</think>\n{answer}"
-    form = ResponseForm(STEPS, program)
+    form = ReasonedForm(STEPS, program)
     turn = backend.guided_turn(text, form, 160)
     assert turn is not None and turn.allowed is not None
     assert backend.text_of(turn.token_ids[:-1]) == text and len(turn.allowed.places) == len(turn.token_ids)
@@ -115,7 +115,7 @@ async def test_a_worked_solution_is_learned_with_the_choices_of_the_form_and_wit
 @pytest.mark.parametrize("answer", ["\\boxed{3} and \\boxed{4}", "\\boxed{x } y}"])
 async def test_a_text_whose_answer_the_form_would_change_is_no_turn(answer: str, backend: LlamaCppBackend) -> None:
     text = f"<think>\nStep 1: a\n</think>\n<answer>{answer}</answer>"
-    assert backend.guided_turn(text, ResponseForm(STEPS), 160) is None
+    assert backend.guided_turn(text, ReasonedForm(STEPS), 160) is None
 
 
 async def test_a_prompt_that_leaves_no_room_for_the_form_does_not_fit_the_context(backend: LlamaCppBackend) -> None:
@@ -132,7 +132,7 @@ async def test_a_form_is_not_combined_with_what_contradicts_it(backend: LlamaCpp
     for changes in ({"grammar": 'root ::= "a"'}, {"ignore_eos": True}):
         with pytest.raises(UsageError, match="in a form"):
             await sampled(backend, **changes)
-    with pytest.raises(UsageError, match="cannot go on"):
+    with pytest.raises(UsageError, match="after its thinking"):
         await anext(backend.stream(QUESTION, sampling(), 0, prefix="<think>"))
 
 
@@ -160,7 +160,7 @@ async def test_penalties_are_not_taken_for_the_bias(backend: LlamaCppBackend) ->
 
 def test_a_token_that_holds_the_whole_end_ends_the_answer() -> None:
     pieces = [*(bytes([byte]) for byte in range(256)), b"}</answer>", b""]
-    guide = Guide(ResponseForm(1), FormVocabulary(pieces, lambda text: text.encode(), 257)).fork(400)
+    guide = ReasonedGuide(ReasonedForm(1), FormVocabulary(pieces, lambda text: text.encode(), 257)).fork(400)
     for text in ("x", "\n"):
         guide.accept(ord(text))
     while guide.forced >= 0:

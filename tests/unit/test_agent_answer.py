@@ -178,7 +178,7 @@ PIECES = st.lists(
 
 @given(PIECES)
 def test_hold_back_loses_and_repeats_nothing(pieces: list[str]) -> None:
-    hold = HelpHoldBack()
+    hold = HelpHoldBack(None)
     shown = "".join(hold.feed(piece) for piece in pieces) + hold.rest()
     assert shown == "".join(pieces)
 
@@ -187,7 +187,7 @@ def test_hold_back_loses_and_repeats_nothing(pieces: list[str]) -> None:
     "wrapped", ["I need external assistance.", "\n<answer>I need external assistance.</answer>", "\n\nI need external assistance"]
 )
 def test_no_letter_of_a_help_request_is_shown(wrapped: str) -> None:
-    hold = HelpHoldBack()
+    hold = HelpHoldBack(None)
     text = "<think>\nStep 1: a\n</think>" + wrapped
     shown = "".join(hold.feed(character) for character in text)
     assert shown == "<think>\nStep 1: a\n</think>"

@@ -48,7 +48,7 @@ class PlannedEngine:
         self.calls.append(f"prefill {ids[0]}")
         return self._logits(row)
 
-    def read(self, row: int, ids: list[int]) -> Iterator[np.ndarray]:
+    def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[np.ndarray]:
         for count in range(1, len(ids) + 1):
             self.memory[row] = ids[:count]
             yield self._logits(row)[None]
