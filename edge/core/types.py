@@ -121,6 +121,8 @@ class Sampling:
     """A response stops as soon as it opens step max_steps + 1; None: no limit."""
     help_bias: float = 0.0
     """Added to the logit of the help phrase's first token where that phrase would be a request."""
+    certainty: float = 0.0
+    """a: the log-odds of asking are z + a·u + help_bias, u how unsure the model is of its answer (`Draft`). Of responses in a form."""
     suppress_help: bool = False
     """Makes that token impossible there, and wherever else the phrase would look like a request."""
     exact: bool = False
@@ -205,6 +207,20 @@ class BiasedDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """What a decision's certainty is taken of: u is the mean of -log π over the tokens that the model chose, and the log-odds of asking
+    z + a·u + b."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Nats."""
+    allowed: AllowedTokens | None
+    """What a form left of the vocabulary at each token; None: all of it."""
+    slope: float
+    """What multiplies Σ ∇ log π of the chosen tokens in the gradient of the decision's log-probability: (asked - σ)·(-a/n)."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The decision at the start of a plain response (edge/dagrpo/turn_start.py)."""
 
@@ -213,7 +229,7 @@ class TurnStart:
     phrase_logprobs: tuple[float, ...]
     """Of each of these tokens after the prompt and those before it, without the bias (nats)."""
     bias: float
-    """Added to the log-odds of asking (nats); -inf where asking was impossible."""
+    """Added to z (nats), a·u included; -inf where asking was impossible."""
     asked: bool
 
 
@@ -252,7 +268,8 @@ class LocalResponse:
     finish: FinishReason
     adapter_version: int = 0
     help_log_odds: float | None = None
-    """log p/(1-p) of the help phrase's first token at the first decision point reached; None: none was reached."""
+    """log p/(1-p) of asking where that was decided, without the help bias; None: no decision was reached. Of a free response that of the
+    help phrase's first token at the first decision point."""
     tokens: tuple[ScoredToken, ...] = ()
     """The tokens of the text, where `Sampling.top_logprobs` asked for them; without those that a stop string cut off."""
     overridden: DialOverride = ""
@@ -268,6 +285,8 @@ class LocalResponse:
     start: TurnStart | None = None
     """The decision before its first token, of a plain response. One that asks has the help phrase as its text, and its tokens; another
     has the log-probabilities that its tokens have whatever was decided."""
+    draft: Draft | None = None
+    """Of a decision to which the model's certainty added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ The gradient of the log-probability of a response y, with log π(y) that of its 
     does not ask:  ∇ log π(y) + p/(1 - p) ∇ log p - σ(z + b) ∇z
 
 so next to the responses' own tokens all that is learned is the phrase after the prompt, with `slope` as its coefficient.
+
+The model's certainty may add to the decision, σ(z + a·u + b): u is the mean of -log π over a draft, the likeliest answer's first tokens.
+Before anything is learned u tells right from wrong answers, and z does not. Its gradient is that of the draft's tokens (`draft_slope`).
 """
 
 from __future__ import annotations
@@ -50,6 +53,16 @@ def slope(phrase_logprobs_K: Sequence[float], bias: float, asked: bool) -> float
     own = log_odds(phrase_logprobs_K)
     change = float(asked) - ask_probability(own, bias) if asked else _sigmoid(own) - ask_probability(own, bias)
     return change / _sigmoid(-own)
+
+
+def unsure(draft_logprobs_N: Sequence[float]) -> float:
+    """u: the mean of -log π (nats)."""
+    return -math.fsum(draft_logprobs_N) / len(draft_logprobs_N) if draft_logprobs_N else 0.0
+
+
+def draft_slope(certainty: float, tokens: int, ask_probability: float, asked: bool) -> float:
+    """What multiplies Σ ∇ log π of a draft's tokens in the gradient of the decision's log-probability, whose log-odds contain a·u."""
+    return (float(asked) - ask_probability) * -certainty / max(1, tokens)
 
 
 def _log_of_rest(total: float) -> float:

@@ -25,6 +25,7 @@ from edge.core.types import (
     AllowedTokens,
     BiasedDecision,
     DialOverride,
+    Draft,
     FinishReason,
     LocalResponse,
     PromptGroup,
@@ -35,15 +36,18 @@ from edge.core.types import (
 )
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.dagrpo.turn_start import ask_probability, log_odds, unfinished
+from edge.dagrpo.turn_start import ask_probability, draft_slope, log_odds, unfinished, unsure
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
-from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities
+from edge.inference.sampling import Floats, Ids, RowSampler, likeliest, log_odds_of, log_probabilities, log_sum_exp
 
 if TYPE_CHECKING:
     from edge.inference.guide import Guide
 
 
+DRAFT_TOKENS = 8
+"""How much of a plain answer shows how sure the model is of it. Twice as much tells right from wrong a little better, and a person waits
+twice as long (tools/experiments/LOG.md)."""
 _NO_CHANGE = 1e-6
 """Nats by which a logit may be off; a single-precision one is not more exact."""
 
@@ -149,6 +153,9 @@ class Request:
         self.phrase_ids = tuple(phrase_ids)
         self.phrase_logprobs: tuple[float, ...] = ()
         self.unfinished: tuple[float, ...] = ()
+        self.wants_draft = bool(phrase_ids) and sampling.certainty != 0.0 and not sampling.suppress_help
+        self.drafting = False
+        self.draft: Draft | None = None
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -156,8 +163,8 @@ class Request:
 
     @property
     def waiting(self) -> bool:
-        """True while responses are left to start."""
-        return self.started < len(self.seeds)
+        """True while responses are left to start, and nothing has to come before them."""
+        return self.started < len(self.seeds) and not self.drafting
 
     @property
     def over(self) -> bool:
@@ -202,6 +209,11 @@ class _Sequence:
         self.overridden: DialOverride = ""
         self.biased: list[BiasedDecision] = []
         self.start: TurnStart | None = None
+        self.draft: Draft | None = None
+        self.ask_probability = 0.0
+        self.drafts = False
+        """It is a draft, which nobody sees unless it becomes the response."""
+        self.unseen: list[tuple[bytes, ScoredToken | None]] = []
         self.own_logits_V: Floats | None = None
 
     @property
@@ -247,6 +259,7 @@ class _Sequence:
             None if self.guide is None else AllowedTokens(tuple(self.places), tuple(self.sets)),
             self.request.sampling.form,
             self.start,
+            self.draft,
         )
 
 
@@ -332,6 +345,9 @@ class Batcher:
             if request.phrase_ids and not request.phrase_logprobs:
                 self._read_phrase(request, row)
             decoded = True
+        if request.wants_draft:
+            self._start_draft(request, len(self._active))
+            return True
         while self._next_request(len(self._active)) is request:
             self._start_one(request, len(self._active))
         return decoded
@@ -347,13 +363,55 @@ class Batcher:
         request.phrase_logprobs = tuple(map(float, logprobs))
         request.unfinished = unfinished(request.phrase_logprobs)
 
+    def _start_draft(self, request: Request, row: int) -> None:
+        """Begin the likeliest answer that does not ask, whose first tokens show how sure the model is."""
+        request.wants_draft, request.drafting = False, True
+        room = min(DRAFT_TOKENS, self._engine.n_ctx - len(request.prompt_ids))
+        sequence = _Sequence(request, 0, self._help, room, self.adapter_version)
+        sequence.drafts, sequence.temperature = True, 0.0
+        assert request.prompt_logits is not None
+        self._prompt_in_row[row] = request
+        self._active.append(sequence)
+        self._close_gaps([*[False] * row, *self._sample([sequence], request.prompt_logits[None].copy())])
+
+    def _end_draft(self, sequence: _Sequence, ends: bool) -> bool:
+        """The draft is there. At temperature 0 it is the beginning of the answer, unless that asks; else the responses start now. True when
+        the sequence is over."""
+        request = sequence.request
+        request.drafting = False
+        request.draft = Draft(tuple(sequence.token_ids), tuple(sequence.logprobs), None, 0.0)
+        sequence.drafts = False
+        if request.sampling.temperature > 0.0 or len(request.seeds) > 1 or sequence.occurrences is not None:
+            heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
+            return True
+        request.started = 1
+        if (asking := self._decide(sequence)) is not None:
+            request.finish_one(0, asking)
+            return True
+        sequence.limit = min(self._engine.n_ctx - len(request.prompt_ids), request.sampling.max_tokens)
+        finish = sequence.finish_reason(ends)
+        for place, (piece, scored) in enumerate(sequence.unseen, 1):
+            last = finish is not None and place == len(sequence.unseen)
+            if sequence.detokenizer is not None and sequence.detokenizer.add(piece, scored, last):
+                finish = FinishReason.STOP
+                break
+        if finish is not None:
+            request.finish_one(0, sequence.response(finish))
+        return finish is not None
+
     def _decide(self, sequence: _Sequence) -> LocalResponse | None:
         """Take the decision at the start of a turn; the response, where it asks."""
         request, sampling = sequence.request, sequence.request.sampling
-        sequence.help_log_odds = z = log_odds(request.phrase_logprobs)
-        uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias
-        asks, would_ask = (uniform < ask_probability(z, shift, sequence.temperature) for shift in (bias, 0.0))
+        z, shift = log_odds(request.phrase_logprobs), 0.0
+        if request.draft is not None:
+            shift = sampling.certainty * unsure(request.draft.logprobs)
+        sequence.help_log_odds = z + shift
+        uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias + shift
+        asks, would_ask = (uniform < ask_probability(z, one, sequence.temperature) for one in (bias, shift))
         sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks)
+        if request.draft is not None:
+            slope = draft_slope(sampling.certainty, len(request.draft.token_ids), ask_probability(z, bias), asks)
+            sequence.draft = replace(request.draft, slope=slope)
         if asks != would_ask and not sampling.suppress_help:
             sequence.overridden = "to ask" if asks else "not to ask"
         if not asks:
@@ -479,7 +537,7 @@ class Batcher:
                 logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
             if sequence.guide is not None:
                 self._restrict(sequence, sequence.guide, logits_V, uniform)
-            elif sequence.start is not None:
+            elif sequence.request.phrase_ids:
                 self._leave_phrase(sequence, logits_V)
             elif sequence.follower.pending is not None and sequence.filter is None:
                 self._steer(sequence, logits_V, uniform)
@@ -525,9 +583,16 @@ class Batcher:
         """
         sampling, forced, ask = sequence.request.sampling, guide.forced, guide.ask
         bits = guide.allowed(may_ask=not sampling.suppress_help) if forced < 0 else b""
+        shift = 0.0
         if guide.deciding:
-            answers = np.flatnonzero(~guide.outside(guide.allowed(may_ask=False)))
+            without_asking = guide.allowed(may_ask=False)
+            answers = np.flatnonzero(~guide.outside(without_asking))
             sequence.help_log_odds = log_odds_of(np.append(logits_V[ask], logits_V[answers]), np.array([0]))
+            if sampling.certainty and not sampling.suppress_help:
+                sequence.draft = draft = self._draft_of(sequence, logits_V[answers], answers, without_asking)
+                shift = sampling.certainty * unsure(draft.logprobs)
+                sequence.help_log_odds += shift
+                sequence.ask_probability = ask_probability(sequence.help_log_odds, sampling.help_bias)
             if sampling.suppress_help and len(answers) == 1:
                 forced = int(answers[0])
         if forced >= 0:
@@ -538,10 +603,21 @@ class Batcher:
             return
         sequence.places.append(sequence.sets.setdefault(bits, len(sequence.sets)))
         logits_V[guide.outside(bits)] = -np.inf
-        if guide.deciding and sampling.help_bias and not sampling.suppress_help:
+        if guide.deciding and (sampling.help_bias or shift) and not sampling.suppress_help:
+            logits_V[ask] += np.float32(shift)
             sequence.free_choice = self._choice(sequence, logits_V, uniform)
             logits_V[ask] += np.float32(sampling.help_bias)
-            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias, (ask,)))
+            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias + shift, (ask,)))
+
+    def _draft_of(self, sequence: _Sequence, answers_A: Floats, ids_A: Ids, without_asking: bytes) -> Draft:
+        """What shows how sure a model in a form is where it decides: the likeliest of few answers, else what it has written."""
+        if sequence.token_ids:
+            chosen = [place for place, drawn_from in enumerate(sequence.places) if drawn_from != FORCED]
+            allowed = AllowedTokens(tuple(sequence.places), tuple(sequence.sets))
+            return Draft(tuple(sequence.token_ids), tuple(sequence.logprobs[place] for place in chosen), allowed, 0.0)
+        best = int(answers_A.argmax())
+        logprob = float(answers_A[best]) - log_sum_exp(answers_A)
+        return Draft((int(ids_A[best]),), (logprob,), AllowedTokens((0,), (without_asking,)), 0.0)
 
     def _leave_phrase(self, sequence: _Sequence, logits_V: Floats) -> None:
         """A turn that does not ask: where it is a beginning of the help phrase so far, the phrase goes on only as far as it stays
@@ -603,6 +679,10 @@ class Batcher:
         piece, guide = self._tokens.pieces[token], sequence.guide
         sequence.overridden = self._dial_override(sequence, token) or sequence.overridden
         if guide is not None:
+            if guide.deciding and sequence.draft is not None:
+                asks, count = token == guide.ask, len(sequence.draft.logprobs)
+                slope = draft_slope(sequence.request.sampling.certainty, count, sequence.ask_probability, asks)
+                sequence.draft = replace(sequence.draft, slope=slope)
             guide.accept(token)
             ends = False
         else:
@@ -616,6 +696,9 @@ class Batcher:
             ends = self._tokens.ends[token] or sequence.overridden == "to ask"
         rest = None if guide is None else guide.rest
         sequence.add(token, logprob, piece)
+        if sequence.drafts and (ends or len(sequence.token_ids) >= sequence.limit):
+            self._add_text(sequence, last=False)
+            return self._end_draft(sequence, ends)
         finish = sequence.finish_reason(ends) if rest is None else FinishReason.EOS
         stopped = self._add_text(sequence, finish is not None and not rest)
         sequence.logits_V = None  # what the form writes by itself has no other chances
@@ -644,4 +727,7 @@ class Batcher:
             scored = self._scored(token, logprob, sequence.logits_V, top)
         elif top is not None:
             scored = ScoredToken(token, self.piece(token), logprob, True)
+        if sequence.drafts:
+            sequence.unseen.append((sequence.pieces[-1], scored))
+            return False
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
