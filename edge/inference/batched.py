@@ -24,7 +24,7 @@ from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from edge.inference.guide import FormVocabulary, Guide
+    from edge.inference.guide import FormVocabulary, Grammar, Guide
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -162,15 +162,26 @@ class BatchedBackend:
         return self._new_guide(sampling.form, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
 
     def _new_guide(self, form: ResponseForm, max_tokens: int) -> Guide:
-        from edge.inference.guide import FormVocabulary, Guide  # needs llguidance, which a coordinator does without
+        from edge.inference.guide import Guide
+
+        return Guide(form, self._vocabulary("form"), max_tokens)
+
+    def _new_grammar(self, text: str) -> Grammar:
+        from edge.inference.guide import Grammar
+
+        return Grammar(self._vocabulary("grammar"), text)
+
+    def _vocabulary(self, parameter: str) -> FormVocabulary:
+        """What forms and grammars need of the vocabulary. Raises Unsupported, naming the parameter, where there is no end of a turn."""
+        from edge.inference.guide import FormVocabulary  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
             end = self._turn_end()
             if end is None:
-                raise Unsupported("the model has no token that ends a turn", parameter="form", hint="use the free form")
+                raise Unsupported("the model has no token that ends a turn", parameter=parameter, hint="use free text")
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
             self._form_vocabulary = FormVocabulary(pieces, self._response_ids, end)
-        return Guide(form, self._form_vocabulary, max_tokens)
+        return self._form_vocabulary
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The ids of a text as the model's own whole turn; see `InferenceBackend`."""
@@ -226,7 +237,7 @@ class BatchedBackend:
         def on_text(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             report(TextDelta(text, tokens=tokens))
 
-        grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
+        grammar = self._new_grammar(sampling.grammar) if sampling.grammar else None
         guide = self._guide(sampling, len(ids))
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar, guide=guide)
         request.future.add_done_callback(lambda _: report(None))

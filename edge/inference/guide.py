@@ -1,4 +1,4 @@
-"""Holds a response to its form: which tokens may come next, which must, and where the decision to ask is taken.
+"""Holds a response to its form or to a grammar: which tokens may come next, which must, and where the decision to ask is taken.
 
 The form's own texts are written in the tokenizer's own way of writing them, so that the model reads what it would have written; between
 them llguidance says which tokens a line or an answer may have. Lines and answers that reach the form's limits are ended, and so is
@@ -15,10 +15,11 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from edge.core.errors import EdgeError, UsageError
+from edge.core.errors import EdgeError, Unsupported, UsageError
 from edge.core.forms import THINKING_ENDS, ResponseForm
 from edge.core.types import FORCED, AllowedTokens, Turn
 from edge.dagrpo.prompts import HELP_PHRASE
+from edge.inference.sampling import Floats
 
 Place = Literal["line", "next line", "decision", "answer", "end"]
 _SLACK = 8
@@ -45,6 +46,10 @@ class FormVocabulary:
         # tokenizers that put a space before a text would write another one
         return found if written == text.encode() else list(self.tokenizer.greedy_tokenize(text))
 
+    def matcher(self, grammar: str) -> LLMatcher:
+        """What follows a grammar in llguidance's dialect of Lark. A text that the grammar forces may be spelt in any tokens."""
+        return LLMatcher(self.tokenizer, f'%llguidance {{"no_forcing": true}}\n{grammar}', log_level=0)
+
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
         """True for each token [V] that is not in a set given as bits, the first token's the lowest of the first byte."""
         if bits not in self._outside:
@@ -65,6 +70,32 @@ class _Tokens:
         return []
 
 
+class Grammar:
+    """Implements `TokenFilter` for one response by a grammar in llguidance's dialect of Lark. Raises Unsupported for what is none."""
+
+    def __init__(self, vocabulary: FormVocabulary, text: str) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = vocabulary.matcher(text)
+        if self._matcher.is_error():
+            raise Unsupported("this form of answer cannot be followed", parameter="grammar", hint="use a simpler schema")
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        if token == self._vocabulary.end:
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token]))
+
+    def restrict(self, logits_V: Floats) -> None:
+        """Make impossible, in place, what the grammar does not take next."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        logits_V[np.unpackbits(bits, count=self._vocabulary.size, bitorder="little") == 0] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """The next token is this one, which is allowed."""
+        if token != self._vocabulary.end:
+            self._matcher.consume_token(token)
+
+
 class Guide:
     """Follows one response.
 
@@ -76,7 +107,7 @@ class Guide:
     def __init__(self, form: ResponseForm, vocabulary: FormVocabulary, max_tokens: int) -> None:
         self._form, self._vocabulary, self._left = form, vocabulary, max_tokens
         self._matchers = {
-            place: LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(grammar))
+            place: vocabulary.matcher(grammar)
             for place, grammar in (("line", form.line_grammar), ("answer", form.answer_grammar))
         }
         self._help, self._answer = (vocabulary.ids(text) for text in (HELP_PHRASE, form.begins_answer))
