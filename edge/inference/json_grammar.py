@@ -251,6 +251,8 @@ class _Rewriting:
         for word in ("additionalProperties", "items"):
             if word in part and not isinstance(part[word], list):
                 found[word] = self._value(part[word], f"{place}.{word}")
+        if part.get("minProperties", 0) > max(1, len(set(part.get("required", [])))):  # a text may have a name twice
+            _refuse(f"{place}.minProperties", "cannot be enforced above the number of required properties")
         first = "items" if isinstance(part.get("items"), list) else "prefixItems"
         if first in part:
             found["prefixItems"] = [self._value(each, f"{place}.{first}[{index}]") for index, each in enumerate(part[first])]

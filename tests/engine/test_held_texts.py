@@ -280,7 +280,7 @@ async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBa
             "type": "object",
             "patternProperties": {"^n[0-9]$": {"type": "integer"}},
             "additionalProperties": False,
-            "minProperties": 1,
+            "maxProperties": 1,
         },
         {
             "properties": {"a": {"type": "null"}},
