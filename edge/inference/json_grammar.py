@@ -188,9 +188,6 @@ class _Rewriting:
 
     def _value(self, schema: Any, place: str, owner: str = "") -> Any:
         """What fits; `owner`: the definition whose values these are, "" where they are within one."""
-        self._parts += 1
-        if self._parts > MOST_PARTS:
-            _refuse(self._root.place, "has too many parts")
         if schema is False:
             return False
         if schema is True or not schema:
@@ -211,6 +208,9 @@ class _Rewriting:
         self, schema: dict[str, Any], place: str, owner: str, seen: frozenset[str] = frozenset()
     ) -> Iterator[dict[str, Any]]:
         """What a value must fit all at once: the schema, what it refers to besides other words, and its allOf."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            _refuse(self._root.place, "has too many parts")
         for word in schema:
             is_idle = (word == "uniqueItems" and schema[word] is False) or (word == "$id" and schema is self._root.schema)
             if word in _NOT_HELD and not is_idle:

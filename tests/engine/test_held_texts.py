@@ -255,6 +255,10 @@ def test_schema_depth_and_size_are_limited() -> None:
             schema_grammar(deep(levels), "s")
     with pytest.raises(Unsupported):
         schema_grammar({"enum": ["x" * 100] * 1000}, "s")
+    doubling: dict[str, Any] = {"d0": {"type": "null"}}
+    doubling |= {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n - 1}"}] * 2} for n in range(1, 40)}
+    with pytest.raises(Unsupported):
+        schema_grammar({"$ref": "#/$defs/d39", "$defs": doubling}, "s")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
