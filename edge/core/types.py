@@ -376,7 +376,7 @@ class ToolConversation:
 class ToolUse:
     """Tools that a local model calls, where its chat template knows any.
 
-    `calls` (GBNF) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` (GBNF) an
+    `calls` (a grammar) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` an
     answer without calls has a form too; it begins with CALL_OPENING where there are calls.
     """
 

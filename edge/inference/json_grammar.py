@@ -152,9 +152,11 @@ class _Rewriting:
         root, place = self._root, self._root.place
         if root.size > MOST_SCHEMA_BYTES:
             raise Unsupported(f"{place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=place)
-        self._definitions["root"] = self._value(root.schema, place, "root")
         try:
+            self._definitions["root"] = self._value(root.schema, place, "root")
             TopologicalSorter(self._same).prepare()
+        except RecursionError as error:
+            raise Unsupported(f"{place}: nested too deeply", parameter=place) from error
         except CycleError:
             _refuse(f"{place}.$ref", "refers to itself")
         if self._fault(self._definitions["root"]):
@@ -313,6 +315,8 @@ class _Rewriting:
 
 def _rest(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What parts leave open together: the types that their words speak of, and that an object has no other properties."""
+    if len(parts) == 1 and parts[0].keys() & set(_ALTERNATIVES) and parts[0].keys() <= {*_ALTERNATIVES, "type"}:
+        return {}  # each alternative is closed by itself
     every = [inner for part in parts for inner in _nested(part)]
     found: dict[str, Any] = {}
     if not any(part.keys() & {"type", "const", "enum", "$ref", *_ALTERNATIVES} for part in parts):
@@ -332,10 +336,9 @@ def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
     """A part, and what it holds the same values to."""
     if isinstance(part, dict):
         yield part
-        if not (part.keys() <= {*_ALTERNATIVES, "type"}):
-            for word in ("allOf", *_ALTERNATIVES):
-                for each in part.get(word, []):
-                    yield from _nested(each)
+        for word in ("allOf", *_ALTERNATIVES):
+            for each in part.get(word, []):
+                yield from _nested(each)
 
 
 def _number(found: dict[str, Any], place: str) -> dict[str, Any]:

@@ -173,6 +173,7 @@ async def test_invalid_grammar_is_refused(nano: LlamaCppBackend) -> None:
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
         ({"$ref": "#"}, "s.$ref"),
         ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, "s.$ref"),
+        ({"properties": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#"}, {"type": "null"}]}, "s"),
         ({"$ref": "other.json"}, "s.$ref"),
         (
             {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2},
@@ -290,6 +291,7 @@ async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBa
             "properties": {"a": {"type": "null"}},
             "anyOf": [{"required": ["a"]}, {"required": ["b"], "properties": {"b": {"type": "null"}}}],
         },
+        {"allOf": [{"properties": {"a": {"type": "null"}}}, {"anyOf": [{"required": ["b"], "properties": {"b": {"const": 1}}}]}]},
         {"oneOf": [{"const": None}, {"const": "a"}, {"type": "integer", "maximum": 5}]},
     ],
     ids=json.dumps,
