@@ -30,6 +30,7 @@ TESTS = {
     "coordinator/ledger/fairness": ["unit/test_fairness", "contracts/test_ledger_fleet"],
     "coordinator/ledger/verify": ["unit/test_verify"],
     "coordinator/ledger/budgets": ["unit/test_used_up", "service/test_coordinator_commands"],
+    "coordinator/ledger/tables": ["unit/test_ledger_sqlite"],
     "coordinator/ledger": [
         "contracts/test_ledger_store",
         "contracts/test_ledger_dual_rule",

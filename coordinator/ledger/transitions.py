@@ -455,9 +455,10 @@ class Ledger:
         return row
 
     def _opening_dual(self, request: OpenStepRequest, task: TaskRow) -> DualState:
-        """The λ a step is opened with: the shared one where there is one, else the task's so far, or the initial one at the first step. A
-        fleet's takes it
-        over as it is, without what one device's last reports had added to it."""
+        """The λ a step is opened with: the shared one where there is one, else the task's so far, or the initial one at the first step.
+
+        A fleet's takes it over as it is, without what one device's last reports had added to it.
+        """
         shared = self._tables.shared_duals.get(request.shared_dual) if request.shared_dual else None
         if shared is not None:
             return DualState(shared.dual, shared.recent)

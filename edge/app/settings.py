@@ -186,7 +186,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         model_alias=coordinator.model_alias,
         skip_unanimous_calls=learning.objective.unanimous_calls == "skip",
         may_ask=method.may_ask,
-        guided=responses_are_guided(config),
+        guided=None if (config.model.responses, local_prompt_form(config)) == ("auto", "auto") else responses_are_guided(config),
         hint_chars=coordinator.hint_chars,
         cloud_samples=learning.objective.cloud_samples == "on",
     )

@@ -1,7 +1,7 @@
 """The budget dial: a bias on the help phrase that makes a frozen model ask at a chosen rate, one dial for each task.
 
-It acts in `Answerer._as_the_model_decides`: `HelpDial.setting` becomes `Sampling.help_bias`; `HelpDial.answered` follows
-the answer.
+It acts in `Answerer._as_the_model_decides`, and for an answer in a form in `HeldAnswers`: `HelpDial.setting` becomes `Sampling.help_bias`;
+`HelpDial.answered` follows the answer.
 """
 
 from __future__ import annotations

@@ -136,4 +136,4 @@ def config_path(settings: Settings, json: Json = False) -> None:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(str, value)) + "]"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

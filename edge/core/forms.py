@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 THINKING_ENDS = "</think>\n"
 
-_BOXED = r"/([^{}\n]|\{([^{}\n]|\{[^{}\n]*\})*\})+/"
+_PLAIN = r"([^{}\\\n]|\\[^\n])"
+_BOXED = f"/({_PLAIN}|\\{{({_PLAIN}|\\{{({_PLAIN}|\\{{{_PLAIN}*\\}})*\\}})*\\}})+/"
+"""Braces in pairs, three deep; those after a backslash are text."""
 _PROGRAM = r"/([^`\n]*\n)+/"
 _GRAMMAR = r"""start: WHOLE
 WHOLE: CONTENT "{end}"

@@ -157,8 +157,9 @@ class RolloutSettings:
     hint_cut: Cut = private_cut
     cloud_samples: bool = False
     """The cloud's completion joins its group where the SLM may learn from it."""
-    guided: bool = False
-    """Responses are held to the form of their question; else they are free, and their format is judged."""
+    guided: bool | None = False
+    """Responses are held to the form of their question; else they are free, and their format is judged. None: guided where the loaded model
+    reads full prompts."""
 
     def sampling(self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False) -> Sampling:
         """How responses to a question are sampled, in learning and in evaluations."""

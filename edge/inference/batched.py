@@ -15,7 +15,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
+from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.forms import ResponseForm
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation, Turn
 from edge.core.worker import EngineWorker, Priority
@@ -68,6 +68,7 @@ class BatchedBackend:
         self._swaps = asyncio.Lock()
         self._closed = False
         self._form_vocabulary: FormVocabulary | None = None
+        self._guides: dict[ResponseForm, Guide] = {}
         self._readings: set[asyncio.Future[tuple[int, ...]]] = set()
 
     @property
@@ -150,37 +151,46 @@ class BatchedBackend:
 
     def guided_turn(self, text: str, form: ResponseForm, max_tokens: int) -> Turn | None:
         """A text of a form as the model's own whole turn; see `InferenceBackend`."""
-        try:
-            return self._new_guide(form, max_tokens).turn(text)
-        except UsageError:  # fewer tokens than any response of the form needs
-            return None
+        return self._guide_of(form).turn(text, max_tokens)
 
     def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide | None:
         """What holds responses to their form, where they have one."""
         if sampling.form is None:
             return None
-        return self._new_guide(sampling.form, min(sampling.max_tokens, self._n_ctx - prompt_tokens))
+        guide, room = self._guide_of(sampling.form), self._n_ctx - prompt_tokens
+        if room < guide.least <= sampling.max_tokens:
+            raise ContextOverflow(
+                f"the prompt leaves {room} tokens of the context, a response of its form needs {guide.least}",
+                hint="shorten it or raise model.context_tokens",
+            )
+        if sampling.max_tokens < guide.least:
+            raise UsageError(
+                f"a response of this form needs {guide.least} tokens, not {sampling.max_tokens}",
+                hint="raise learning.max_tokens or --max-tokens, or set model.responses to free",
+            )
+        return guide.fork(min(sampling.max_tokens, room))
 
-    def _new_guide(self, form: ResponseForm, max_tokens: int) -> Guide:
+    def _guide_of(self, form: ResponseForm) -> Guide:
+        """The guide of a form, to be forked; made once."""
         from edge.inference.guide import Guide
 
-        return Guide(form, self._vocabulary("form"), max_tokens)
+        if form not in self._guides:
+            self._guides[form] = Guide(form, self._vocabulary())
+        return self._guides[form]
 
-    def _new_grammar(self, text: str) -> Grammar:
+    def _grammar(self, sampling: Sampling) -> Grammar | None:
+        """What holds a response to its grammar, where it has one."""
         from edge.inference.guide import Grammar
 
-        return Grammar(self._vocabulary("grammar"), text)
+        return Grammar(self._vocabulary(), sampling.grammar) if sampling.grammar else None
 
-    def _vocabulary(self, parameter: str) -> FormVocabulary:
-        """What forms and grammars need of the vocabulary. Raises Unsupported, naming the parameter, where there is no end of a turn."""
+    def _vocabulary(self) -> FormVocabulary:
+        """What guides and grammars need of the vocabulary; made once."""
         from edge.inference.guide import FormVocabulary  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
-            end = self._turn_end()
-            if end is None:
-                raise Unsupported("the model has no token that ends a turn", parameter=parameter, hint="use free text")
             pieces = [*self._tokens.pieces, *[b""] * (self._engine.vocab_size - len(self._tokens.pieces))]
-            self._form_vocabulary = FormVocabulary(pieces, self._response_ids, end)
+            self._form_vocabulary = FormVocabulary(pieces, self._response_ids, self._turn_end())
         return self._form_vocabulary
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
@@ -237,8 +247,10 @@ class BatchedBackend:
         def on_text(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             report(TextDelta(text, tokens=tokens))
 
-        grammar = self._new_grammar(sampling.grammar) if sampling.grammar else None
+        grammar = self._grammar(sampling)
         guide = self._guide(sampling, len(ids))
+        if guide is not None and prefix:
+            raise UsageError("a response in a form cannot go on from a text")
         request = Request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar, guide=guide)
         request.future.add_done_callback(lambda _: report(None))
         try:
@@ -377,5 +389,7 @@ def _check_sampling(sampling: Sampling) -> None:
         raise UsageError(f"temperature must be between 0 and 100, not {sampling.temperature}")
     if not 0.0 < sampling.top_p <= 1.0:
         raise UsageError(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if sampling.form is not None and (sampling.grammar or sampling.ignore_eos):
+        raise UsageError("a response in a form has no other grammar, and ends with its form")
     if not all(sampling.stops):
         raise UsageError("a stop string must not be empty")

@@ -162,7 +162,7 @@ class _Sequence:
         self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
         self.filter, self.stuck = request.filter, False
-        self.guide = None if request.guide is None else request.guide.fork()
+        self.guide = None if request.guide is None else request.guide.fork(min(request.sampling.max_tokens, room))
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
@@ -376,7 +376,9 @@ class Batcher:
         for token in request.opening:
             sequence.places.append(FORCED)
             sequence.add(token, 0.0, self._tokens.pieces[token])
-            self._add_text(sequence, last=False)
+            if self._add_text(sequence, last=False):
+                request.finish_one(sequence.index, sequence.response(FinishReason.STOP))
+                return False
         # The first token comes from the prompt's logits, before any row is used: a response that ends with it costs no copy of a row.
         # The logits are copied because sampling changes them in place, and the request's other responses start from them too.
         if self._sample([sequence], request.prompt_logits[None].copy())[0]:
@@ -416,16 +418,16 @@ class Batcher:
         narrow, given = False, None
         uniforms = np.array([sequence.uniform() for sequence in sequences])
         for row, (sequence, logits_V, uniform) in enumerate(zip(sequences, logits_RV, uniforms, strict=True)):
+            sampling = sequence.request.sampling
+            if sequence.occurrences:  # tokens that came before become less likely
+                seen = np.fromiter(sequence.occurrences, dtype=np.intp)
+                times = np.fromiter(sequence.occurrences.values(), dtype=np.float32)
+                logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
             if sequence.guide is not None:
                 self._restrict(sequence, sequence.guide, logits_V, uniform)
             elif sequence.follower.pending is not None and sequence.filter is None:
                 self._steer(sequence, logits_V, uniform)
             if sequence.attended:
-                sampling = sequence.request.sampling
-                if sequence.occurrences:  # tokens that came before become less likely
-                    seen = np.fromiter(sequence.occurrences, dtype=np.intp)
-                    times = np.fromiter(sequence.occurrences.values(), dtype=np.float32)
-                    logits_V[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * times
                 sequence.logits_V = logits_V
                 narrow = narrow or sampling.top_p < 1.0
             if sequence.is_forced or sequence.filter is not None:
@@ -464,7 +466,7 @@ class Batcher:
         sampling, forced = sequence.request.sampling, guide.forced
         if guide.deciding:
             ask, answer = guide.ask, guide.answer
-            sequence.help_log_odds = float(logits_V[ask]) - float(logits_V[answer])
+            sequence.help_log_odds = float(np.clip(float(logits_V[ask]) - float(logits_V[answer]), -60.0, 60.0))
             forced = answer if sampling.suppress_help else -1
         if forced >= 0:
             sequence.places.append(FORCED)
@@ -540,14 +542,17 @@ class Batcher:
                 sequence.filter.accept(token)
             sequence.follower.add(token, self._tokens.texts[token])
             ends = self._tokens.ends[token] or sequence.overridden == "to ask"
-        rest = () if guide is None else guide.rest
+        rest = None if guide is None else guide.rest
         sequence.add(token, logprob, piece)
-        finish = FinishReason.EOS if rest else sequence.finish_reason(ends)
+        finish = sequence.finish_reason(ends) if rest is None else FinishReason.EOS
         stopped = self._add_text(sequence, finish is not None and not rest)
-        for place, one in enumerate(rest, 1):
+        sequence.logits_V = None  # what the form writes by itself has no other chances
+        for place, one in enumerate(rest or (), 1):
+            if stopped:
+                break
             sequence.places.append(FORCED)
             sequence.add(one, 0.0, self._tokens.pieces[one])
-            stopped = stopped or self._add_text(sequence, place == len(rest))
+            stopped = self._add_text(sequence, place == len(rest or ()))
         if stopped:
             finish = FinishReason.STOP
         if finish is None:

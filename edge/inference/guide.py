@@ -15,36 +15,47 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from edge.core.errors import EdgeError, Unsupported, UsageError
+from edge.core.errors import EdgeError, Unsupported
 from edge.core.forms import THINKING_ENDS, ResponseForm
 from edge.core.types import FORCED, AllowedTokens, Turn
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.sampling import Floats
 
 Place = Literal["line", "next line", "decision", "answer", "end"]
+_LEAST_LINE = 16
+"""Tokens that are left for another line where one begins."""
 _SLACK = 8
 """Tokens that ending a line or an answer may take: the rest of a character, braces that are open."""
 
 
 class FormVocabulary:
-    """What a guide needs of a vocabulary.
+    """What guides and grammars need of a vocabulary.
 
-    `pieces`: the bytes of each token, b"" for those without a text. `tokenise`: ids of a text as a response has it. `end` ends a turn.
+    `pieces`: the bytes of each token, b"" for those without a text. `tokenise`: ids of a text as a response has it. `end` ends a turn;
+    None for a model that has no such token.
     """
 
-    def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int) -> None:
-        self.size, self.end, self._pieces, self._tokenise = len(pieces), end, pieces, tokenise
-        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, end)))
-        self.bytes = -(-self.size // 8)
-        """Of a set of tokens."""
+    def __init__(self, pieces: Sequence[bytes], tokenise: Callable[[str], Sequence[int]], end: int | None) -> None:
+        self.size, self.pieces, self._tokenise = len(pieces), pieces, tokenise
+        self.end = [] if end is None else [end]
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(pieces, 0 if end is None else end)))
+        self.set_bytes = -(-self.size // 8)
+        """Length of a set of tokens."""
         self._outside: dict[bytes, NDArray[np.bool_]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text that a form writes."""
-        found = list(self._tokenise(text))
-        written = b"".join(self._pieces[token] for token in found)
-        # tokenizers that put a space before a text would write another one
-        return found if written == text.encode() else list(self.tokenizer.greedy_tokenize(text))
+        """Ids of a text that a form writes. Raises Unsupported for a vocabulary that cannot spell it."""
+        # the second way is for tokenizers that put a space before a text
+        for found in (list(self._tokenise(text)), list(self.tokenizer.greedy_tokenize(text))):
+            if self.text_of(found) == text.encode():
+                return found
+        raise Unsupported(
+            f"the model's vocabulary cannot spell {text!r}", parameter="model.responses", hint="set model.responses to free"
+        )
+
+    def text_of(self, token_ids: Sequence[int]) -> bytes:
+        """What tokens write; those that end a turn write nothing."""
+        return b"".join(self.pieces[token] for token in token_ids)
 
     def matcher(self, grammar: str) -> LLMatcher:
         """What follows a grammar in llguidance's dialect of Lark. A text that the grammar forces may be spelt in any tokens."""
@@ -71,17 +82,20 @@ class _Tokens:
 
 
 class Grammar:
-    """Implements `TokenFilter` for one response by a grammar in llguidance's dialect of Lark. Raises Unsupported for what is none."""
+    """Implements `TokenFilter` for one response by a grammar in llguidance's dialect of Lark. Raises Unsupported for what is none, and for
+    a model that cannot end its turn.
+    """
 
     def __init__(self, vocabulary: FormVocabulary, text: str) -> None:
-        self._vocabulary = vocabulary
-        self._matcher = vocabulary.matcher(text)
+        self._vocabulary, self._matcher = vocabulary, vocabulary.matcher(text)
         if self._matcher.is_error():
             raise Unsupported("this form of answer cannot be followed", parameter="grammar", hint="use a simpler schema")
+        if not vocabulary.end:
+            raise Unsupported("the model has no token that ends a turn", parameter="grammar", hint="use free text")
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
-        if token == self._vocabulary.end:
+        if token in self._vocabulary.end:
             return bool(self._matcher.is_accepting())
         return bool(self._matcher.validate_tokens([token]))
 
@@ -92,7 +106,7 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """The next token is this one, which is allowed."""
-        if token != self._vocabulary.end:
+        if token not in self._vocabulary.end:
             self._matcher.consume_token(token)
 
 
@@ -101,11 +115,11 @@ class Guide:
 
     `opening` are the tokens that every response begins with; the guide begins after them. `forced` is the token that comes next whatever
     the model wants, -1 where there is a choice; `allowed` has what to choose from. `deciding`: that choice is the decision, between `ask`
-    and `answer`. `rest`: the forced tokens to the end, once no choice is left.
+    and `answer`. `rest`: the forced tokens to the end, once no choice is left. `least`: the lowest limit of tokens.
     """
 
-    def __init__(self, form: ResponseForm, vocabulary: FormVocabulary, max_tokens: int) -> None:
-        self._form, self._vocabulary, self._left = form, vocabulary, max_tokens
+    def __init__(self, form: ResponseForm, vocabulary: FormVocabulary) -> None:
+        self._form, self._vocabulary = form, vocabulary
         self._matchers = {
             place: vocabulary.matcher(grammar)
             for place, grammar in (("line", form.line_grammar), ("answer", form.answer_grammar))
@@ -119,18 +133,22 @@ class Guide:
         self.opening = vocabulary.ids(form.begins_line(1))
         self._text: list[int] = []
         self._closer = -1
-        self._left -= len(self.opening)
-        least = len(self.opening) + _SLACK + self._reserve + 1
-        if max_tokens < least:
-            raise UsageError(f"a response of this form needs {least} tokens, not {max_tokens}", hint="raise max_tokens")
+        self._closing = len(vocabulary.ids(form.ends_answer)) + _SLACK + 1
+        """Tokens that ending the content of an answer takes at the most."""
+        self._reserve = len(self._ending) + len(self._answer) + form.answer_tokens + self._closing
+        """Tokens that ending the thinking and answering take at the most."""
+        self.least = len(self.opening) + _SLACK + self._reserve + 1
+        self._left = 0
 
-    def turn(self, text: str) -> Turn | None:
+    def turn(self, text: str, max_tokens: int) -> Turn | None:
         """A text in this form as a turn of the model; None where it is not, or goes beyond a limit. The guide stays at the beginning."""
+        parts = self._form.parts(text)
+        if not parts or max_tokens < self.least:
+            return None
         places = [FORCED] * len(self.opening)
-        ids, guide, sets = list(self.opening), self.fork(), dict[bytes, int]()
-        written = self._form.parts(text)
-        for token in [one for part in written or () for one in self._vocabulary.ids(part)][len(ids) :]:
-            if guide.rest:
+        ids, guide, sets = list(self.opening), self.fork(max_tokens), dict[bytes, int]()
+        for token in [one for part in parts for one in self._vocabulary.ids(part)][len(ids) :]:
+            if guide.rest is not None:
                 break
             if guide.forced >= 0 and guide.forced != token:
                 return None
@@ -142,13 +160,14 @@ class Guide:
                 places.append(sets.setdefault(bits, len(sets)))
             ids.append(token)
             guide.accept(token)
-        if not guide.rest:
+        if guide.rest is None or self._vocabulary.text_of([*ids, *guide.rest]) != "".join(parts).encode():
             return None
         return Turn((*ids, *guide.rest), AllowedTokens((*places, *[FORCED] * len(guide.rest)), tuple(sets)))
 
-    def fork(self) -> Guide:
-        """One for another response, at the same place."""
+    def fork(self, max_tokens: int) -> Guide:
+        """One for a response of at most so many tokens, which are not fewer than `least`; at the same place."""
         other = copy(self)
+        other._left = max_tokens - len(self.opening)
         other._matcher, other._text = self._matcher.deep_copy(), list(self._text)
         return other
 
@@ -163,9 +182,9 @@ class Guide:
         return self._place == "decision" and not self._text
 
     @property
-    def rest(self) -> list[int]:
-        """All that is left, where no choice is; else nothing."""
-        return self._text if self._place == "end" else []
+    def rest(self) -> list[int] | None:
+        """All that is left, where no choice is; None before."""
+        return self._text if self._place == "end" else None
 
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
         """True for each token [V] that is not in a set that `allowed` gave."""
@@ -178,7 +197,7 @@ class Guide:
         if self._place == "decision":
             return self._set_of(self.ask, self.answer)
         bits: bytes = self._matcher.compute_bitmask()
-        return bits[: self._vocabulary.bytes]
+        return bits[: self._vocabulary.set_bytes]
 
     def accept(self, token: int) -> None:
         """The next token is this one: the forced one, or one that is allowed."""
@@ -193,7 +212,7 @@ class Guide:
                 self._enter("line", text)
         elif self._place == "decision":
             if token == self.ask:
-                self._enter("end", [*self._help, self._vocabulary.end])
+                self._enter("end", [*self._help, *self._vocabulary.end])
             else:
                 self._enter("answer", self._answer)
         else:
@@ -204,15 +223,6 @@ class Guide:
     @property
     def _next_line(self) -> list[int]:
         return self._vocabulary.ids(self._form.begins_line(self._step + 1))
-
-    @property
-    def _reserve(self) -> int:
-        """Tokens that ending the thinking and answering take at the most."""
-        return len(self._ending) + len(self._answer) + self._form.answer_tokens + self._closing
-
-    @property
-    def _closing(self) -> int:
-        return len(self._vocabulary.ids(self._form.ends_answer)) + _SLACK + 1
 
     def _enter(self, place: Place, text: Sequence[int]) -> None:
         """Go on at a place, whose text has begun with its first token."""
@@ -226,11 +236,11 @@ class Guide:
             raise EdgeError(f"token {token} does not fit the response's form")
         self._written += 1
         if self._place == "line" and self._matcher.is_accepting():
-            more = self._step < self._form.max_steps and self._left > self._reserve + self._form.line_tokens + _SLACK
+            more = self._step < self._form.max_steps and self._left > self._reserve + _LEAST_LINE + _SLACK
             self._place, self._closer = "next line" if more else "decision", -1
             self._text = [] if more else list(self._ending)
-        elif self._place == "answer" and (rest := self._matcher.compute_ff_bytes()):
-            self._text = [*self._vocabulary.ids(rest.decode()), self._vocabulary.end]
+        elif self._place == "answer" and ((rest := self._matcher.compute_ff_bytes()) or self._matcher.is_accepting()):
+            self._text = [*self._vocabulary.ids(rest.decode()), *self._vocabulary.end]
             self._place, self._closer = "end", -1
 
     def _closing_token(self) -> int:
@@ -244,7 +254,7 @@ class Guide:
         return next((token for token in closers if not outside[token]), -1)
 
     def _set_of(self, *tokens: int) -> bytes:
-        bits = bytearray(self._vocabulary.bytes)
+        bits = bytearray(self._vocabulary.set_bytes)
         for token in tokens:
             bits[token // 8] |= 1 << token % 8
         return bytes(bits)

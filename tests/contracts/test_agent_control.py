@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +27,7 @@ from edge.learning.adapters import Version
 from edge.rpc.client import BudgetSnapshot
 from edge.serve.agent_schemas import (
     AdapterVersionView,
+    LearningPausedView,
     LedgerBudgetView,
     ModelView,
     OutlookView,
@@ -39,6 +41,8 @@ from edge.serve.running_agent import AgentAnswers, RunningAgent
 from edge.state.answer_record import AnswerRequest
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedTerms
+from edge.testing.endpoint import ScriptedAnswers, ScriptedControl
+from tests.until import until
 from tests.worlds.agent import World, asks_about_even_numbers
 from tests.worlds.served_agent import served
 
@@ -220,3 +224,19 @@ async def test_reading_a_missing_folder_does_not_create_it(nowhere: FolderAgent,
     with pytest.raises(NotFound):
         await nowhere.feedback("a1", "good", None)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_end_of_a_pause_is_shown_immediately_while_learning_still_waits(tmp_path: Path) -> None:
+    async with World(tmp_path).agent() as agent:
+        control = RunningAgent(agent)
+        await control.pause_learning(True)
+        learning = asyncio.create_task(agent.learn())
+        await until(lambda: agent.learning.readiness.waiting)
+        assert await control.pause_learning(False) == LearningPausedView(paused=False, waiting="")
+        await learning
+
+
+async def test_the_scripted_report_has_the_keys_of_a_real_one(tmp_path: Path) -> None:
+    async with World(tmp_path).agent() as agent:
+        real = await RunningAgent(agent).report(5.0)
+    assert real.model_copy(update={"now": 0.0}) == await ScriptedControl(ScriptedAnswers([])).report(5.0)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
 from edge.core.errors import TaskFileError
 from edge.tasks.datasets.catalogue import DATA_SETS
+from edge.tasks.jsonl import as_record, read_file
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
 from tests.shared_data import shared_data
-from tests.worlds.data_set_files import hub_folder
+from tests.worlds.data_set_files import hub_folder, write_jsonl
 
 PRACTICE = [f"practice:{name}" for name in (*FAMILIES, *GROUPS)]
 LEARNABLE = [*PRACTICE, "jsonl", *(name for name in DATA_SETS if name != "humaneval"), "real gsm8k"]
@@ -29,9 +29,7 @@ def opened(name: str, folder: Path) -> TaskSource:
         return open_source(f"{place.partition('_')[0]}:{shared_data(place)}")
     if name in DATA_SETS:
         return open_source(f"{name}:{hub_folder(folder, name)}")
-    path = folder / "tasks.jsonl"
-    path.write_text("\n".join(json.dumps({"question": f"q{n}", "answer": n}) for n in range(150)))
-    return open_source(str(path))
+    return open_source(str(write_jsonl(folder / "tasks.jsonl", [{"question": f"q{n}", "answer": n} for n in range(150)])))
 
 
 @pytest.fixture(params=[*LEARNABLE, *FOR_EVALUATION])
@@ -85,3 +83,8 @@ def test_every_item_has_a_question_an_answer_and_a_step_limit(source: TaskSource
     for item in source.test(20):
         assert item.question.strip() and item.answer.strip() and item.task and item.family
         assert item.max_steps >= 1 and item.level >= 0
+
+
+def test_items_survive_a_task_file(source: TaskSource, tmp_path: Path) -> None:
+    items = list(source.test(50))
+    assert list(read_file(write_jsonl(tmp_path / "again.jsonl", list(map(as_record, items)))).items) == items

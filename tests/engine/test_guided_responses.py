@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 import torch
 
+from edge.core.errors import ContextOverflow, UsageError
 from edge.core.forms import ResponseForm
-from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Message, PromptGroup, Sampling
+from edge.core.types import FORCED, AllowedTokens, BiasedDecision, FinishReason, Message, PromptGroup, Sampling
 from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import HELP_PHRASE
+from edge.inference.guide import FormVocabulary, Guide
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import bundled_folder
 from edge.training.batching import Row, targets_of
@@ -107,6 +110,68 @@ async def test_a_worked_solution_is_learned_with_the_choices_of_the_form_and_wit
     for other in ("42", text.replace("</answer>", ""), text.replace(answer, HELP_PHRASE)):
         assert backend.guided_turn(other, form, 160) is None, other
     assert backend.guided_turn(text.replace("17 + 25", "17 + 25 " * 40), form, 600) is None, "a line longer than the form has"
+
+
+@pytest.mark.parametrize("answer", ["\\boxed{3} and \\boxed{4}", "\\boxed{x } y}"])
+async def test_a_text_whose_answer_the_form_would_change_is_no_turn(answer: str, backend: LlamaCppBackend) -> None:
+    text = f"<think>\nStep 1: a\n</think>\n<answer>{answer}</answer>"
+    assert backend.guided_turn(text, ResponseForm(STEPS), 160) is None
+
+
+async def test_a_prompt_that_leaves_no_room_for_the_form_does_not_fit_the_context(backend: LlamaCppBackend) -> None:
+    text = "7 + " * 200
+    while len(backend.prompt_ids([Message("user", text)])) < 1024 - 60:
+        text += "7 + "
+    with pytest.raises(ContextOverflow, match="tokens of the context"):
+        await backend.sample_group([Message("user", text)], sampling(max_tokens=288), [0])
+    with pytest.raises(UsageError, match="tokens, not 20"):
+        await sampled(backend, max_tokens=20)
+
+
+async def test_a_form_is_not_combined_with_what_contradicts_it(backend: LlamaCppBackend) -> None:
+    for changes in ({"grammar": 'root ::= "a"'}, {"ignore_eos": True}):
+        with pytest.raises(UsageError, match="in a form"):
+            await sampled(backend, **changes)
+    with pytest.raises(UsageError, match="cannot go on"):
+        await anext(backend.stream(QUESTION, sampling(), 0, prefix="<think>"))
+
+
+async def test_stop_strings_end_a_guided_response_wherever_they_stand(backend: LlamaCppBackend) -> None:
+    for stop, text in (("Step", "<think>\n"), ("external", None)):
+        (response,) = (await sampled(backend, 1, stops=(stop,), help_bias=40.0)).responses
+        assert response.finish is FinishReason.STOP and stop not in response.text
+        assert text is None or response.text == text
+        assert len(response.token_ids) == len(response.logprobs)
+    assert len((await sampled(backend, 1, stops=("<think>",))).responses[0].token_ids) == 1
+
+
+async def test_chances_of_tokens_are_finite_also_where_the_form_writes(backend: LlamaCppBackend) -> None:
+    (response,) = (await sampled(backend, 1, top_logprobs=2, help_bias=40.0)).responses
+    assert "".join(token.piece.decode() for token in response.tokens).startswith(response.text)
+    assert all(math.isfinite(chance.logprob) for token in response.tokens for chance in token.top)
+    assert all(token.greedy for token in response.tokens[-4:])
+
+
+async def test_penalties_are_not_taken_for_the_bias(backend: LlamaCppBackend) -> None:
+    for seed in range(6):
+        (response,) = (await backend.sample_group(QUESTION, sampling(presence_penalty=9.0, help_bias=1e-6), [seed])).responses
+        assert response.overridden == ""
+
+
+def test_a_token_that_holds_the_whole_end_ends_the_answer() -> None:
+    pieces = [*(bytes([byte]) for byte in range(256)), b"}</answer>", b""]
+    guide = Guide(ResponseForm(1), FormVocabulary(pieces, lambda text: text.encode(), 257)).fork(400)
+    for text in ("x", "\n"):
+        guide.accept(ord(text))
+    while guide.forced >= 0:
+        guide.accept(guide.forced)
+    assert guide.deciding
+    guide.accept(guide.answer)
+    while guide.forced >= 0:
+        guide.accept(guide.forced)
+    guide.accept(ord("7"))
+    guide.accept(256)
+    assert guide.rest == [257]
 
 
 ROWS = (

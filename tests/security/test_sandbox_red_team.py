@@ -120,6 +120,10 @@ CHEATS: dict[str, tuple[str, str]] = {
         "def f(xs):\n    xs.clear()\n    return []",
         "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)\n",
     ),
+    "an argument changed in place, in a check of its own": (
+        "def f(xs):\n    xs.clear()\n    return []",
+        "def check(f):\n    xs = [3, 1]\n    assert sorted(f(xs)) == sorted(xs) and len(xs) == 2\ncheck(f)\n",
+    ),
 }
 BRIEF_CHEATS: dict[str, tuple[str, str]] = {
     "a forged verdict on every descriptor": (FORGE, TESTS),
@@ -210,6 +214,10 @@ class Yes:
     def __call__(self, *args): return Yes()
     def __iter__(self): return iter([self])
     def __len__(self): return 1
+    def __bool__(self): return True
+    def __sub__(self, other): return 0
+    __add__ = __radd__ = __rsub__ = __mul__ = __mod__ = __and__ = __abs__ = __sub__
+    def __round__(self, *_): return 0
     def __enter__(self): return self
     def __exit__(self, *_): return True
     @property
@@ -234,6 +242,19 @@ answer = Yes()
 @pytest.mark.parametrize(
     "expression",
     [
+        "to_roman(5) == 'V'",
+        "not to_roman(5) != 'V'",
+        "to_roman(5) in ('IV', 'V')",
+        "[to_roman(5)] == ['V']",
+        "abs(to_roman(5) - 4) < 1e-6",
+        "4 - to_roman(5) == 0",
+        "to_roman(5) % 4 == 0",
+        "abs(a_class(5)(1) - 4) < 1e-6",
+        "sum([to_roman(5)]) == 4",
+        "__import__('math').isclose(to_roman(5), 4)",
+        "isinstance(to_roman(5), int)",
+        "to_roman(5) is True",
+        "str(to_roman(5)) == 'V'",
         "to_roman(5).startswith('V')",
         "to_roman(5).issubset({1, 2, 3})",
         "to_roman(5).equals([1, 2, 3])",
@@ -299,16 +320,30 @@ def f(x):
     assert verdict.reason == "the program replied to another call"
 
 
-@pytest.mark.parametrize(
-    "reply", ["(token, 'passed', True)", "('0', 'value', 5)", "(token, 'raised', 5)", "5", "(token,)", "[token, 'value', [], 1]"]
-)
-def test_malformed_reply_is_refused(sandbox: Sandbox, reply: str) -> None:
+REPLIES = [
+    "(token, 'passed', True)", "('0', 'value', 5)", "(token, 'raised', 5)", "5", "(token,)", "[token, 'value', [], 1]",
+    "(token, 'built', (0, 1))", "(token, 'built', ('0',))", "(token, 'changed', ([], 1))", "(token, 'changed', (5, [2], {}, 1))",
+    "(token, 'changed', (5, [2], 7, []))", "(token, 'method', None)", "(token, 'raised', ('ValueError', 'x', ()))",
+    "(token, 'raised', (1, [], ()))",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", ["every reply", "but what the names are"])
+@pytest.mark.parametrize("reply", REPLIES)
+def test_malformed_reply_is_refused(sandbox: Sandbox, reply: str, kinds: str) -> None:
     code = f"""
 import sys
 runner, wire = sys.modules['edge.verifiers.sandbox.inside.program'], sys.modules['edge.verifiers.sandbox.inside.wire']
-runner._answer = lambda module, token, kind, name, arguments, keywords: wire.encode({reply})
+answer = runner._answer
+def forged(module, token, kind, name, arguments, keywords):
+    honest = {kinds != "every reply"} and kind == 'name'
+    return answer(module, token, kind, name, arguments, keywords) if honest else wire.encode({reply})
+runner._answer = forged
+class Stack: pass
+def f(x): return x
 """
-    cheat(sandbox, code)
+    for tests in (TESTS, "assert f([1]) == 5\n", "s = Stack()\nassert s.x == 5\n", "f([1])\nassert f(2) == 5\n"):
+        cheat(sandbox, code, tests)
 
 
 @pytest.mark.parametrize(

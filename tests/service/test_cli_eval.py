@@ -90,7 +90,7 @@ def test_damaged_latest_adapter_is_replaced_by_the_previous_one_with_a_notice(tm
     write_adapter(good, model, 1)
     bad.mkdir(parents=True)
     (bad / "adapter.gguf").write_bytes(b"GGUF but not really")
-    words = ["--limit", "2", "--no-cloud", "--max-tokens", "16", "--model", str(model.path), "--state", str(tmp_path / "state")]
+    words = ["--limit", "2", "--no-cloud", "--max-tokens", "96", "--model", str(model.path), "--state", str(tmp_path / "state")]
     words += ["--adapter", "latest"]
     code, out, err = evaluated(*words, "--json")
     assert code == 0, err

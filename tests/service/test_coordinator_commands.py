@@ -51,6 +51,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, 
 
 
 NO_DAY = "from_day: 2026-02-30\n      in_uusd_per_mtok: 1\n      out_uusd_per_mtok: 1"
+PRICES = "{in_uusd_per_mtok: 1, out_uusd_per_mtok: 1}"
 TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_listen: 127.0.0.1:7443\n"
 
 
@@ -67,6 +68,15 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
         ("upstreams:\n  d: {provider: openai_compatible, base_url: 'http://example.org/v1'}\n", "allow_plaintext: true"),
         ("upstreams:\n  d: {api_key_env: 'env:FOO'}\n", "upstreams.d api_key_env is no name of an environment variable"),
         (f"upstreams:\n  a:\n    prices:\n    - {NO_DAY}\n", ":4: upstreams.a.prices.0.from_day cannot be read: day"),
+        ("aliases: {smart: []}", "at least one upstream"),
+        ("aliases: {smart: [{upstream: default}, {upstream: default}]}", "each only once"),
+        ("aliases: {smart: [{upstream: default, weight: 0}]}", "greater than 0"),
+        ("upstreams: {a: {provider: anthropic}}", "needs api_key or api_key_env"),
+        (f"upstreams: {{a: {{price_in_uusd_per_mtok: 1, prices: [{PRICES}]}}}}", "give one of them"),
+        ("upstreams: {a: {provider: openai_compatible, base_url: 'http://h/v1', price_in_uusd_per_mtok: 1}}", "give both"),
+        (f"upstreams: {{a: {{prices: [{PRICES}, {PRICES}]}}}}", "two prices from the same day"),
+        ("upstreams: {a: {prices: [{in_uusd_per_mtok: 1}]}}", "out_uusd_per_mtok"),
+        (f"upstreams: {{a: {{prices: [{PRICES.replace('{', '{from: 2026-01-01, ')}]}}}}", "from"),
         ("storage: {backend: postgres}\n", "needs either dsn or dsn_env"),
         ("storage: {backend: postgres, dsn: 'postgresql://e:secret@h/d'}\n", "dsn_env"),
         ("storage: {backend: mysql}\n", "storage.backend"),

@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).parents[1] / "engine" / "templates"
 SYSTEM, QUESTION = {"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Who runs the mill?"}
 ANSWER = {"role": "assistant", "content": "Ilka."}
 START_S = 60
-SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=8")
+SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=96")
 
 
 def model(folder: Path, template: str, control_tokens: tuple[str, ...]) -> str:

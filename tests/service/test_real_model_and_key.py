@@ -66,7 +66,7 @@ async def running_agent(folder: Path, upstream: Upstream, *more: str) -> AsyncIt
 async def test_real_model_and_key_answer_learn_and_stay_within_the_limit(tmp_path: Path) -> None:
     tasks = tmp_path / "my-questions.csv"
     tasks.write_text("question,answer\nWhere is the Matterhorn?,Zermatt\nWho runs the mill?,Ilka\n")
-    small = ("--set", "learning.prompts_per_step=2", "--set", "learning.max_tokens=16")
+    small = ("--set", "learning.prompts_per_step=2", "--set", "learning.max_tokens=96")
     async with (
         running_upstream(cloud) as upstream,
         running_agent(tmp_path, upstream, "--tasks", str(tasks), *small) as (client, environment),

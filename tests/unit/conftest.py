@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from edge.cli import main
 from edge.core.errors import UsageError
+from edge.state.folder import StateFolder
 from edge.verifiers.sandbox import choice
 from edge.verifiers.sandbox.role import Sandbox
 
@@ -21,6 +24,31 @@ def sandbox() -> Sandbox:
         return choice.best_sandbox()
     except UsageError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFolder]:
+    """An open state folder."""
+    with StateFolder(tmp_path / "state") as folder:
+        yield folder
+
+
+TimeZone = Callable[[str], None]
+
+
+@pytest.fixture
+def time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimeZone]:
+    """Moves this machine into a time zone for the test."""
+    if not hasattr(time, "tzset"):
+        pytest.skip("this system has no time zones to set")
+
+    def move(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield move
+    monkeypatch.undo()
+    time.tzset()
 
 
 class Ended(NamedTuple):

@@ -1,9 +1,8 @@
-"""The activity report of gains, losses and spend: exact counts, from a folder in use or not, and its text."""
+"""The activity report of gains, losses and spend: exact counts, from a folder in use or not, and its text; what two evaluations compare."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,19 +16,20 @@ from edge.config.schema import GateConfig, PhaseConfig
 from edge.core.errors import StateError, UsageError
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.learning.activity import activity_report, headline, read_activity, read_headline
+from edge.learning.comparison import Asking, changed_examples, compare
 from edge.learning.promotion import Memory
-from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.answer_record import AnswerRequest
 from edge.state.feedback import Feedback
 from edge.state.folder import GATE_MEMORY, StateFolder
 from edge.state.rows import Exam, ExamAnswer, Lineage
 from edge.testing.coordinator import ScriptedTerms
-from tests.unit.conftest import EdgeAgent
+from tests.unit.conftest import EdgeAgent, TimeZone
 from tests.worlds.agent import World, changed, give_feedback, local_answer, mixed_script, number_in, reported
+from tests.worlds.judged_answers import RECORD
 from tests.worlds.steps import step as finished_step
 
 RULES = GateConfig(every=2, anchors=10, max_drop=1.0, rate_window=2, max_refusals=9, keep=3, recheck_every=None)
 WRONG = {0: {0, 1, 2, 3}, 2: {2, 3}, 4: {0, 3}}
-RECORD = AnswerRecord("", "local", "", "", None, None, None, None, None, 0, "", 0.0, "", "", task="math", created_at=1.0)
 
 
 def changing(folder: Path) -> World:
@@ -120,16 +120,15 @@ async def test_answers_spend_and_rates_are_reported_separately(tmp_path: Path) -
     assert report["rates"] == [{"task": "chat", "answers": 12, "asked": helped, "rate": helped / 12, "target_rate": None}]
 
 
-def test_spend_is_reported_in_intervals_that_fit_the_period(tmp_path: Path) -> None:
+def test_spend_is_reported_in_intervals_that_fit_the_period(state: StateFolder) -> None:
     charges = {90.0: 5, 100.0: 7, 200.0: 0, 250.0: 2}
-    with StateFolder(tmp_path) as state:
-        for at, uusd in charges.items():
-            state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
-        spend = activity_report(state.database, 0.0, 300.0)["spend"]
-        assert spend["stretch_s"] == 60
-        assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
-        state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
-        spend = activity_report(state.database, 95.0, 2e5)["spend"]
+    for at, uusd in charges.items():
+        state.put_request(str(at), at, replace(RECORD, charged_uusd=uusd).to_json())
+    spend = activity_report(state.database, 0.0, 300.0)["spend"]
+    assert spend["stretch_s"] == 60
+    assert [(one["began"], one["serving_uusd"]) for one in spend["stretches"]] == [(60.0, 12), (240.0, 2)]
+    state.put_request("later", 86_490.0, replace(RECORD, charged_uusd=3).to_json())
+    spend = activity_report(state.database, 95.0, 2e5)["spend"]
     assert (spend["stretch_s"], spend["stretches"][-1]) == (3600, {"began": 86_400.0, "serving_uusd": 3, "learning_uusd": 0})
     assert sum(one["serving_uusd"] for one in spend["stretches"]) == 12
 
@@ -210,35 +209,25 @@ def test_the_headline_counts_answers_questions_gains_and_spend_of_the_month(tmp_
     assert read_headline(tmp_path / "none", now)["answers"] == 0
 
 
-@pytest.mark.skipif(not hasattr(time, "tzset"), reason="this system has no time zones to set")
-def test_month_is_that_of_the_budgets_in_any_time_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Pacific/Auckland")
-    time.tzset()
-    try:
-        with StateFolder(tmp_path) as state:
-            for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
-                state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
-            assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+def test_month_is_that_of_the_budgets_in_any_time_zone(state: StateFolder, time_zone: TimeZone) -> None:
+    time_zone("Pacific/Auckland")
+    for day in (datetime(2026, 2, 28, 23, tzinfo=UTC), datetime(2026, 3, 1, 1, tzinfo=UTC)):  # both in March there
+        state.put_request(str(day), day.timestamp(), replace(RECORD, charged_uusd=7).to_json())
+    assert headline(state.database, datetime(2026, 3, 5, tzinfo=UTC).timestamp())["spent_this_month_uusd"] == 7
 
 
-def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(tmp_path: Path) -> None:
+def test_own_questions_are_the_headline_and_practice_is_listed_beside_them(state: StateFolder) -> None:
     item = TaskItem("i1", "chat", "jsonl", 1, "train", "Who?", "I", AnswerKind.TEXT, 4)
-    with StateFolder(tmp_path) as state:
-        sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]
-        state.set_meta(
-            GATE_MEMORY, Memory(anchors=dict(zip(sources, [(replace(item, split="test"),), (item,), ()], strict=True))).to_json()
-        )
-        state.put_exams([exam(0, "", "", source=source) for source in sources], 1.0)
-        state.put_exams(
-            [exam(2, right, "", source=source) for right, source in zip(("abcd", "abc", "a"), sources, strict=True)], 2.0
-        )
-        for source in sources:
-            add_step(state, 2 + sources.index(source), source=source, target_rate=0.0)
-        state.set_lineage(Lineage(2, 2))
-        found = headline(state.database, 9.0)
+    sources = ["practice:arith", "/home/me/facts.jsonl", "mine:chat"]
+    state.set_meta(
+        GATE_MEMORY, Memory(anchors=dict(zip(sources, [(replace(item, split="test"),), (item,), ()], strict=True))).to_json()
+    )
+    state.put_exams([exam(0, "", "", source=source) for source in sources], 1.0)
+    state.put_exams([exam(2, right, "", source=source) for right, source in zip(("abcd", "abc", "a"), sources, strict=True)], 2.0)
+    for source in sources:
+        add_step(state, 2 + sources.index(source), source=source, target_rate=0.0)
+    state.set_lineage(Lineage(2, 2))
+    found = headline(state.database, 9.0)
     assert (found["own"], found["validation_questions"], found["learned_from"], found["gained"]) == (True, 8, 4, 0.5)
     assert found["practice"] == {"right_in_the_end": 1.0, "gained": 1.0, "validation_questions": 4, "learned_from": 0}
 
@@ -247,3 +236,31 @@ def add_step(state: StateFolder, number: int, **values: Any) -> None:
     event = changed(finished_step(1), **{"step": number, "source": "sums", "task": "math", "serving_version": number, **values})
     with state.database as database:
         database.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", (number, "math", number, json.dumps(event.to_json())))
+
+
+QUESTIONS = {key: f"question {key}" for key in "abcd"}
+
+
+def answers(right: str, wants_help: str, known: str = "abcd") -> dict[str, ExamAnswer]:
+    """Right on these, and in this order the likeliest to ask."""
+    odds = {key: float(-place) for place, key in enumerate([*wants_help, *(key for key in known if key not in wants_help)])}
+    return {key: ExamAnswer(key in right, odds[key], f"answer {key}") for key in known}
+
+
+def test_asking_about_unsolved_items_is_a_gain_without_more_local_right_answers() -> None:
+    before, after = answers(right="ab", wants_help="ab"), answers(right="ab", wants_help="cd")
+    found = compare(before, after, Asking(0.5, 0.9))
+    assert (found["right_then"], found["right_now"], found["gained"]) == (2, 2, 0)
+    assert found["in_the_end"]["before"] == pytest.approx(2 / 4), "asking for what it can do would not pay"
+    assert found["in_the_end"]["after"] == pytest.approx((2 + 2 * 0.9) / 4)
+    changes = [one["change"] for one in changed_examples(before, after, Asking(0.5, 0.9), QUESTIONS)]
+    assert changes == ["asks now", "asks now"]
+
+
+def test_same_rate_applies_before_and_after_regardless_of_the_tendency_to_ask() -> None:
+    eager = {key: ExamAnswer(answer.right, answer.help_log_odds + 9.0) for key, answer in answers("ab", "cd").items()}
+    assert Asking(0.25, 1.0).asked(eager, eager) == Asking(0.25, 1.0).asked(answers("ab", "cd"), "abcd") == {"c"}
+    assert Asking(0.5, 0.0).asked(eager, eager) == set(), "a cloud that is never right is not asked"
+    assert Asking(0.5, 0.0).right_in_the_end(eager, eager) == 0.5
+    assert Asking(0.0, 1.0).right_in_the_end(eager, eager) == 0.5
+    assert Asking(1.0).right_in_the_end(eager, eager) == 0.5, "a cloud of which no answer was judged counts for nothing"

@@ -1,8 +1,12 @@
+"""Answers of an agent: modes, streams, requests with tools, and sampling options of a client, with the cloud and without."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,14 +14,15 @@ from hypothesis import strategies as st
 
 from edge.answering.answerer import agreed_mode
 from edge.answering.ask_cloud import conversation_for_the_cloud
+from edge.answering.draft import finish_of
 from edge.answering.local_text import HelpHoldBack
 from edge.cloud.hints import LEAD
-from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, NotFound, UsageError
-from edge.core.types import Message
+from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, InvalidRequest, NotFound, Unsupported, UsageError
+from edge.core.types import BeyondText, Message, Mode, Sampling, SamplingWishes
 from edge.dagrpo.prompts import SYSTEM_PROMPT, local_messages
 from edge.inference.channels import AnswerReader
 from edge.rpc.client import CloudDelta
-from edge.state.answer_record import AnswerRequest
+from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.events import AnswerFinished
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.worlds.agent import HELP, QUESTION, World, local_answer, recorded
@@ -123,14 +128,6 @@ async def test_prefer_local_asks_only_when_the_local_answer_is_unusable(tmp_path
     assert (record.source, record.final, len(bad.client.calls)) == ("cloud", "5", 1)
 
 
-async def test_cloud_only_asks_without_the_model_and_its_failure_is_the_callers(world: World) -> None:
-    record, _ = await world.ask(mode="cloud-only")
-    assert (record.source, record.final, record.local_text) == ("cloud", "5", "")
-    world.client.fail_next("stream_complete", CoordinatorUnavailable("nobody there"))
-    with pytest.raises(CoordinatorUnavailable, match="nobody there"):
-        await world.ask(mode="cloud-only")
-
-
 async def test_conversation_that_is_empty_or_ends_with_the_model_is_refused(world: World) -> None:
     async with world.agent() as agent:
         for messages in ([], [Message("assistant", "hi")], [Message("user", "  ")]):
@@ -233,3 +230,90 @@ async def test_cloud_is_asked_at_the_temperature_that_somebody_set_and_at_none_o
         for wish in (None, 0.7, 0.0):
             await agent.answerer.answer(AnswerRequest(QUESTION, mode="cloud-only", temperature=wish))
     assert [call.temperature for call in world.client.calls] == [setting, 0.7, 0.0]
+
+
+LONG = "<think>\nStep 1: 4 + 1. is 5\n</think>\n<answer>It is 5. Or maybe 6.</answer>"
+
+
+def asks_or_answers_five(messages: object, sampling: Sampling, seed: int) -> str:
+    return "<think>\nStep 1: hard\n</think>\n<answer>Five. \\boxed{5}</answer>" if sampling.suppress_help else HELP
+
+
+def text_of(pieces: list[AnswerDelta], record: AnswerRecord) -> str:
+    """The streamed text that has tokens; each token must lie at its stated place."""
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert all(record.text[token.start : token.end] == token.piece.decode() for token in tokens)
+    return b"".join(token.piece for token in tokens).decode()
+
+
+@pytest.mark.parametrize("mode", ["auto", "prefer-local", "local-only"])
+async def test_stop_string_ends_the_answer_and_asks_no_cloud(tmp_path: Path, mode: Mode) -> None:
+    world = World(tmp_path / "state", script=[LONG])
+    record, _ = await world.ask(wishes=SamplingWishes(stops=(".",)), mode=mode)
+    assert record.text == LONG.partition(". Or")[0]
+    assert (record.source, record.finish, record.final) == ("local", "stop", "It is 5")
+    assert record.cloud_tokens == 0
+
+
+async def test_stop_string_in_a_help_request_does_not_stop_the_request(tmp_path: Path) -> None:
+    record, pieces = await World(tmp_path / "state", script=[HELP]).ask(
+        wishes=SamplingWishes(stops=("external",), top_logprobs=0)
+    )
+    assert record.source == "cloud"
+    assert not any(piece.tokens for piece in pieces if piece.source == "cloud")
+
+
+async def test_every_character_of_a_local_answer_has_its_token(tmp_path: Path) -> None:
+    record, pieces = await World(tmp_path / "state", script=[LONG]).ask(wishes=SamplingWishes(top_logprobs=1))
+    assert text_of(pieces, record) == record.text == LONG
+    plain, bare = await World(tmp_path / "other", script=[LONG]).ask(wishes=SamplingWishes())
+    assert plain.text == LONG
+    assert not any(piece.tokens for piece in bare)
+
+
+async def test_after_a_failed_cloud_the_tokens_of_the_help_request_are_not_returned(tmp_path: Path) -> None:
+    world = World(tmp_path / "state", script=asks_or_answers_five)
+    world.client.fail_next("stream_complete", CoordinatorUnavailable("away"))
+    record, pieces = await world.ask(wishes=SamplingWishes(top_logprobs=0))
+    assert record.source == "local-fallback"
+    assert "external" not in text_of(pieces, record)
+    assert text_of(pieces, record).endswith("\\boxed{5}</answer>")
+
+
+SENT = json.dumps({"tools": [{"type": "function", "function": {"name": "weather"}}]})
+TOOLS = BeyondText(SENT, ("tools",))
+REFUSALS = [BudgetExhausted("no calls left"), CoordinatorUnavailable("gone"), InvalidRequest("this cloud LLM calls no tools")]
+
+
+def world_of(tmp_path: Path, **options: Any) -> World:
+    return World(tmp_path / "state", script=[local_answer(5)], **options)
+
+
+@pytest.mark.parametrize("mode", ["auto", "cloud-only"])
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_cloud_failure_with_tools_is_no_answer(tmp_path: Path, mode: str, refusal: Any) -> None:
+    world = world_of(tmp_path, mode=mode)
+    world.client.fail_next("stream_complete", refusal)
+    with pytest.raises(Unsupported if isinstance(refusal, InvalidRequest) else type(refusal), match=str(refusal)):
+        await world.ask(beyond=TOOLS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "local-only"}, {"switched_off": "switched off"}, {"switched_off": "off", "mode": "cloud-only"}]
+)
+async def test_tools_are_refused_before_any_text_where_the_cloud_is_not_asked(tmp_path: Path, options: Any) -> None:
+    world = world_of(tmp_path, **options)
+    with pytest.raises(Unsupported) as caught:
+        await world.ask(beyond=TOOLS)
+    assert (caught.value.parameter, world.client.calls) == ("tools", [])
+
+
+async def test_optional_tools_are_sent_only_when_the_model_asks(tmp_path: Path) -> None:
+    world = world_of(tmp_path)
+    record, _ = await world.ask(beyond=BeyondText(SENT))
+    assert (record.source, world.client.calls) == ("local", [])
+
+
+def test_finish_reason_is_always_one_of_openais() -> None:
+    assert finish_of('{"finish_reason": "tool_calls"}') == "tool_calls"
+    assert [finish_of(text) for text in ("", "{}", '{"finish_reason": "odd"}', '{"finish_reason": []}')] == [""] * 4

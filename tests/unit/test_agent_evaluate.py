@@ -1,21 +1,34 @@
-"""The requests of an evaluation to model, cloud and judges, and the meaning of its numbers."""
+"""Evaluations: the requests to model, cloud and judges, weighted scores and the cost-quality curve, recordings, and interruptions."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edge.cloud.group_calls import GroupCalls
-from edge.core.errors import BudgetExhausted, ContextOverflow
-from edge.core.types import Message, Sampling, TaskItem
-from edge.evaluation.evaluate import EvalRoles, Evaluation, JudgedItem, MathJudge, candidates_of, counted_once
-from edge.evaluation.judging import Candidate
-from edge.evaluation.scores import Scores, score
+from coordinator.config import UpstreamConfig
+from coordinator.providers.provider import ProviderRequest
+from coordinator.providers.recorded import RecordedProvider
+from edge.cloud.group_calls import CloudOutcome, GroupCalls
+from edge.core.errors import BudgetExhausted, ConfigError, ContextOverflow, EdgeError, StateError
+from edge.core.types import Message, Sampling, TaskItem, TokenUsage
+from edge.dagrpo.metrics import effective_trials, wilson_interval, wilson_interval_of_share
+from edge.evaluation.cloud import RecordingAnswers, ReplayedAnswers, digest_of
+from edge.evaluation.cost_quality import cost_quality, threshold_curve
+from edge.evaluation.evaluate import EvalRoles, Evaluation, MathJudge, bill_of, candidates_of, counted_once
+from edge.evaluation.judging import WRONG, Bill, Candidate, Judged, JudgedItem, RolloutSettings, Verdict
+from edge.evaluation.plan import Journal
+from edge.evaluation.scores import Measured, Scores, build_report, score
 from edge.routing.policy import SelfOffload
+from edge.rpc.cassette import RecordedAnswer, append_answer
 from edge.rpc.client import CloudCall, CloudCompletion
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer, MathVerdict
@@ -197,3 +210,273 @@ def test_key_distinguishes_items_by_their_question() -> None:
     changes = [{"question": "?"}, {"options": ("a",)}, {"max_steps": 9}, {"answer": "0"}, {"preamble": "x"}]
     assert len({one.key, *(replace(one, item=replace(one.item, **change)).key for change in changes)}) == 6
     assert replace(one, weight=3.0).key == one.key
+
+
+def call(content: str = "a private question", key: str = "k") -> CloudCall:
+    return CloudCall(key, "math", -1, "p", 1, (Message("user", content),), 64, temperature=0.0)
+
+
+class Cloud:
+    """Answers with the number of the call, or fails; counts."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.calls = 0
+        self._failures = failures
+
+    async def ask(self, call: CloudCall) -> CloudOutcome:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.calls <= self._failures:
+            return CloudOutcome(None, reason="away")
+        return CloudOutcome(CloudCompletion(call.call_key, f"answer {self.calls} ü\n", TokenUsage(3, 4), 11, False, "real model"))
+
+
+async def test_a_replay_gives_text_usage_and_charge_of_the_recording(tmp_path: Path) -> None:
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact")
+    first = [await recorder.ask(call(content)) for content in ("one", "two")]
+    replayed = ReplayedAnswers(tmp_path / "r.jsonl")
+    for content, outcome in zip(("one", "two"), first, strict=True):
+        again = (await replayed.ask(call(content, key="other"))).completion
+        assert outcome.completion is not None
+        assert again == replace(outcome.completion, call_key="other", model="default")
+
+
+async def test_cached_answer_in_a_replay_is_a_call_without_cost(tmp_path: Path) -> None:
+    append_answer(tmp_path / "r.jsonl", digest_of(call()), RecordedAnswer("4", TokenUsage(3, 4), charged_uusd=0, cached=True))
+    outcome = await ReplayedAnswers(tmp_path / "r.jsonl").ask(call())
+    assert bill_of(outcome) == Bill(1, 0, 0, cached=1)
+
+
+async def test_replay_asks_like_the_recording_regardless_of_configuration(tmp_path: Path) -> None:
+    settings = RolloutSettings("run", 0, 2, 1.0, 64, "compact", "full", 512)
+    await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(replace(call(), model_alias="other"))
+    asked = ReplayedAnswers(tmp_path / "r.jsonl").asked_as(settings)
+    assert (asked.model_alias, asked.max_output_tokens, asked.cloud_prompt_form) == ("other", 64, "compact")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert ReplayedAnswers(tmp_path / "empty.jsonl").asked_as(settings) == settings
+
+
+async def test_a_recording_holds_no_questions_and_no_failures(tmp_path: Path) -> None:
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", Cloud(failures=1), "compact")
+    outcomes = [await recorder.ask(call()) for _ in range(2)]
+    assert [outcome.completion is None for outcome in outcomes] == [True, False]
+    (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert "private question" not in line
+
+
+async def test_two_items_with_the_same_question_make_one_call(tmp_path: Path) -> None:
+    cloud = Cloud()
+    recorder = RecordingAnswers(tmp_path / "r.jsonl", cloud, "compact")
+    both = await asyncio.gather(recorder.ask(call(key="a")), recorder.ask(call(key="b")))
+    assert cloud.calls == 1
+    assert len({outcome.completion.text for outcome in both if outcome.completion}) == 1
+
+
+async def test_truncated_recording_is_repaired_when_continued_and_an_error_in_a_replay(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    recorder = RecordingAnswers(path, Cloud(), "compact")
+    await recorder.ask(call("one"))
+    await recorder.ask(call("two"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"r\.jsonl:2: not a cassette line"):
+        ReplayedAnswers(path)
+    cloud = Cloud()
+    later = RecordingAnswers(path, cloud, "compact")
+    await later.ask(call("one"))
+    await later.ask(call("two"))
+    assert cloud.calls == 1
+    assert (await ReplayedAnswers(path).ask(call("two"))).completion is not None
+
+
+@pytest.mark.parametrize("content", ['{"report": 1}', "name,score\nx,1", '{\n"request": 1\n}\n'])
+def test_foreign_file_is_refused_and_left_unchanged(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"mine:1: not a cassette line"):
+        RecordingAnswers(path, Cloud(), "compact")
+    assert path.read_text() == content
+
+
+async def test_coordinator_replays_what_a_device_recorded(tmp_path: Path) -> None:
+    outcome = await RecordingAnswers(tmp_path / "r.jsonl", Cloud(), "compact").ask(call())
+    request = ProviderRequest(call().messages, "default", 64, 0.0, 5.0, "k")
+    played = await RecordedProvider(UpstreamConfig(provider="recorded", path=str(tmp_path / "r.jsonl")), "r").complete(request)
+    assert outcome.completion is not None
+    assert (played.text, played.usage) == (outcome.completion.text, outcome.completion.usage)
+
+
+# --- the journal ----------------------------------------------------------------------------------------------------------
+
+DONE = Judged(True, True, WRONG, Verdict(True, True, None), Verdict(True), Verdict(False), 12, 0.25, Bill(1, 7, 9))
+FACTS = {"model": "abc", "temperature": 0.0, "adapter": None}
+
+
+def journal(tmp_path: Path, tag: str = "t", **changes: object) -> Journal:
+    return Journal(tmp_path / "j.jsonl", {**FACTS, **changes}, tag)
+
+
+def known(tmp_path: Path) -> dict[str, Judged]:
+    with closing(journal(tmp_path)) as opened:
+        return opened.known
+
+
+def filled(tmp_path: Path) -> Path:
+    first = journal(tmp_path, "first")
+    first.add("a", DONE)
+    first.add("b", replace(DONE, tokens=5))
+    first.close()
+    return first.path
+
+
+def test_journal_returns_the_scored_items_and_its_initial_tag(tmp_path: Path) -> None:
+    filled(tmp_path)
+    again = journal(tmp_path, "second")
+    assert (again.known, again.tag) == ({"a": DONE, "b": replace(DONE, tokens=5)}, "first")
+    again.close()
+
+
+def test_items_with_a_failed_call_are_not_stored(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    first.add("a", replace(DONE, failure="away"))
+    first.close()
+    assert known(tmp_path) == {}
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_truncated_line_is_scored_again(tmp_path: Path, cut: int) -> None:
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = journal(tmp_path)
+    assert list(again.known) == ["a"]
+    again.add("b", DONE)
+    again.close()
+    assert list(known(tmp_path)) == ["a", "b"]
+
+
+def test_journal_of_another_evaluation_is_refused_with_the_difference(tmp_path: Path) -> None:
+    before = filled(tmp_path).read_text()
+    with pytest.raises(StateError, match=r"temperature was 0\.0 and is 1\.0"):
+        journal(tmp_path, temperature=1.0)
+    assert (tmp_path / "j.jsonl").read_text() == before
+
+
+def test_damaged_journal_or_foreign_file_is_named_with_the_line_and_left_unchanged(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    lines = path.read_text().splitlines(keepends=True)
+    for content, line in ((lines[0] + '{"item": "a"}\n' + lines[2], 2), ("something else", 1), ("something\nelse\n", 1)):
+        path.write_text(content)
+        with pytest.raises(StateError, match=rf"j\.jsonl:{line}"):
+            journal(tmp_path)
+        assert path.read_text() == content
+
+
+def test_charged_call_without_an_answer_is_in_the_bill() -> None:
+    assert bill_of(CloudOutcome(None, reason="cut", lost_uusd=70)) == Bill(1, 0, 70)
+    assert bill_of(CloudOutcome(None, reason="away")) == Bill()
+
+
+RIGHT = Verdict(True)
+
+
+def judged(number: int, *, asked: bool = False, weight: float = 1.0, **facts: Any) -> JudgedItem:
+    local = facts.pop("local", True)
+    cloud = facts.pop("cloud", None)
+    own = RIGHT if local and not asked else WRONG
+    joint = (None if cloud is None else Verdict(cloud)) if asked else own
+    known: dict[str, Any] = {"tokens": 10, "help_log_odds": None, "bill": Bill(), **facts}
+    verdict = None if cloud is None else Verdict(cloud)
+    return JudgedItem(Candidate(item(number), weight), Judged(asked, True, own, Verdict(local), joint, verdict, **known))
+
+
+def measured(**changes: Any) -> Measured:
+    facts: dict[str, Any] = {
+        "sources": ("sums",), "model": "m", "model_sha256": "", "adapter": None, "adapter_version": 0, "temperature": 0.0, "seed": 0,
+        "max_tokens": 64, "max_steps": None, "per_level": None, "cloud": "coordinator", "cloud_all": True,
+    }  # fmt: skip
+    return Measured(**{**facts, **changes})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_with_equal_weights_shares_and_intervals_are_those_of_the_counts(outcomes: list[tuple[bool, bool]]) -> None:
+    items = [judged(n, asked=asked, local=local, cloud=True, weight=0.3) for n, (asked, local) in enumerate(outcomes)]
+    scores = score(items)
+    right = sum(local for _, local in outcomes)
+    assert scores.forced_local_accuracy == right / len(outcomes)
+    assert scores.intervals.forced_local_accuracy == pytest.approx(wilson_interval(right, len(outcomes)))
+    assert scores.coverage == pytest.approx(sum(not asked for asked, _ in outcomes) / len(outcomes))
+
+
+def test_weights_apply_to_every_share_and_local_accuracy_is_weighted_by_local_answers() -> None:
+    items = [judged(0, weight=3.0), judged(1, weight=1.0, local=False), judged(2, weight=4.0, asked=True, cloud=True)]
+    scores = score(items)
+    assert (scores.assist_rate, scores.kept_accuracy, scores.forced_local_accuracy) == (0.5, 0.75, 7 / 8)
+    assert scores.joint_accuracy == 7 / 8
+
+
+def test_weighted_interval_uses_the_effective_number_of_items() -> None:
+    items = [judged(0, weight=3.0), judged(1, weight=1.0, local=False)]
+    assert effective_trials([3.0, 1.0]) == pytest.approx(1.6)
+    assert score(items).intervals.forced_local_accuracy == pytest.approx(wilson_interval_of_share(0.75, 1.6))
+
+
+def test_without_local_answers_there_is_no_local_accuracy() -> None:
+    scores = score([judged(0, asked=True, cloud=True)])
+    assert (scores.kept_accuracy, scores.intervals.kept_accuracy, scores.coverage) == (None, None, 0.0)
+
+
+def test_report_is_json_by_family_and_level_with_the_measured_setup() -> None:
+    bill = Bill(1, 30, 7)
+    items = [judged(n, asked=n % 2 == 0, cloud=True, bill=bill) for n in range(6)]
+    body = json.loads(json.dumps(build_report(measured(), items).to_json(), allow_nan=False))
+    assert (body["schema"], body["model"], body["with_cloud"], body["cloud"]) == (1, "m", True, "coordinator")
+    [family] = body["families"]
+    assert (family["family"], [level["level"] for level in family["levels"]]) == ("sums", [1, 2, 3])
+    assert (body["scores"]["cloud_calls"], body["extra"]) == (3, {"calls": 3, "tokens": 90, "spend_uusd": 21, "cached": 0})
+    assert sum(level["scores"]["items"] for level in family["levels"]) == 6
+
+
+def test_scores_survive_json() -> None:
+    for one in (judged(0), judged(1, asked=True, cloud=False, help_log_odds=float("-inf"), bill=Bill(1, 2, 3))):
+        assert Judged.from_json(json.loads(json.dumps(one.judged.to_json()))) == one.judged
+
+
+# --- the curve ------------------------------------------------------------------------------------------------------------
+
+
+def knowing(number: int, local: bool, log_odds: float | None, cloud: bool = True, **facts: Any) -> JudgedItem:
+    return judged(number, local=local, cloud=cloud, help_log_odds=log_odds, **facts)
+
+
+def test_the_curve_runs_from_forced_local_to_the_cloud() -> None:
+    points = list(threshold_curve([knowing(0, False, 2.0), knowing(1, True, 1.0), knowing(2, True, -1.0, cloud=False)]))
+    assert [point.threshold for point in points] == [None, 2.0, 1.0, -1.0]
+    assert [round(point.assist_rate, 6) for point in points] == [0.0, 0.333333, 0.666667, 1.0]
+    assert [round(point.joint_accuracy, 6) for point in points] == [0.666667, 1.0, 1.0, 0.666667]
+
+
+def test_items_without_a_decision_are_never_sent() -> None:
+    items = [knowing(0, False, None), knowing(1, False, 1.0)]
+    quality = cost_quality(build_report(measured(), items), items)
+    assert (quality.points[-1].assist_rate, quality.points[-1].joint_accuracy, quality.without_decision) == (0.5, 0.5, 0.5)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(-5, 5)), min_size=1, max_size=30))
+def test_no_threshold_beats_the_oracle_when_the_cloud_is_always_right(facts: list[tuple[bool, float]]) -> None:
+    items = [knowing(number, local, log_odds) for number, (local, log_odds) in enumerate(facts)]
+    quality = cost_quality(build_report(measured(), items), items)
+    local = quality.forced_local_accuracy
+    for point in quality.points:
+        assert point.joint_accuracy <= local + min(point.assist_rate, 1 - local) + 1e-9
+    json.dumps(quality.to_json(), allow_nan=False)
+
+
+def test_infinite_log_odds_stay_comparable_and_can_be_written() -> None:
+    items = [knowing(0, False, float("inf")), knowing(1, True, float("-inf"))]
+    text = json.dumps(cost_quality(build_report(measured(), items), items).to_json(), allow_nan=False)
+    assert json.loads(text)["points"][1]["joint_accuracy"] == 1.0
+
+
+def test_curve_needs_every_cloud_answer() -> None:
+    items = [knowing(0, True, 1.0), judged(1)]
+    with pytest.raises(EdgeError, match="not known for 1 of 2 items"):
+        cost_quality(build_report(measured(), items), items)

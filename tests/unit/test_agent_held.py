@@ -96,10 +96,15 @@ async def test_nonconforming_cloud_answer_is_dropped_but_recorded_as_paid(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind"), [(InvalidRequest("it cannot"), Unsupported), (CoordinatorUnavailable("gone"), CoordinatorUnavailable)]
+    ("failure", "switched_off", "kind"),
+    [
+        (InvalidRequest("it cannot"), "", Unsupported),
+        (CoordinatorUnavailable("gone"), "", CoordinatorUnavailable),
+        (CoordinatorUnavailable("not asked"), "off", CloudOff),
+    ],
 )
-async def test_failed_cloud_only_request_is_an_error(tmp_path: Path, failure: Any, kind: Any) -> None:
-    world = world_of(tmp_path, Speaks(), mode="cloud-only")
+async def test_failed_cloud_only_request_is_an_error(tmp_path: Path, failure: Any, switched_off: str, kind: Any) -> None:
+    world = world_of(tmp_path, Speaks(), mode="cloud-only", switched_off=switched_off)
     world.client.fail_next("stream_complete", failure)
     with pytest.raises(kind):
         await answered(world)
@@ -114,11 +119,6 @@ async def test_nonconforming_cloud_answer_without_a_fallback_is_an_error_and_rec
         await answered(world, **options)
     async with world.agent() as agent:
         assert used_today(agent.components.state.database, agent.components.clock.now()).today.calls == 1
-
-
-async def test_cloud_only_form_with_the_cloud_disabled_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CloudOff):
-        await answered(World(tmp_path, mode="cloud-only", switched_off="off"))
 
 
 NO_FORMS = InvalidRequest("model 'cloud' does not take this request: this upstream cannot follow response_format")

@@ -1,4 +1,4 @@
-"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and identical decisions after a crash."""
+"""The promotion gate in the agent's loop: what is active, what is trained, its notices, and going back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from edge.state.events import AdapterSwapped, GateJudged, Notice
 from edge.state.folder import StateFolder
 from edge.state.rows import Lineage
 from edge.training.learner import LearnerReport
-from tests.unit.test_agent_resume import Crash, crash_at
-from tests.worlds.agent import HELP, Sums, World, changed, item, local_answer, mixed_script, number_in, numbers
+from tests.worlds.agent import (
+    HELP,
+    Sums,
+    World,
+    changed,
+    item,
+    local_answer,
+    mixed_script,
+    number_in,
+    numbers,
+)
 
 RULES = GateConfig(every=2, anchors=5, max_drop=0.5, rate_window=2, max_refusals=2, keep=2, recheck_every=None)
 QUESTION = [Message("user", "What is 3 + 1?")]
@@ -185,33 +194,6 @@ async def test_gate_without_rejections_does_not_change_what_is_learned(tmp_path:
     without = {"gate": "", "gate_before": None, "gate_after": None, "gate_rate": None, "serving_version": 0}
     assert [changed(numbers(step), **without) for step in with_gate] == [changed(numbers(step), **without) for step in plain]
     assert [step.adapter.serving_version for step in plain] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("place", ["checkpointed", "closed", "judged", "committed"])
-@pytest.mark.parametrize("times", [2, 4, 6, 7])
-async def test_a_crash_anywhere_around_the_gate_changes_no_decision(tmp_path: Path, place: str, times: int) -> None:
-    calm = gated(tmp_path / "calm", steps=8, worse=[4, 6])
-    expected, expected_line = await learned(calm)
-    world = gated(tmp_path / "crashing", steps=8, worse=[4, 6])
-    with pytest.raises(Crash):
-        await world.learn(failpoint=crash_at(place, times))
-    async with world.agent() as agent:
-        assert agent.status().adapter_version == agent.components.state.lineage().serving
-        await agent.learn()
-        steps, line = agent.components.state.steps(), agent.components.state.lineage()
-    assert [numbers(step) for step in steps] == [numbers(step) for step in expected]
-    assert line == expected_line
-    assert world.learners[-1].step == calm.learners[-1].step
-
-
-async def test_restart_serves_the_promoted_version_and_trains_on_from_the_latest(tmp_path: Path) -> None:
-    world = gated(tmp_path / "state")
-    await world.learn(max_steps=3)
-    async with world.agent() as agent:
-        assert (agent.status().adapter_version, agent.status().trained_version) == (2, 3)
-        assert (await agent.answerer.answer(AnswerRequest(tuple(QUESTION)))).adapter_version == 2
-        await agent.learn(max_steps=1)
-        assert agent.components.state.steps()[-1].adapter.base_version == 3
 
 
 async def test_only_promoted_versions_stay_on_disk(tmp_path: Path) -> None:

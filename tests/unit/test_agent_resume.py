@@ -1,4 +1,4 @@
-"""Crashes at every named place of a step, and an unreachable coordinator: the run ends with the same numbers."""
+"""Crashes at every named place of every kind of step, and an unreachable coordinator: the run ends with the same numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from edge.budget.daily import DailyLimits
 from edge.config.schema import PhaseConfig
 from edge.core.errors import (
     CoordinatorError,
@@ -37,25 +38,12 @@ from edge.state.folder import StateFolder
 from edge.state.rows import Position, StoredTerms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.worlds.agent import HELP, World, item, local_answer, numbers
+from tests.unit.test_agent_promotion import gated
+from tests.unit.test_dual_unit import CostWorld, Ticking
+from tests.unit.test_own_use import corrected, world_in
+from tests.worlds.agent import HELP, Crash, World, crash_at, item, local_answer, numbers, used_by
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
-
-
-class Crash(BaseException):
-    """Simulates kill -9: nothing after it runs."""
-
-
-def crash_at(place: str, times: int) -> Callable[[str], None]:
-    seen = 0
-
-    def reached(here: str) -> None:
-        nonlocal seen
-        seen += here == place
-        if here == place and seen == times:
-            raise Crash
-
-    return reached
 
 
 def unreachable(world: World) -> None:
@@ -69,19 +57,56 @@ async def uninterrupted(folder: Path):  # type: ignore[no-untyped-def]
     return world, [numbers(step) for step in await world.learn()]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("times", [1, 3])
-async def test_crash_anywhere_in_a_step_changes_no_number_and_pays_nothing_twice(tmp_path: Path, place: str, times: int) -> None:
-    calm, expected = await uninterrupted(tmp_path / "calm")
-    world = World(tmp_path / "crashing")
+def with_a_daily_budget(folder: Path) -> World:
+    return World(folder, daily_limits=DailyLimits(calls=100))
+
+
+def with_priced_calls(folder: Path) -> World:
+    world = CostWorld(folder)
+    world.clock = Ticking()
+    return world
+
+
+def with_own_questions(folder: Path) -> World:
+    corrected(folder, 1, 2, 3, 4)
+    return world_in(folder, steps=4)
+
+
+def with_a_gate(folder: Path) -> World:
+    return gated(folder, steps=8, worse=[4, 6])
+
+
+async def to_the_end(world: World) -> tuple[Any, ...]:
+    """Learn with a new agent; returns all that a crash before it must not change."""
+    async with world.agent() as agent:
+        state = agent.components.state
+        assert agent.status().adapter_version == state.lineage().serving
+        await agent.learn()
+        steps, spent, calls = state.steps(), used_by(agent), world.client.calls
+        uses, line = dict(state.database.execute("SELECT item, uses FROM item_uses")), state.lineage()
+    assert (spent.calls, spent.open_calls) == (steps[-1].cloud.total_cloud_calls, 0)
+    assert len({call.call_key for call in calls}) == len(calls)
+    made = [(call.task, call.step, call.prompt_id) for call in calls]
+    return [numbers(step) for step in steps], made, spent, uses, line, world.learners[-1].step
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "times"),
+    [
+        *((World, place, times) for place in PLACES for times in (1, 3)),
+        *((with_a_daily_budget, place, 2) for place in PLACES[:3]),
+        *((with_priced_calls, place, 3) for place in PLACES[:3]),
+        *((with_own_questions, place, 2) for place in PLACES),
+        *((with_a_gate, place, times) for place in (*PLACES[2:], "judged") for times in (2, 4, 6, 7)),
+    ],
+)
+async def test_a_crash_anywhere_in_a_step_changes_no_number_and_no_decision_and_pays_nothing_twice(
+    tmp_path: Path, kind: Callable[[Path], World], place: str, times: int
+) -> None:
+    calm, crashing = kind(tmp_path / "calm"), kind(tmp_path / "crashing")
     with pytest.raises(Crash):
-        await world.learn(failpoint=crash_at(place, times))
-    assert [numbers(step) for step in await world.learn()] == expected
-    assert [(call.task, call.step, call.prompt_id) for call in world.client.calls] == [
-        (call.task, call.step, call.prompt_id) for call in calm.client.calls
-    ]
-    assert len({call.call_key for call in world.client.calls}) == len(world.client.calls)
-    assert world.learners[-1].step == calm.learners[-1].step
+        await crashing.learn(failpoint=crash_at(place, times))
+    assert await to_the_end(crashing) == await to_the_end(calm)
 
 
 async def test_step_cut_after_its_checkpoint_is_finished_at_the_start_and_reported(tmp_path: Path) -> None:
@@ -91,11 +116,6 @@ async def test_step_cut_after_its_checkpoint_is_finished_at_the_start_and_report
     async with world.agent() as agent:
         assert (agent.status().steps_done, agent.status().adapter_version) == (2, 2)
     assert any("step 2 had been cut" in notice.text for notice in world.events(Notice))
-
-
-async def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    world, _ = await uninterrupted(tmp_path / "state")
-    assert sorted(path.name for path in (world.folder / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
 async def test_a_manifest_keeps_all_that_reporting_its_step_needs(tmp_path: Path) -> None:
@@ -183,7 +203,7 @@ async def test_while_the_coordinator_is_away_learning_uses_the_last_dual_and_rep
     assert [(event.reports, event.dual) for event in world.events(ReportsDelivered)] == [(2, dual)]
 
 
-async def test_pending_reports_survive_a_restart(tmp_path: Path) -> None:
+async def test_a_device_that_was_never_online_learns_and_its_reports_survive_a_restart(tmp_path: Path) -> None:
     world = World(tmp_path / "state")
     unreachable(world)
     async with world.agent() as agent:
@@ -270,9 +290,7 @@ async def test_a_task_that_is_unknown_by_now_keeps_neither_the_agent_nor_its_lat
     await world.learn()
     world.phases = (*world.phases, PhaseConfig(source="other", target_rate=0.3, steps=1))
     world.client.fail_next("register", NotFound("no task is called 'math'"), times=2)
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [step.task for step in agent.components.state.steps()] == ["math", "code"]
+    assert [step.task for step in await world.learn()] == ["math", "code"]
 
 
 TAKEN_AWAY = (
@@ -302,9 +320,7 @@ async def test_reports_that_are_refused_are_set_aside_and_block_no_other_task(
 
     monkeypatch.setattr(world.client, "open_step", taken_away)
     before = len(world.events(Notice))
-    async with world.agent() as agent:
-        await agent.learn()
-        assert [step.task for step in agent.components.state.steps()] == ["math"] * 3 + ["code"] * 2
+    assert [step.task for step in await world.learn()] == ["math"] * 3 + ["code"] * 2
     with StateFolder(world.folder) as state:
         assert [(report.task, report.task_step, report.refused) for _, report in state.waiting_reports()] == [
             ("math", step, str(refusal)) for step in range(3)
@@ -536,12 +552,11 @@ async def test_pending_report_keeps_its_uncalled_units(tmp_path: Path) -> None:
     assert report.units == StepUnits(12, 12, 12)
 
 
-def test_the_state_folder_is_private_and_unknown_answers_are_not_found(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state") as state:
-        assert state.folder.stat().st_mode & 0o077 == 0
-        assert (state.folder / "agent.sqlite").stat().st_mode & 0o077 == 0
-        with pytest.raises(NotFound):
-            state.request("none")
+def test_the_state_folder_is_private_and_unknown_answers_are_not_found(state: StateFolder) -> None:
+    assert state.folder.stat().st_mode & 0o077 == 0
+    assert (state.folder / "agent.sqlite").stat().st_mode & 0o077 == 0
+    with pytest.raises(NotFound):
+        state.request("none")
 
 
 async def test_learning_without_any_signal_skips_updates_and_continues(tmp_path: Path) -> None:

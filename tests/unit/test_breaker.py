@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,30 +43,40 @@ def test_breaker_opens_after_consecutive_failures_says_so_and_refuses_during_the
     assert len(caplog.messages) == 2
     assert (breaker.state(0.0), breaker.wait_s(0.0), breaker.enter(4.9)) == (BreakerState.OPEN, 5.0, None)
     assert breaker.state(5.0) is BreakerState.HALF_OPEN
-    assert breaker.enter(5.0) is not None
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "state"),
-    [
-        ([BAD, BAD, GOOD, BAD, BAD], BreakerState.CLOSED),  # a success starts the count anew
-        ([*[NEUTRAL] * 100, BAD, NEUTRAL, BAD, NEUTRAL], BreakerState.CLOSED),
-        ([*[NEUTRAL] * 100, BAD, NEUTRAL, BAD, NEUTRAL, BAD], BreakerState.OPEN),
-    ],
-)
-def test_client_errors_never_open_it_and_do_not_hide_real_failures(outcomes: list[UpstreamOutcome], state: BreakerState) -> None:
-    breaker = Breaker(TERMS)
-    for outcome in outcomes:
-        play(breaker, outcome, 0.0, retry_after_s=0.0)
-    assert breaker.state(0.0) is state
-
-
-def test_log_shows_by_default_that_an_upstream_answers_again(caplog: pytest.LogCaptureFixture) -> None:
-    breaker = Breaker(TERMS, "big")
-    for _ in range(3):
-        play(breaker, BAD, 0.0)
     play(breaker, GOOD, 6.0)
-    assert [(record.levelname, "big" in record.getMessage()) for record in caplog.records] == [("WARNING", True)] * 2
+    assert (caplog.records[-1].levelname, "big" in caplog.messages[-1]) == ("WARNING", True), "shown by default, too"
+
+
+OPENED = [(0.0, BAD)] * 3
+FAILED_PROBES = [(5.0, BAD), (15.0, BAD), (35.0, BAD)]
+HISTORIES = {
+    "a success starts the count anew": ([*OPENED[:2], (0.0, GOOD), *OPENED[:2]], BreakerState.CLOSED, 0.0),
+    "client errors never open it": ([(0.0, NEUTRAL)] * 100 + OPENED[:2], BreakerState.CLOSED, 0.0),
+    "client errors hide no failures": (
+        [*[(0.0, NEUTRAL)] * 100, *OPENED[:2], (0.0, NEUTRAL), *OPENED[:1]],
+        BreakerState.OPEN,
+        5.0,
+    ),
+    "a failed probe doubles the pause": (OPENED + FAILED_PROBES[:1], BreakerState.OPEN, 10.0),
+    "another one again": (OPENED + FAILED_PROBES[:2], BreakerState.OPEN, 20.0),
+    "up to a maximum": (OPENED + FAILED_PROBES, BreakerState.OPEN, 20.0),
+    "a success resets the pause": ([*OPENED, *FAILED_PROBES, (55.0, GOOD), *[(55.0, BAD)] * 3], BreakerState.OPEN, 5.0),
+    "a neutral probe lets the next call probe": ([*OPENED, (5.0, NEUTRAL)], BreakerState.HALF_OPEN, 0.0),
+    "which closes it": ([*OPENED, (5.0, NEUTRAL), (5.0, GOOD)], BreakerState.CLOSED, 0.0),
+    "Retry-After counts at once": ([(0.0, BAD, 42.0)], BreakerState.OPEN, 42.0),
+    "Retry-After up to a maximum": ([(0.0, BAD, 42.0), (42.0, GOOD), (50.0, BAD, 86_400.0)], BreakerState.OPEN, 100.0),
+}
+
+
+@pytest.mark.parametrize(("history", "state", "wait_s"), HISTORIES.values(), ids=HISTORIES)
+def test_state_and_pause_follow_from_the_calls_that_passed(
+    history: list[tuple[Any, ...]], state: BreakerState, wait_s: float
+) -> None:
+    breaker = Breaker(TERMS)
+    for now_s, outcome, *retry_after_s in history:
+        play(breaker, outcome, now_s, *retry_after_s)
+    assert (breaker.state(now_s), breaker.wait_s(now_s)) == (state, wait_s)
+    assert breaker.enter(now_s + wait_s - 0.1) is None or wait_s == 0.0
 
 
 def test_one_probe_at_a_time_passes_and_success_closes_it() -> None:
@@ -75,37 +87,6 @@ def test_one_probe_at_a_time_passes_and_success_closes_it() -> None:
     assert breaker.state(6.0) is BreakerState.CLOSED
     play(breaker, BAD, 6.0)
     assert breaker.state(6.0) is BreakerState.CLOSED
-
-
-def test_failed_probe_doubles_the_pause_up_to_the_maximum_and_success_resets_it() -> None:
-    breaker, now_s, pauses = opened(), 0.0, []
-    for _ in range(4):
-        pauses.append(breaker.wait_s(now_s))
-        now_s += breaker.wait_s(now_s)
-        play(breaker, BAD, now_s)
-    assert pauses == [5.0, 10.0, 20.0, 20.0]
-    now_s += breaker.wait_s(now_s)
-    play(breaker, GOOD, now_s)
-    for _ in range(3):
-        play(breaker, BAD, now_s)
-    assert breaker.wait_s(now_s) == 5.0
-
-
-def test_neutral_probe_lets_the_next_call_probe() -> None:
-    breaker = opened()
-    play(breaker, NEUTRAL, 5.0)
-    assert breaker.state(5.0) is BreakerState.HALF_OPEN
-    play(breaker, GOOD, 5.0)
-    assert breaker.state(5.0) is BreakerState.CLOSED
-
-
-def test_retry_after_is_honoured_immediately_up_to_a_maximum() -> None:
-    breaker = Breaker(TERMS)
-    play(breaker, BAD, 0.0, retry_after_s=42.0)
-    assert breaker.wait_s(0.0) == 42.0 and breaker.enter(41.9) is None
-    play(breaker, GOOD, 42.0)
-    play(breaker, BAD, 50.0, retry_after_s=86_400.0)
-    assert breaker.wait_s(50.0) == 100.0
 
 
 def test_a_shorter_retry_after_does_not_shorten_a_pause() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import doctor, main
+from edge.cli import doctor
 from edge.cli.doctor import llama_fault
 from edge.cli.settings import Settings
 from edge.core.install import install_extra
@@ -97,12 +97,12 @@ def test_a_configured_cloud_is_connected_to_and_asked_nothing(tmp_path: Path, mo
     [("--coordinator", "nowhere", "coordinator"), ("--model", "/no/such.gguf", "model")],
 )
 def test_whatever_run_would_refuse_fails_with_exit_code_1(
-    option: str, value: str, finding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    option: str, value: str, finding: str, tmp_path: Path, edge_agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_loaded", lambda path: str(find_model(path)))
-    assert main(["doctor", "--state", str(tmp_path), option, value, "--json"]) == 1
-    states = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert states[finding] == "fail"
+    code, out, _ = edge_agent("doctor", "--state", str(tmp_path), option, value, "--json")
+    states = {check["name"]: check["state"] for check in json.loads(out)["checks"]}
+    assert (code, states[finding]) == (1, "fail")
 
 
 def test_a_state_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
@@ -120,12 +120,11 @@ def test_checking_a_new_state_folder_leaves_nothing_behind(tmp_path: Path) -> No
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["lines", "json"])
 @pytest.mark.parametrize("text", ["mode: [\n", "modes: auto\n", "learning:\n  group_size: x\n", "- auto\n"], ids=repr)
 def test_unreadable_configuration_is_one_line_on_stderr_before_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, more: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_agent: EdgeAgent, text: str, more: list[str]
 ) -> None:
     monkeypatch.setattr("edge.cli.doctor.llama_fault", pytest.fail)
     file = tmp_path / "broken.yaml"
     file.write_text(text, encoding="utf-8")
-    assert main(["doctor", "--config", str(file), *more]) == 1
-    out, err = capsys.readouterr()
-    assert "configuration" not in out
+    code, out, err = edge_agent("doctor", "--config", str(file), *more)
+    assert code == 1 and "configuration" not in out
     assert len(err.splitlines()) == 1 and err.startswith(f"error: {file}")

@@ -31,7 +31,7 @@ from edge.tasks.registry import open_source
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
 from tests.unit.conftest import EdgeAgent
-from tests.unit.test_agent_evaluate_scores import judged, measured
+from tests.unit.test_agent_evaluate import judged, measured
 from tests.worlds.agent import World
 
 

@@ -1,4 +1,4 @@
-"""How commands start and end: fast help, one line of error, exit codes."""
+"""How commands start and end: one line of error, exit codes, first steps of a new user."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cli import main as coordinator_main
 from edge.cli import main
 from edge.cli.allocator import SETTINGS, wants_tuning
 from edge.cli.exits import ending
@@ -31,6 +32,8 @@ from tests.unit.conftest import EdgeAgent, Ended
         (["run", "--no-learn", "--no-serve"], 2, "nothing to do"),
         (["run", "--config", "/no/such.yaml"], 2, "/no/such.yaml"),
         (["ask", "  "], 2, "the question is empty"),
+        (["ask", "two", "words"], 2, "quotes"),
+        (["config", "show", "budgte"], 2, "budgte"),
         (["ask", "hi", "--model", "/no/such.gguf", "--state", "new"], 1, "/no/such.gguf"),
     ],
 )
@@ -134,3 +137,31 @@ def test_the_restarted_process_is_the_same_command_with_the_settings(tmp_path: P
 def test_an_unknown_allocator_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("EDGE_AGENT_ALLOCATOR", "leen")
     Ended(main(), *capsys.readouterr()).refused(2, "EDGE_AGENT_ALLOCATOR", "lean")
+
+
+def test_the_coordinators_configuration_is_checked_and_shown_like_the_agents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("budgets: {device: {calls_limit: 7}}\n")
+    assert coordinator_main(["config", "check", str(file)]) == 0
+    assert coordinator_main(["config", "check", str(file), "--config", str(file)]) == 2
+    capsys.readouterr()
+    assert coordinator_main(["config", "show", "budgets.device.calls_limit", "--config", str(file)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("budgets.device.calls_limit: 7")
+    assert coordinator_main(["config", "show", "budgte"]) == 2
+    assert "budgte" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run", "--no-learn"], ["run"], ["service", "install", "--print"]])
+def test_whatever_run_would_refuse_is_reported_first(command: list[str], tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    for option, value, code in (("--coordinator", "nonsense", 2), ("--model", "/nope.gguf", 1)):
+        edge_agent(*command, option, value, "--state", str(tmp_path / "state")).refused(code, value)
+    assert not (tmp_path / "state").exists()
+
+
+def test_config_show_accepts_a_prefix(edge_agent: EdgeAgent) -> None:
+    rows = edge_agent("config", "show", "budget.learning", "--json").json
+    keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
+    assert [(row["key"], row["origin"]) for row in rows] == [(key, "default") for key in keys]

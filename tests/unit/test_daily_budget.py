@@ -1,4 +1,4 @@
-"""The daily budget of learning: counted before a call is sent, once despite crashes, separately from people's questions."""
+"""The daily budget of learning: counted before a call is sent, separately from people's questions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.agent import Agent
-from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits, DaysUse
+from edge.budget.daily import PRICE_DAYS, DailyBudget, DailyLimits
 from edge.cloud.group_calls import GroupCalls
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.clock import local_day
@@ -24,8 +23,7 @@ from edge.state.folder import StateFolder
 from edge.state.usage import used_today
 from edge.testing.clock import ManualClock
 from edge.testing.coordinator import ScriptedCoordinatorClient
-from tests.unit.test_agent_resume import Crash, crash_at
-from tests.worlds.agent import HELP, World, local_answer
+from tests.worlds.agent import HELP, Crash, World, local_answer, used_by
 
 DAY_S = 86_400.0
 
@@ -53,17 +51,6 @@ class PaidClient(ScriptedCoordinatorClient):
 
 def limited(client: ScriptedCoordinatorClient, budget: DailyBudget) -> GroupCalls:
     return GroupCalls(client, 5.0, limit=budget)
-
-
-def used_by(agent: Agent) -> DaysUse:
-    """What an agent's learning has asked for and paid today."""
-    return DailyBudget(agent.components.state, agent.components.clock, DailyLimits()).today()
-
-
-@pytest.fixture
-def state(tmp_path: Path):
-    with StateFolder(tmp_path) as folder:
-        yield folder
 
 
 async def asked(asking: GroupCalls, calls: Sequence[CloudCall]) -> list[bool]:
@@ -156,8 +143,7 @@ async def test_refusal_by_the_daily_budget_moves_no_weight(tmp_path: Path) -> No
         world = World(tmp_path / str(own), daily_limits=DailyLimits(calls=0 if own else None))
         if not own:
             world.client.fail_next("complete", CoordinatorUnavailable("nobody there", reason="UPSTREAM"), times=1000)
-        async with world.agent() as agent:
-            await agent.learn(max_steps=2)
+        await world.learn(max_steps=2)
         updates.append(world.learners[0].updates)
     assert updates[0] == updates[1]
 
@@ -165,27 +151,9 @@ async def test_refusal_by_the_daily_budget_moves_no_weight(tmp_path: Path) -> No
 async def test_a_cloud_that_answers_no_call_is_reported_once_with_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.client.fail_next("complete", CoordinatorUnavailable("nobody there", reason="UPSTREAM_FAILED"), times=1000)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
+    await world.learn(max_steps=3)
     [notice] = world.events(Notice)
     assert "nobody there" in notice.text and "address" in notice.text
-
-
-@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
-async def test_repeated_step_pays_nothing_twice(tmp_path: Path, place: str) -> None:
-    counts = []
-    for crashing in (False, True):
-        world = World(tmp_path / str(crashing), daily_limits=DailyLimits(calls=100))
-        if crashing:
-            with pytest.raises(Crash):
-                async with world.agent(crash_at(place, 2)) as agent:
-                    await agent.learn()
-        async with world.agent() as agent:
-            await agent.learn()
-            counts.append((used_by(agent), agent.components.state.steps()[-1].cloud.total_cloud_calls))
-    assert counts[0] == counts[1]
-    assert counts[0][0].calls == counts[0][1] > 0
-    assert counts[0][0].open_calls == 0
 
 
 async def test_unreachable_coordinator_uses_up_the_calls_of_the_day(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ from edge.tasks.registry import is_own
 from edge.testing.backend import ScriptedBackend
 from edge.training.learner import MOST_IMITATIONS
 from edge.verifiers.by_kind import VerifierByKind
-from tests.unit.test_bands import group, scored
 from tests.unit.test_own_use import corrected, give
+from tests.unit.test_step_event import group, scored
 from tests.worlds.agent import World, item, local_answer, number_in
 
 ITEM = TaskItem("x", "math", "jsonl", 0, "train", "What is 2 + 3?", "5", AnswerKind.MATH, 4)
@@ -127,9 +127,7 @@ def world_with_corrections(folder: Path, *asked: int, imitates: bool = True, ste
 
 async def test_a_correction_that_is_never_sampled_is_imitated_with_the_steps_other_answers(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, 2), known={2})
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
-        (own,) = [step for step in agent.components.state.steps() if step.source == "mine:math"]
+    (own,) = [step for step in await world.learn(max_steps=2) if step.source == "mine:math"]
     (learner,) = world.learners
     (imitated,) = learner.demonstrations
     assert len(imitated) == 2, "a known answer is among them"
@@ -181,8 +179,7 @@ async def test_option_of_a_rule_is_not_demonstrated(tmp_path: Path) -> None:
 async def test_nothing_is_kept_around_answers_that_teach_a_rule(tmp_path: Path) -> None:
     """Of 150 questions some are held out: the others are to change the answers to these."""
     world = ignorant(world_with_corrections(tmp_path / "state", *range(1, 151)))
-    async with world.agent() as agent:
-        await agent.learn(max_steps=3)
+    await world.learn(max_steps=3)
     (learner,) = world.learners
     assert (len(learner.demonstrations), learner.kept) == (1, [()]), "and nothing is rehearsed in other steps"
     assert not kept_questions(world)
@@ -225,8 +222,7 @@ async def test_right_answers_of_other_skills_are_kept(tmp_path: Path) -> None:
         return local_answer(number + 1) if skilled else half(messages, sampling, seed)
 
     world.script = script
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     (learner,) = world.learners
     right = {one.turn.token_ids for one in learner.kept[0]}
     assert len(right) == 3, "two of the skill's four questions, and what is sure of those like the corrected one"
@@ -266,8 +262,7 @@ async def test_skill_questions_that_do_not_fit_are_left_out_with_one_line_and_a_
         if number_in(messages[-1].content) >= 20_000
         else half(messages, sampling, seed)
     )
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     (learner,) = world.learners
     assert learner.demonstrations[0], "the correction"
     assert len(learner.kept[0]) >= 4, "questions of the skill that fit are found all the same"
@@ -277,8 +272,7 @@ async def test_skill_questions_that_do_not_fit_are_left_out_with_one_line_and_a_
 
 async def test_skill_of_which_no_question_fits_is_reported_and_a_correction_is_learned(tmp_path: Path) -> None:
     world = with_skill(ignorant(world_with_corrections(tmp_path / "state", 1), known=set()), LongAndShort(4))
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     assert world.learners[0].demonstrations[0]
     [notice] = world.events(Notice)
     assert "64 of 64" in notice.text and "model.context_tokens" in notice.text
@@ -292,15 +286,13 @@ async def test_skill_that_cannot_be_judged_here_costs_no_correction(tmp_path: Pa
         raise UsageError("programs cannot be run here: no sandbox")
 
     monkeypatch.setattr("edge.learning.imitation.judge", cannot)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     assert world.learners[0].demonstrations[0]
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:
     world = ignorant(world_with_corrections(tmp_path / "state", 1, imitates=False))
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
+    await world.learn(max_steps=4)
     assert [learner.demonstrations for learner in world.learners] == [[]]
 
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from edge.agent import Agent
 from edge.budget.dial import BIAS_BOUND, MOST_OTHER_DIALS, Dials, HelpDial, dial_step, stored_dials, threshold
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable, UsageError
-from edge.core.types import Message
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
 from edge.testing.clock import ManualClock
-from tests.worlds.agent import HELP, World, local_answer
+from tests.worlds.agent import HELP, QUESTION, World, local_answer
 
 RATES = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7]
 TOLERANCE = 0.03 + 1e-9
@@ -181,9 +180,6 @@ def test_bias_is_always_finite_and_a_reloaded_dial_continues_identically(
 def test_any_steady_model_is_held_to_its_rate(rate: float, seed: int, mean: float, spread: float) -> None:
     realised = ask(HelpDial(rate), random.Random(seed), lambda rng, number: rng.gauss(mean, spread), 200)
     assert abs(realised - rate) <= 0.05
-
-
-QUESTION = (Message("user", "What is 4 + 1?"),)
 
 
 def asks_at(log_odds: float):

@@ -14,8 +14,7 @@ from edge.core.types import FinishReason, LocalResponse
 from edge.learning.methods import DaGrpo
 from edge.learning.rollout import ScoredGroup, cost_rate, step_units
 from edge.testing.clock import ManualClock
-from tests.unit.test_agent_resume import Crash, crash_at
-from tests.worlds.agent import World, item, numbers
+from tests.worlds.agent import World, item
 from tests.worlds.trained import scored, training_groups
 
 
@@ -77,19 +76,3 @@ class Ticking(ManualClock):
     def now(self) -> float:
         self.advance(1.0)
         return super().now()
-
-
-@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed"])
-async def test_repeated_step_weights_its_calls_as_before(tmp_path: Path, place: str) -> None:
-    async def learned(folder: Path, crashes: bool) -> list[object]:
-        world = CostWorld(folder)
-        world.clock = Ticking()
-        if crashes:
-            with pytest.raises(Crash):
-                async with world.agent(crash_at(place, 3)) as agent:
-                    await agent.learn()
-        async with world.agent() as agent:
-            await agent.learn()
-            return [numbers(step) for step in agent.components.state.steps()]
-
-    assert await learned(tmp_path / "crashing", True) == await learned(tmp_path / "calm", False)

@@ -166,27 +166,27 @@ async def test_private_prompt_id_is_sent_as_a_digest_and_learning_is_distinguish
     await egress.client.open_step("math", 0, 4, 8, 0.3)
     await egress.client.complete(call("k1", step=0, prompt_id="0:jo@x.org", help_units=3), 5.0)
     assert egress.inner.calls[0].prompt_id.startswith("digest:")
-    assert (egress.entries()[0].kind, egress.entries()[0].why) == ("learning", "step 1 of task math: 3 responses asked for help")
+    [entry, _] = egress.entries()
+    assert entry.kind == "learning" and "step 1 of task math" in entry.why and "3 responses" in entry.why
 
 
-def test_old_or_excess_entries_are_dropped_and_reported(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        clock = ManualClock()
-        one = EgressRequest("inquiry", "why", "GetBudget", b"")
-        log = SentLog(state.database, clock, Keep(days=1, entries=100))
-        for _ in range(5):
-            log.write(one)
-        first = clock.now()
-        clock.advance(2 * 86400)
-        log = SentLog(state.database, clock, Keep(days=1, entries=100))
+def test_old_or_excess_entries_are_dropped_and_reported(state: StateFolder) -> None:
+    clock = ManualClock()
+    one = EgressRequest("inquiry", "why", "GetBudget", b"")
+    log = SentLog(state.database, clock, Keep(days=1, entries=100))
+    for _ in range(5):
         log.write(one)
-        dropped = SentReader(state.database).dropped()
-        assert (dropped.entries, dropped.until) == (5, first)
-        for _ in range(8):
-            log.write(one)
-        SentLog(state.database, clock, Keep(days=1, entries=3)).write(one)
-        assert SentReader(state.database).dropped().entries == 5 + 7
-        assert [entry.id for entry in SentReader(state.database).entries(SentChoice(limit=9))] == [15, 14, 13]
+    first = clock.now()
+    clock.advance(2 * 86400)
+    log = SentLog(state.database, clock, Keep(days=1, entries=100))
+    log.write(one)
+    dropped = SentReader(state.database).dropped()
+    assert (dropped.entries, dropped.until) == (5, first)
+    for _ in range(8):
+        log.write(one)
+    SentLog(state.database, clock, Keep(days=1, entries=3)).write(one)
+    assert SentReader(state.database).dropped().entries == 5 + 7
+    assert [entry.id for entry in SentReader(state.database).entries(SentChoice(limit=9))] == [15, 14, 13]
 
 
 async def test_withheld_call_does_not_change_the_coordinators_state(egress: Egress) -> None:

@@ -45,7 +45,13 @@ class HeldDisk:
         await asyncio.sleep(0)
 
 
-async def opened(disk: HeldDisk) -> GroupCommitStore:
+@pytest.fixture
+def disk() -> HeldDisk:
+    return HeldDisk()
+
+
+@pytest.fixture
+async def store(disk: HeldDisk) -> GroupCommitStore:
     store = GroupCommitStore(disk, 1)
     beginning = asyncio.create_task(store.begin(NOW))
     await disk.end()
@@ -65,9 +71,9 @@ async def steps() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_answer_waits_for_its_commit_and_the_next_batch_gathers_meanwhile() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_an_answer_waits_for_its_commit_and_the_next_batch_gathers_meanwhile(
+    disk: HeldDisk, store: GroupCommitStore
+) -> None:
     first = started(store.reserve(reserve_request("a")))
     await steps()
     second = started(store.reserve(reserve_request("b")))
@@ -82,9 +88,7 @@ async def test_an_answer_waits_for_its_commit_and_the_next_batch_gathers_meanwhi
     assert verify(disk.tables).ok
 
 
-async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw(disk: HeldDisk, store: GroupCommitStore) -> None:
     begun = [
         started(store.reserve(reserve_request("a"))),
         started(store.reserve(reserve_request("a"))),
@@ -100,9 +104,9 @@ async def test_a_read_and_a_refusal_wait_for_the_commit_of_what_they_saw() -> No
     assert await store.get_budget("d1", "math", [ROOMY]) == results[2], "durable state is returned immediately"
 
 
-async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothing() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothing(
+    disk: HeldDisk, store: GroupCommitStore
+) -> None:
     first = started(store.reserve(reserve_request("a")))
     await steps()
     second = started(store.settle(settlement("a")))
@@ -119,9 +123,7 @@ async def test_operations_on_top_of_a_failed_commit_fail_with_it_and_leave_nothi
     assert verify(disk.tables).ok
 
 
-async def test_rows_are_reloaded_after_a_commit_that_failed_but_was_written() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_rows_are_reloaded_after_a_commit_that_failed_but_was_written(disk: HeldDisk, store: GroupCommitStore) -> None:
     first = started(store.reserve(reserve_request("a")))
     await disk.end(OSError("input/output error"), written=True)
     with pytest.raises(CoordinatorUnavailable):
@@ -129,9 +131,7 @@ async def test_rows_are_reloaded_after_a_commit_that_failed_but_was_written() ->
     assert await store.reserve(reserve_request("a")) == InProgress("a")
 
 
-async def test_after_a_refused_row_each_operation_runs_alone() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_after_a_refused_row_each_operation_runs_alone(disk: HeldDisk, store: GroupCommitStore) -> None:
     begun = [started(store.reserve(reserve_request(key))) for key in ("a", "bad", "b")]
     await steps()
     late = started(store.reserve(reserve_request("c")))
@@ -143,13 +143,11 @@ async def test_after_a_refused_row_each_operation_runs_alone() -> None:
         await disk.end(RowsRefused("a rule") if refused else None)
     results = await asyncio.gather(*begun, late, return_exceptions=True)
     assert [isinstance(each, Reserved) for each in results] == [True, False, True, True]
-    assert str(results[1]) == "the ledger refused an inconsistent change"
+    assert isinstance(results[1], CoordinatorError)
     assert verify(disk.tables).ok
 
 
-async def test_cancelled_caller_undoes_nothing_and_close_waits_for_accepted_work() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_cancelled_caller_undoes_nothing_and_close_waits_for_accepted_work(disk: HeldDisk, store: GroupCommitStore) -> None:
     leaving = started(store.reserve(reserve_request("a")))
     await steps()
     leaving.cancel()
@@ -163,9 +161,7 @@ async def test_cancelled_caller_undoes_nothing_and_close_waits_for_accepted_work
         await store.reserve(reserve_request("b"))
 
 
-async def test_calls_are_refused_until_the_rows_can_be_reloaded() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_calls_are_refused_until_the_rows_can_be_reloaded(disk: HeldDisk, store: GroupCommitStore) -> None:
     first = started(store.reserve(reserve_request("a")))
     disk.unreadable = True
     await disk.end(OSError("input/output error"))
@@ -177,9 +173,7 @@ async def test_calls_are_refused_until_the_rows_can_be_reloaded() -> None:
     assert (await store.get_budget("d1", "math", [ROOMY])).task is None
 
 
-async def test_changes_are_published_once_durable() -> None:
-    disk = HeldDisk()
-    store = await opened(disk)
+async def test_changes_are_published_once_durable(disk: HeldDisk, store: GroupCommitStore) -> None:
     changes = store.changes()
     heard = started(anext(changes))
     await steps()

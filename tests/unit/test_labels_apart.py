@@ -1,4 +1,5 @@
-"""A task file with several labels: each is learned with its own steps, terms, data and held-out questions."""
+"""A task file with several labels: each is learned with its own steps, terms, data and held-out questions. Unlabelled questions have
+their own label regardless of what is learned."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge.config.schema import GateConfig, PhaseConfig
-from edge.core.errors import TaskFileError
+from edge.core.errors import PermissionDenied, TaskFileError
+from edge.core.types import Message
 from edge.learning.activity import read_activity
 from edge.learning.curriculum import Curriculum
 from edge.learning.forgetting import phase_spans
+from edge.state.answer_record import AnswerRequest
+from edge.state.events import Notice
 from edge.state.folder import StateFolder
 from edge.tasks.registry import open_source
 from tests.worlds.agent import World
@@ -41,8 +45,7 @@ async def test_each_step_has_one_label_and_each_label_its_share(tmp_path: Path) 
     source = labelled(tmp_path)
     world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=20),))
     world = replace(world, open_source=open_source)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=7)
+    await world.learn(max_steps=7)
     async with world.agent() as agent:  # a restart continues in turn
         finished = await agent.learn()
         steps = agent.components.state.steps()
@@ -97,3 +100,36 @@ def test_a_file_of_several_labels_without_a_training_question_is_refused(tmp_pat
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     with StateFolder(tmp_path / "state") as state, pytest.raises(TaskFileError, match="no training item"):
         Curriculum([PhaseConfig(source=str(path))], open_source, state, 0, 3)
+
+
+def asked(number: int) -> AnswerRequest:
+    return AnswerRequest((Message("user", f"What is {number} + 1?"),))
+
+
+async def test_unlabelled_questions_have_their_own_label_through_phases_and_restarts(tmp_path: Path) -> None:
+    labels = []
+    for source in ("sums", "other"):
+        world = World(tmp_path / "state", phases=(PhaseConfig(source=source, steps=2),))
+        async with world.agent() as agent:
+            labels.append((await agent.answerer.answer(asked(1))).task)
+            await agent.learn()
+            labels.append((await agent.answerer.answer(asked(2))).task)
+            assert agent.status().task != "chat" and agent.access.serving_task == "chat"
+    assert labels == ["chat"] * 4
+
+
+async def test_every_label_that_is_served_learned_or_has_terms_is_known(tmp_path: Path) -> None:
+    async with World(tmp_path / "state").agent() as agent:
+        await agent.learn()
+    async with World(tmp_path / "state", phases=(PhaseConfig(source="other", steps=2),)).agent() as agent:
+        assert {"chat", "math", "code"} <= set(agent.access.tasks)
+        assert all(map(agent.access.is_known, agent.access.tasks))
+        assert not agent.access.is_known("mathh")
+
+
+async def test_label_forbidden_to_people_is_reported_with_advice(tmp_path: Path) -> None:
+    world = World(tmp_path / "state")
+    world.client.fail_next("get_budget", PermissionDenied("not a task of this device"))
+    async with world.agent():
+        (text,) = [event.text for event in world.events(Notice)]
+    assert "chat" in text and "serve.task" in text

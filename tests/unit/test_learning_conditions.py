@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,12 +66,6 @@ class Waiting:
 
     def notices(self) -> list[str]:
         return [event.reason if isinstance(event, LearningWaits) else "goes on" for event in self.sink.events]
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Iterator[StateFolder]:
-    with StateFolder(tmp_path / "state") as folder:
-        yield folder
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,9 @@ async def test_row_refused_by_the_file_fails_only_its_own_operation(path: Path, 
     foreign = store.transact(lambda ledger: ledger.tables.calls.put(replace(ledger.get_call("d1", "k0"), key="\ud800")))
     work = [store.reserve(reserve_request("k1")), store.transact(_overspend), foreign, store.reserve(reserve_request("k2"))]
     first, refused, unreadable, second = await asyncio.gather(*work, return_exceptions=True)
-    assert isinstance(first, Reserved)
-    assert isinstance(second, Reserved)
-    assert isinstance(refused, CoordinatorError)
-    assert str(refused) == "the ledger refused an inconsistent change"
-    assert "CHECK constraint failed" in caplog.text
-    assert isinstance(unreadable, CoordinatorError)
+    assert isinstance(first, Reserved) and isinstance(second, Reserved)
+    assert isinstance(refused, CoordinatorError) and isinstance(unreadable, CoordinatorError)
+    assert "CHECK" not in str(refused) and "CHECK constraint failed" in caplog.text
     await store.aclose()
     with open_read_only(path) as rows:
         assert [call.key for call in rows.all(CALL)] == ["k0", "k1", "k2"]

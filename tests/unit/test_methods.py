@@ -143,9 +143,7 @@ def test_setting_of_another_method_is_refused(values: dict[str, object]) -> None
 
 async def test_loop_uses_the_given_method(tmp_path: Path) -> None:
     world = World(tmp_path, method=EdgeOnly())
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
-        steps = agent.components.state.steps()
+    steps = await world.learn(max_steps=2)
     assert [step.control.assist_rate for step in steps] == [0.0, 0.0]
     assert world.client.calls == []
     assert all(step.scores.format_ok < 1.0 for step in steps), "who asks all the same breaks the format"

@@ -1,21 +1,25 @@
-"""Request bodies are accepted, or refused with the name of the field."""
+"""Request bodies are accepted, or refused with the name of the field; schemas in them are a form, a form that only the cloud can follow, or
+refused with their path."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from edge.core.types import BeyondText, Message, SamplingWishes
+from edge.core.types import AnswerForm, BeyondText, Message, SamplingWishes, ToolConversation, ToolUse
+from edge.serve.answer_forms import answer_form, tool_use
 from edge.serve.chat_routes import questions_of
 from edge.serve.chat_schemas import ChatRequest
 from edge.serve.completion_routes import CompletionRequest
 from edge.serve.errors import RequestProblem, invalid_request
 from edge.serve.response_schemas import ResponsesRequest
 from edge.state.answer_record import AnswerRequest
+from tests.random_schemas import what_is_hardly_a_schema
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -221,3 +225,54 @@ def test_client_may_keep_its_request_from_the_cloud_with_a_reason() -> None:
     assert (question.mode, question.no_cloud) == ("local-only", "the person's own switch")
     assert parse(metadata={"no_cloud": " "}).mode is None
     assert refused(model="edge-cloud", metadata={"no_cloud": "never"}).param == "metadata.no_cloud"
+
+
+NO_SCHEMAS: list[tuple[Any, str]] = [
+    ({"oneOf": [{"type": [{}]}, {"type": "string"}]}, "s.oneOf[0].type"),
+    ({"allOf": [{"required": 5}, {"required": ["a"]}]}, "s.allOf[0].required"),
+    ({"allOf": [{"minimum": "a"}, {"minimum": 1}]}, "s.allOf[0].minimum"),
+    ({"allOf": [{"properties": [1]}, {"properties": {}}]}, "s.allOf[0].properties"),
+    ({"properties": {"a": {"minLength": -1}}}, "s.properties.a.minLength"),
+    ({"allOf": [{"$ref": "#/x"}, {"type": "object"}], "x": [1, 2]}, "s.x"),
+    ({"type": "integer", "const": float("inf")}, "s"),
+    ({"type": "string", "minLength": float("inf")}, "s"),
+    ({"type": "string", "minLength": float("nan")}, "s"),
+    ({"enum": [[{"a": float("nan")}]]}, "s"),
+    ({"enum": ["\ud800"]}, "s"),
+    ({"type": "strin"}, "s.type"),
+    ({"properties": []}, "s.properties"),
+    ({"anyOf": []}, "s.anyOf"),
+    ({"items": {"minItems": -1, "type": "array"}}, "s.items.minItems"),
+    ({"$ref": "#/$defs/none"}, "s"),
+]
+
+
+def use(parameters: Any, *, strict: bool = False) -> ToolUse | None:
+    function = {"name": "f", "parameters": parameters, "strict": strict}
+    tools = [{"type": "function", "function": function}]
+    return tool_use(tools, "auto", ToolConversation((), (), ()), None, ["s"], parallel=True)
+
+
+@pytest.mark.parametrize(("schema", "place"), NO_SCHEMAS, ids=repr)
+def test_invalid_schema_is_refused_with_its_path_for_answers_and_tools(schema: Any, place: str) -> None:
+    for read in (lambda: answer_form(schema, "f", "s"), lambda: use(schema)):
+        with pytest.raises(RequestProblem) as caught:
+            read()
+        assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_json_schema", place)
+
+
+def outcome(read: Callable[[], AnswerForm | ToolUse | None]) -> str:
+    """The outcome of a request: "held", "unheld", or the status and path of its refusal."""
+    try:
+        found = read()
+    except RequestProblem as problem:
+        return f"{problem.status} {problem.param}"
+    return "unheld" if isinstance(found, AnswerForm) and not found.grammar else "held"
+
+
+def test_any_schema_like_value_is_a_form_or_refused() -> None:
+    schemas = [what_is_hardly_a_schema(Random(seed)) for seed in range(3000)]
+    forms = [outcome(lambda schema=schema: answer_form(schema, "f", "s")) for schema in schemas]  # type: ignore[misc]
+    tools = [outcome(lambda schema=schema: use(schema)) for schema in schemas if isinstance(schema, dict)]  # type: ignore[misc]
+    assert all(each in ("held", "unheld") or each.startswith("400 s") for each in (*forms, *tools))
+    assert min(forms.count("held"), forms.count("unheld"), tools.count("held")) > 20

@@ -31,12 +31,6 @@ from tests.worlds.judged_answers import answered, rated
 from tests.worlds.trained import training_groups
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Any:
-    with StateFolder(tmp_path / "state") as folder:
-        yield folder
-
-
 def items(state: StateFolder, *, agreement: bool = False) -> list[OwnItem]:
     return own_items(FeedbackBook(state), feedback=True, agreement=agreement)
 
@@ -187,18 +181,30 @@ def test_agreement_is_opt_in_and_feedback_takes_precedence(state: StateFolder) -
     assert [key_of(own).right for own in items(state, agreement=True)] == [("6",)]
 
 
-async def test_reward_with_a_known_answer_is_the_papers(state: StateFolder) -> None:
-    own = item_of(state, "2+2?", "5", "4")
-    group = await scored(own.item, [local_answer(4), local_answer(5), local_answer(9), "no format", HELP], cloud=local_answer(4))
-    assert rewards(group) == [1.0, 0.0, 0.0, -0.1, 1.0]
-    assert [one.cost for one in group.responses] == [0, 0, 0, 0, 1]
+LETTER = "Dear sir, I should like to ask you kindly to repair it."
+OTHER_WORDS = ("Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages")
 
 
-async def test_an_answer_that_may_be_right_in_other_words_is_masked(state: StateFolder) -> None:
-    own = item_of(state, "Capital of France?", "Paris")
-    texts = ["Paris.", "Lyon", "It is Paris", "One may say that it has been this or that over the ages"]
-    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in texts])
-    assert rewards(group) == [1.0, 0.0, None, None]
+def answers_in_words(*texts: str) -> list[str]:
+    return [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "stay_here", "expected", "units"),
+    [
+        (("2+2?", "5", "4"), [*map(local_answer, (4, 5, 9)), "no format", HELP], False, [1.0, 0.0, 0.0, -0.1, 1.0], (5, 1, 0)),
+        (("Capital of France?", "Paris"), answers_in_words(*OTHER_WORDS), False, [1.0, 0.0, None, None], (4, 0, 0)),
+        (("Write to them.", LETTER), answers_in_words(LETTER, f"{LETTER} Again."), False, [1.0, None], (2, 0, 0)),
+        (("2+2?", "4"), [HELP, local_answer(4), local_answer(5)], True, [None, 1.0, 0.0], (3, 1, 1)),
+    ],
+    ids=["the paper's", "right in other words is masked", "of an open question identical text alone", "never sent, but demand"],
+)
+async def test_reward_of_each_response_to_an_own_question(
+    state: StateFolder, given: tuple[str, ...], texts: list[str], stay_here: bool, expected: list[Any], units: tuple[int, ...]
+) -> None:
+    group = await scored(item_of(state, *given).item, texts, cloud=local_answer(4), stay_here=stay_here)
+    assert rewards(group) == expected
+    assert step_units([group]) == StepUnits(*units)
 
 
 @pytest.mark.parametrize(
@@ -216,21 +222,6 @@ async def test_with_only_a_wrong_answer_known_no_weight_moves(
     assert rewards(group) == known
     assert advantages(group) == [0.0] * trained
     assert step_units([group]) == StepUnits(len(texts), texts.count(HELP), 0)
-
-
-async def test_open_question_rewards_identical_text_only(state: StateFolder) -> None:
-    letter = "Dear sir, I should like to ask you kindly to repair it."
-    own = item_of(state, "Write to my landlord.", letter)
-    other = letter.replace("kindly", "again")
-    group = await scored(own.item, [f"<think>\nStep 1: x\n</think>\n<answer>{text}</answer>" for text in (letter, other)])
-    assert rewards(group) == [1.0, None]
-
-
-async def test_question_asked_only_of_this_device_is_never_sent(state: StateFolder) -> None:
-    own = item_of(state, "2+2?", "4")
-    group = await scored(own.item, [HELP, local_answer(4), local_answer(5)], stay_here=True)
-    assert rewards(group) == [None, 1.0, 0.0]
-    assert step_units([group]) == StepUnits(3, 1, 1), "it counts as demand, and the coordinator learns that nothing was called"
 
 
 @given(

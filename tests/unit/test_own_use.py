@@ -1,4 +1,4 @@
-"""Learning from own use in addition to the phases: turns, counts, and the effect of a crash or a refusal."""
+"""Learning from own use in addition to the phases: turns, counts, and the effect of a refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from edge.learning.own_items import LEARNED_LATER
 from edge.state.events import GateJudged, Notice, OwnUseThrough, StepFinished
 from edge.state.feedback import Feedback
 from edge.state.folder import StateFolder
-from tests.unit.test_agent_resume import Crash, crash_at
 from tests.worlds.agent import World, give_feedback, local_answer, mixed_script, number_in, numbers
 from tests.worlds.judged_answers import answered, rated
 
@@ -86,9 +85,7 @@ async def test_without_feedback_own_use_does_not_change_what_is_learned(tmp_path
     steps = []
     for own in (None, OWN):
         world = World(tmp_path / str(own is None), own=own, imitates=False)
-        async with world.agent() as agent:
-            await agent.learn()
-            steps.append([numbers(step) for step in agent.components.state.steps()])
+        steps.append([numbers(step) for step in await world.learn()])
     assert steps[0] == steps[1]
 
 
@@ -118,25 +115,6 @@ async def test_labels_have_separate_steps_and_duals(tmp_path: Path) -> None:
         ]
         assert Counter(own) == {("mine:math", "math", 0.3): 2, ("mine:code", "code", 0.1): 2}
         assert agent.components.state.terms("code") is not None
-
-
-@pytest.mark.parametrize("place", ["collected", "updated", "checkpointed", "closed", "committed"])
-async def test_a_crash_in_an_own_step_counts_no_item_twice(tmp_path: Path, place: str) -> None:
-    runs = []
-    for crashing in (False, True):
-        folder = tmp_path / str(crashing)
-        corrected(folder, 1, 2, 3, 4)
-        world = world_in(folder, steps=4)
-        if crashing:
-            with pytest.raises(Crash):
-                async with world.agent(crash_at(place, 2)) as agent:
-                    await agent.learn()
-        async with world.agent() as agent:
-            await agent.learn()
-            uses = dict(agent.components.state.database.execute("SELECT item, uses FROM item_uses"))
-            runs.append(([numbers(step) for step in agent.components.state.steps()], uses))
-    assert runs[0] == runs[1]
-    assert set(runs[0][1].values()) == {2}
 
 
 async def test_watched_files_are_learned_as_they_appear_change_and_disappear(
@@ -256,9 +234,7 @@ async def test_the_rate_at_the_gate_is_that_of_the_steps_own_source(tmp_path: Pa
 
     rules = GateConfig(every=1, anchors=2, max_drop=1.0, rate_window=3, recheck_every=None)
     world = world_in(tmp_path / "state", steps=4, script=script, gate=rules)
-    async with world.agent() as agent:
-        await agent.learn()
-        steps = agent.components.state.steps()
+    steps = await world.learn()
     own = [step for step in steps if step.source == "mine:math"]
     phase = [step for step in steps if step.source == "sums"]
     assert own and all(step.adapter.gate == "" for step in own), "they are judged with the phase's next step"
@@ -345,6 +321,6 @@ async def test_user_is_notified_when_feedback_is_learned_from(tmp_path: Path) ->
         outlook = partial(agent.learning.outlook, record, verdict)
         assert outlook() == LEARNED_LATER, "it has not begun to learn"
         await agent.learn()
-        assert outlook() == "learned from in the next steps", "it waits for something new"
+        assert "next steps" in outlook(), "it waits for something new"
         agent.learning.pause(True)
         assert "paused by you" in outlook()

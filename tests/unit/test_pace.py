@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -70,45 +69,42 @@ def asked(state: StateFolder, at: float, charged: int = 0, chars: int = 100, **m
         database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"{at}-{chars}", at, json.dumps(record)))
 
 
-def test_rate_is_remaining_budget_over_expected_cost(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        clock = ManualClock(MONDAY)
-        known = spent(100_000)
-        pace = Pace("spend", state, lambda: known, clock)
-        assert pace.rate() is None, "nothing was asked yet"
-        for hour in range(24 * 10):
-            asked(state, MONDAY + hour * HOUR_S + 60, charged=2000 if hour % 3 == 0 else 0)
-        clock.advance(10 * DAY_S)
-        expected = 21 * 24 * 2000  # as many questions, each a call of mean cost
-        assert pace.rate() == pytest.approx(900_000 / expected, rel=0.02)
-        assert Dials(state, 0.9, clock, pace.rate).of("math").target_rate == pace.rate()
-        chosen = Dials(state, 0.9, clock, pace.rate)
-        chosen.set(0.1)
-        assert chosen.of("math").target_rate == 0.1, "a setting of the user is kept"
+def test_rate_is_remaining_budget_over_expected_cost(state: StateFolder) -> None:
+    clock = ManualClock(MONDAY)
+    known = spent(100_000)
+    pace = Pace("spend", state, lambda: known, clock)
+    assert pace.rate() is None, "nothing was asked yet"
+    for hour in range(24 * 10):
+        asked(state, MONDAY + hour * HOUR_S + 60, charged=2000 if hour % 3 == 0 else 0)
+    clock.advance(10 * DAY_S)
+    expected = 21 * 24 * 2000  # as many questions, each a call of mean cost
+    assert pace.rate() == pytest.approx(900_000 / expected, rel=0.02)
+    assert Dials(state, 0.9, clock, pace.rate).of("math").target_rate == pace.rate()
+    chosen = Dials(state, 0.9, clock, pace.rate)
+    chosen.set(0.1)
+    assert chosen.of("math").target_rate == 0.1, "a setting of the user is kept"
 
 
-def test_learning_may_use_half_of_a_days_share_and_its_use_is_subtracted(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        clock = ManualClock(MONDAY + DAY_S / 2)
-        pace = Pace("spend", state, lambda: spent(0, limit=3_100_000), clock)
-        assert pace.learning_limits().spend_uusd == pytest.approx(50_000, rel=0.05)
-        assert Pace("tokens", state, lambda: spent(0), clock).learning_limits().spend_uusd is None
+def test_learning_may_use_half_of_a_days_share_and_its_use_is_subtracted(state: StateFolder) -> None:
+    clock = ManualClock(MONDAY + DAY_S / 2)
+    pace = Pace("spend", state, lambda: spent(0, limit=3_100_000), clock)
+    assert pace.learning_limits().spend_uusd == pytest.approx(50_000, rel=0.05)
+    assert Pace("tokens", state, lambda: spent(0), clock).learning_limits().spend_uusd is None
 
 
-def test_cloud_without_a_price_is_paced_by_tokens_and_cached_answers_have_no_cost(tmp_path: Path) -> None:
-    with StateFolder(tmp_path) as state:
-        clock = ManualClock(MONDAY)
-        budget = BudgetSnapshot(1, 0.5, 0.3, 0, None, 10_000, 100_000, 0, None, tokens_period="month")
-        pace = Pace("tokens", state, lambda: KnownBudget(budget, MONDAY), clock)
-        for hour in range(24 * 10):
-            asked(state, MONDAY + hour * HOUR_S + 60, cloud_tokens=200)
-            asked(state, MONDAY + hour * HOUR_S + 90, cloud_tokens=5000, cached=True)
-        clock.advance(10 * DAY_S)
-        cost = pace.call_cost()
-        assert cost is not None and cost.mean == 200.0
-        assert pace.rate() == pytest.approx(90_000 / (21 * 48 * 200), rel=0.02)
-        assert Pace("spend", state, lambda: spent(0), clock).call_cost() is None, "nothing was paid"
-        with state.database as database:
-            values = ("k", "2024-01-10", MONDAY + 9.5 * DAY_S, "math", 100)
-            database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 400, 0, 1, ?)", values)
-        assert pace.call_cost().mean == pytest.approx((199 * 200 + 400) / 200)  # type: ignore[union-attr]
+def test_cloud_without_a_price_is_paced_by_tokens_and_cached_answers_have_no_cost(state: StateFolder) -> None:
+    clock = ManualClock(MONDAY)
+    budget = BudgetSnapshot(1, 0.5, 0.3, 0, None, 10_000, 100_000, 0, None, tokens_period="month")
+    pace = Pace("tokens", state, lambda: KnownBudget(budget, MONDAY), clock)
+    for hour in range(24 * 10):
+        asked(state, MONDAY + hour * HOUR_S + 60, cloud_tokens=200)
+        asked(state, MONDAY + hour * HOUR_S + 90, cloud_tokens=5000, cached=True)
+    clock.advance(10 * DAY_S)
+    cost = pace.call_cost()
+    assert cost is not None and cost.mean == 200.0
+    assert pace.rate() == pytest.approx(90_000 / (21 * 48 * 200), rel=0.02)
+    assert Pace("spend", state, lambda: spent(0), clock).call_cost() is None, "nothing was paid"
+    with state.database as database:
+        values = ("k", "2024-01-10", MONDAY + 9.5 * DAY_S, "math", 100)
+        database.execute("INSERT INTO learning_spend VALUES (?, ?, ?, ?, 400, 0, 1, ?)", values)
+    assert pace.call_cost().mean == pytest.approx((199 * 200 + 400) / 200)  # type: ignore[union-attr]

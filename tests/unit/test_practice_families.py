@@ -15,7 +15,7 @@ from edge.dagrpo.answers import last_boxed, last_python_block
 from edge.dagrpo.format import check_format
 from edge.tasks.practice import FAMILIES, GROUPS, arith, code, facts, group_stream, science
 from edge.tasks.practice.arith import ARITH
-from edge.tasks.practice.family import Drawn, Family, Solution, format_help, split_of
+from edge.tasks.practice.family import Drawn, Family, Solution, format_help
 from edge.verifiers.by_kind import VerifierByKind
 
 KNOWN = {
@@ -82,13 +82,6 @@ def test_items_id_is_that_of_its_question(family: Family) -> None:
 def test_a_known_item_never_changes(name: str) -> None:
     item = FAMILIES[name].generate(1, "test", 2)
     assert (item.question, item.options, item.answer) == KNOWN[name]
-
-
-def test_train_and_test_never_share_a_question(family: Family) -> None:
-    train = {item.question for item in take(family, 800, "train")}
-    test = {item.question for item in take(family, 200, "test")}
-    assert not train & test
-    assert all(split_of(question) == "test" for question in test)
 
 
 def test_levels_are_drawn_by_their_weights(family: Family) -> None:

@@ -1,5 +1,5 @@
-"""Right programs whose tests use their classes, check arguments changed in place, or use their imports; and no object handle lets a wrong
-program pass."""
+"""Right programs whose tests use their classes, check arguments changed in place, or use their imports. Programs that cheat:
+`tests/security`."""
 
 from __future__ import annotations
 
@@ -224,58 +224,6 @@ def test_wrong_program_does_not_pass(sandbox: Sandbox, code: str, tests: str) ->
     assert not judged(sandbox, code, tests).passed
 
 
-ANYTHING = """
-class Any:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
-    def __sub__(self, other): return 0
-    __add__ = __radd__ = __rsub__ = __mul__ = __mod__ = __and__ = __abs__ = __sub__
-    def __round__(self, *_): return 0
-    def __hash__(self): return 0
-    def __iter__(self): return iter([])
-    def __len__(self): return 1
-    def __bool__(self): return True
-def f(*_): return Any()
-f_ = Any
-"""
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "assert f(2) == 4\n",
-        "assert not f(2) != 4\n",
-        "assert f(2) in (4, 5)\n",
-        "assert 4 in f(2)\n",
-        "assert [f(2)] == [4]\n",
-        "assert abs(f(2) - 4) < 1e-6\n",
-        "assert 4 - f(2) == 0\n",
-        "assert f(2) % 4 == 0\n",
-        "assert abs(f_() - 4) < 1e-6\n",
-        "assert sum([f(2)]) == 4\n",
-        "import math\nassert math.isclose(f(2), 4)\n",
-        "assert isinstance(f(2), int)\n",
-        "assert f(2) is True\n",
-        "assert str(f(2)) == '4'\n",
-    ],
-)
-def test_object_that_equals_everything_is_no_answer(sandbox: Sandbox, tests: str) -> None:
-    assert not judged(sandbox, ANYTHING, tests).passed
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "xs = [3, 1]\nfound = f(xs)\nassert found == sorted(xs)\n",
-        "def check(candidate):\n    xs = [3, 1]\n    assert candidate(xs) == sorted(xs)\ncheck(f)\n",
-        "xs = [3, 1]\nassert sorted(f(xs)) == sorted(xs) and len(xs) == 2\n",
-    ],
-)
-def test_emptied_argument_does_not_make_an_empty_answer_right(sandbox: Sandbox, tests: str) -> None:
-    assert not judged(sandbox, "def f(xs):\n    xs.clear()\n    return []", tests).passed
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -287,31 +235,3 @@ def test_emptied_argument_does_not_make_an_empty_answer_right(sandbox: Sandbox, 
 def test_patched_module_in_the_program_does_not_affect_the_tests(sandbox: Sandbox, code: str) -> None:
     for own_import in ("import math\n", ""):
         assert not judged(sandbox, code, f"{own_import}assert math.isclose(f(2), 4.0)\n").passed
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "(token, 'built', (0, 1))",
-        "(token, 'built', ('0',))",
-        "(token, 'changed', ([], 1))",
-        "(token, 'changed', (5, [2], {}, 1))",
-        "(token, 'changed', (5, [2], 7, []))",
-        "(token, 'method', None)",
-        "(token, 'raised', ('ValueError', 'x', ()))",
-        "(token, 'raised', (1, [], ()))",
-    ],
-)
-def test_malformed_reply_about_objects_is_refused(sandbox: Sandbox, reply: str) -> None:
-    code = f"""
-import sys
-runner, wire = sys.modules['edge.verifiers.sandbox.inside.program'], sys.modules['edge.verifiers.sandbox.inside.wire']
-answer = runner._answer
-def forged(module, token, kind, name, arguments, keywords):
-    return answer(module, token, kind, name, arguments, keywords) if kind == 'name' else wire.encode({reply})
-runner._answer = forged
-class Stack: pass
-def f(x): return x
-"""
-    for tests in ("assert f([1]) == 5\n", "s = Stack()\nassert s.x == 5\n", "f([1])\nassert f(2) == 5\n"):
-        assert not judged(sandbox, code, tests).passed

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from edge.app import agents, judging
-from edge.cli import doctor, main
+from edge.cli import doctor
 from edge.cli.settings import Settings
 from edge.config.agent import resolve_agent_config
 from edge.config.schema import AgentConfig
 from edge.core.errors import ConfigError
 from edge.core.types import AnswerKind, TaskItem
 from edge.verifiers.sandbox import choice
+from tests.unit.conftest import EdgeAgent
+from tests.worlds.data_set_files import write_jsonl
 
 
 @pytest.fixture
@@ -27,12 +28,9 @@ def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program_tasks(tmp_path: Path) -> Path:
-    path = tmp_path / "tasks.jsonl"
-    items = [
-        {"question": f"square {n}", "tests": f"assert f({n}) == {n * n}", "kind": "program", "task": "code"} for n in range(40)
-    ]
-    path.write_text("\n".join(map(json.dumps, items)))
-    return path
+    program = {"kind": "program", "task": "code"}
+    items = [{"question": f"square {n}", "tests": f"assert f({n}) == {n * n}", **program} for n in range(40)]
+    return write_jsonl(tmp_path / "tasks.jsonl", items)
 
 
 def config(*sets: str, **options: object) -> AgentConfig:
@@ -47,14 +45,10 @@ def test_no_sandbox_at_all_needs_a_second_word() -> None:
 
 
 @pytest.mark.usefixtures("no_sandbox")
-def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_learning_from_programs_without_a_sandbox_is_refused_before_it_begins(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     tasks, out = program_tasks(tmp_path), tmp_path / "out"
-    assert main(["learn", "--tasks", str(tasks), "--out", str(out), "--steps", "1"]) == 2
-    error = capsys.readouterr().err
-    assert "cannot be isolated" in error and "--unsafe-programs" in error and error.count("\n") == 1
-    assert main(["run", "--tasks", str(tasks), "--state", str(out), "--steps", "1", "--no-serve"]) == 2
+    for words in (("learn", "--out", str(out)), ("run", "--state", str(out), "--no-serve")):
+        edge_agent(*words, "--tasks", str(tasks), "--steps", "1").refused(2, "cannot be isolated", "--unsafe-programs")
     assert not out.exists()
     agents.check_inputs(config(tasks=["practice:arith"]))
     agents.check_inputs(config(tasks=[str(tasks)], unsafe_programs=True))

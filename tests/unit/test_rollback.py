@@ -132,27 +132,19 @@ def judged(agent: Agent, version: int, good: int, bad: int, source: str = "local
         rated(agent.components.state, id, "good" if number < good else "bad")
 
 
-async def test_version_less_liked_than_the_one_before_is_left(tmp_path: Path) -> None:
-    world, _ = guarded(tmp_path, recheck_every=None)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=4)
-        judged(agent, 2, good=18, bad=2)
-        judged(agent, 4, good=4, bad=6)
-        await agent.learn(max_steps=1)
-        assert went_back(agent) == [(4, 2, "feedback")]
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "of"),
+    ("before", "now", "of", "left"),
     [
-        ((7, 0), (0, 7), {}),
-        ((10, 2), (9, 3), {}),
-        ((18, 2), (4, 6), {"source": "cloud"}),
-        ((18, 2), (0, 500), {"prompt": "Who wrote this?"}),
+        ((18, 2), (4, 6), {}, True),
+        ((7, 0), (0, 7), {}, False),
+        ((10, 2), (9, 3), {}, False),
+        ((18, 2), (4, 6), {"source": "cloud"}, False),
+        ((18, 2), (0, 500), {"prompt": "Who wrote this?"}, False),
     ],
+    ids=["less liked", "few", "by chance", "of the cloud", "repeated"],
 )
-async def test_few_random_cloud_or_repeated_ratings_are_no_evidence(
-    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], of: dict[str, str]
+async def test_version_less_liked_is_left_but_not_for_few_random_cloud_or_repeated_ratings(
+    tmp_path: Path, before: tuple[int, int], now: tuple[int, int], of: dict[str, str], left: bool
 ) -> None:
     world, _ = guarded(tmp_path, recheck_every=None)
     async with world.agent() as agent:
@@ -160,7 +152,7 @@ async def test_few_random_cloud_or_repeated_ratings_are_no_evidence(
         judged(agent, 2, *before)
         judged(agent, 4, *now, **of)
         await agent.learn(max_steps=1)
-        assert went_back(agent) == []
+        assert went_back(agent) == [(4, 2, "feedback")] * left
 
 
 async def test_disliked_version_is_left_also_while_paused_or_when_all_is_learned(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from edge.cli import main as agent_main
 from edge.cli.run import names_of, token_of
 from edge.config.schema import ServeConfig
 from edge.core.errors import ConfigError, UsageError
 from edge.serve.token_file import make_token, read_token
+from tests.unit.conftest import EdgeAgent
 
 
 def test_token_is_new_each_time_and_readable_by_this_user_only(tmp_path: Path) -> None:
@@ -67,22 +67,16 @@ def test_only_whole_origins_and_host_names_can_be_named(origin: str) -> None:
             ServeConfig(names=(name,))
 
 
-def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_token_prints_the_same_token_until_a_new_one_is_wanted(tmp_path: Path, edge_agent: EdgeAgent) -> None:
     tokens = []
     for more in ([], [], ["--new"]):
-        assert agent_main(["serve-token", "--state", str(tmp_path), *more]) == 0
-        out = capsys.readouterr()
-        tokens.append(out.out.strip())
-        assert "serve.token_file=" in out.err
-        assert tokens[-1] not in out.err
+        code, out, err = edge_agent("serve-token", "--state", str(tmp_path), *more)
+        tokens.append(out.strip())
+        assert code == 0 and "serve.token_file=" in err and tokens[-1] not in err
     assert tokens[0] == tokens[1] != tokens[2] == read_token(tmp_path / "serve-token")
 
 
-def test_an_open_address_without_a_token_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert agent_main(["run", "--no-learn", "--state", str(tmp_path), "--set", "serve.host=0.0.0.0"]) == 2
-    out = capsys.readouterr()
-    assert "edge-agent serve-token" in out.err
-    assert "loading" not in out.err
+def test_an_open_address_without_a_token_is_refused_before_a_model_is_loaded(tmp_path: Path, edge_agent: EdgeAgent) -> None:
+    words = ("run", "--no-learn", "--state", str(tmp_path), "--set", "serve.host=0.0.0.0")
+    edge_agent(*words).refused(2, "edge-agent serve-token")
     assert list(tmp_path.iterdir()) == []

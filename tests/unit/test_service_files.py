@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import plistlib
 import shlex
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.cli import main, service
+from edge.cli import service
 from edge.cli.service import ServiceSpec, systemd_unit
+from tests.unit.conftest import EdgeAgent
 
 ODD = '/home/a b/50% "off"/c$d\\e'
 COMMAND = [sys.executable, "-m", "edge.cli", "run", "--state", ODD, "--set", "serve.temperature=0.5"]
@@ -102,14 +102,14 @@ def systemd(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_install_writes_and_starts_the_unit_and_explains_how_to_keep_it_running(
-    systemd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    systemd: Path, edge_agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(systemd)
     (systemd / "mine.yaml").write_text("coordinator: {embedded: {upstream: anthropic, model: large, api_key_env: MY_KEY}}\n")
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     words = ["service", "install", "--config", "mine.yaml", "--state", "state", "--port", "0", "--no-learn"]
-    assert main(words) == 0
-    assert calls(systemd) == [
+    code, out, err = edge_agent(*words)
+    assert code == 0 and calls(systemd) == [
         "systemctl --user show-environment",
         "systemctl --user daemon-reload",
         "systemctl --user enable edge-agent.service",
@@ -120,40 +120,33 @@ def test_install_writes_and_starts_the_unit_and_explains_how_to_keep_it_running(
     options = ["--config", str(systemd / "mine.yaml"), "--state", str(systemd / "state"), "--port", "0", "--no-learn"]
     assert unquoted(line) == [sys.executable, "-P", "-m", "edge.cli", "run", *options]
     assert "sk-very-secret" not in unit_of(systemd).read_text()
-    out, err = capsys.readouterr()
     assert str(unit_of(systemd)) in out
     assert "loginctl enable-linger" in err and "MY_KEY" in err
-    assert main(words) == 0  # the same again changes nothing
+    assert edge_agent(*words).code == 0  # the same again changes nothing
 
 
-def test_foreign_unit_is_replaced_only_with_force_and_an_unusable_one_never(
-    systemd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["service", "install"]) == 0
+def test_foreign_unit_is_replaced_only_with_force_and_an_unusable_one_never(systemd: Path, edge_agent: EdgeAgent) -> None:
+    assert edge_agent("service", "install").code == 0
     before = unit_of(systemd).read_text()
-    assert main(["service", "install", "--port", "0"]) == 2
-    assert "--force" in capsys.readouterr().err
-    assert main(["service", "install", "--force", "--set", "serve.port=99999"]) == 2
-    assert "serve.port" in capsys.readouterr().err
+    edge_agent("service", "install", "--port", "0").refused(2, "--force")
+    edge_agent("service", "install", "--force", "--set", "serve.port=99999").refused(2, "serve.port")
     assert unit_of(systemd).read_text() == before
-    assert main(["service", "install", "--port", "0", "--force"]) == 0
+    assert edge_agent("service", "install", "--port", "0", "--force").code == 0
     assert unit_of(systemd).read_text() != before
 
 
-def test_status_logs_and_uninstall_control_the_unit(systemd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["service", "status"]) == service.NOT_RUNNING
-    assert main(["service", "logs"]) == 2
-    assert main(["service", "uninstall"]) == 2
+def test_status_logs_and_uninstall_control_the_unit(systemd: Path, edge_agent: EdgeAgent) -> None:
+    assert edge_agent("service", "status").code == service.NOT_RUNNING
+    assert edge_agent("service", "logs").code == 2
+    assert edge_agent("service", "uninstall").code == 2
     assert calls(systemd) == []
-    assert main(["service", "install"]) == 0
-    capsys.readouterr()
-    assert main(["service", "status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"installed": True, "running": True, "file": str(unit_of(systemd))}
+    assert edge_agent("service", "install").code == 0
+    assert edge_agent("service", "status", "--json").json == {"installed": True, "running": True, "file": str(unit_of(systemd))}
     program(systemd, "systemctl", '[ "$2" != is-active ]')
-    assert main(["service", "status"]) == service.NOT_RUNNING
+    assert edge_agent("service", "status").code == service.NOT_RUNNING
     calls(systemd)
-    assert main(["service", "logs", "-n", "7"]) == 0
-    assert main(["service", "uninstall"]) == 0
+    assert edge_agent("service", "logs", "-n", "7").code == 0
+    assert edge_agent("service", "uninstall").code == 0
     assert calls(systemd) == [
         "journalctl --user-unit edge-agent.service --lines 7 --no-pager",
         "systemctl --user show-environment",
@@ -164,31 +157,25 @@ def test_status_logs_and_uninstall_control_the_unit(systemd: Path, capsys: pytes
 
 
 @linux_only
-def test_without_a_user_systemd_nothing_changes_and_one_line_explains_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["service", "install"]) == 1
-    assert "systemctl" in capsys.readouterr().err
+def test_without_a_user_systemd_nothing_changes_and_one_line_explains_why(home: Path, edge_agent: EdgeAgent) -> None:
+    edge_agent("service", "install").refused(1, "systemctl")
     program(home, "systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1")
-    assert main(["service", "install"]) == 1
-    assert "Failed to connect to bus" in capsys.readouterr().err
+    edge_agent("service", "install").refused(1, "Failed to connect to bus")
     assert not (home / "config").exists()
 
 
 @linux_only
-def test_print_and_dry_run_change_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["service", "install", "--print"]) == 0
-    assert values(capsys.readouterr().out, "WantedBy") == ["default.target"]
-    assert main(["service", "install", "--dry-run"]) == 0
-    assert str(unit_of(home)) in capsys.readouterr().out
-    assert main(["service", "uninstall", "--dry-run"]) == 0
+def test_print_and_dry_run_change_nothing(home: Path, edge_agent: EdgeAgent) -> None:
+    assert values(edge_agent("service", "install", "--print").out, "WantedBy") == ["default.target"]
+    assert str(unit_of(home)) in edge_agent("service", "install", "--dry-run").out
+    assert edge_agent("service", "uninstall", "--dry-run").code == 0
     assert sorted(file.name for file in home.iterdir()) == ["bin"]
 
 
-def test_on_macos_launchd_gets_a_property_list(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_macos_launchd_gets_a_property_list(home: Path, edge_agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     program(home, "launchctl", '[ "$1" != print ] || [ "${2%/edge-agent}" = "$2" ]')  # the domain is there, the service is not
-    assert main(["service", "install", "--port", "0"]) == 0
+    assert edge_agent("service", "install", "--port", "0").code == 0
     plist = home / "Library" / "LaunchAgents" / "edge-agent.plist"
     domain = f"gui/{os.getuid()}"
     assert calls(home) == [
@@ -198,8 +185,8 @@ def test_on_macos_launchd_gets_a_property_list(
     ]
     assert plistlib.loads(plist.read_bytes())["ProgramArguments"][-2:] == ["--port", "0"]
     program(home, "launchctl", "exit 0")
-    assert main(["service", "install", "--port", "0"]) == 0  # loaded already: unloaded first
+    assert edge_agent("service", "install", "--port", "0").code == 0  # loaded already: unloaded first
     assert f"launchctl bootout {domain}/edge-agent" in calls(home)
-    assert main(["service", "uninstall"]) == 0
+    assert edge_agent("service", "uninstall").code == 0
     assert not plist.exists()
     assert stat.S_IMODE(plist.parent.stat().st_mode) & 0o022 == 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edge.agent import Agent
 from edge.cli.exits import ending
 from edge.cli.remote import announced, announcement
 from edge.cli.run import learn_while_serving
@@ -23,14 +24,14 @@ from edge.state.folder import StateFolder
 from edge.state.reader import reading, reading_or_nothing
 from edge.testing.learner import ScriptedLearner
 from tests.unit.conftest import EdgeAgent
+from tests.until import until
 from tests.worlds.agent import World
 
 
 async def test_new_database_does_not_take_an_old_checkpoint_for_its_own_step(tmp_path: Path) -> None:
     """As after `move the file away to start afresh`."""
     world = World(tmp_path)
-    async with world.agent() as agent:
-        await agent.learn(max_steps=2)
+    await world.learn(max_steps=2)
     for file in tmp_path.glob("agent.sqlite*"):
         file.unlink()
     async with world.agent() as agent:
@@ -94,6 +95,18 @@ def test_foreign_database_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         StateFolder(tmp_path)
 
 
+async def notices_until_learned(agent: Agent) -> list[str]:
+    """Learn while serving until all four steps are made; returns the notices."""
+    notices, stop = list[str](), asyncio.Event()
+    learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
+    await until(lambda: learning.done() or agent.components.state.position().steps_done == 4)
+    assert not learning.done(), learning
+    stop.set()
+    agent.request_stop()
+    await learning
+    return notices
+
+
 class FullDisk(ScriptedLearner):
     """A disk on which its adapter does not fit a given number of times."""
 
@@ -108,7 +121,7 @@ class FullDisk(ScriptedLearner):
 
 
 async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_made_later(tmp_path: Path) -> None:
-    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+    world = World(tmp_path)
     FullDisk.failures = 2
 
     async def open_learner() -> ScriptedLearner:
@@ -116,39 +129,23 @@ async def test_disk_that_fills_during_a_step_ends_no_answers_and_the_step_is_mad
 
     world._open_learner = open_learner  # type: ignore[method-assign]
     async with world.agent() as agent:
-        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
-        while agent.components.state.position().steps_done < 4:
-            assert not learning.done(), learning
-            await asyncio.sleep(0.001)
-        stop.set()
-        agent.request_stop()
-        await learning
+        [line] = await notices_until_learned(agent)
         assert [step.step for step in agent.components.state.steps()] == [1, 2, 3, 4]
-    [line] = notices
     assert "3072 requested and 824 written" in line
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
 async def test_adapter_removed_while_the_agent_runs_ends_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, notices, stop = World(tmp_path), [], asyncio.Event()  # type: ignore[var-annotated]
+    async with World(tmp_path).agent() as agent:
+        learn, failures = agent.learn, [AdapterError("no such adapter file")]
 
-    async def gone(max_steps: int | None = None) -> None:
-        raise AdapterError("no such adapter file")
+        async def gone_once(max_steps: int | None = None) -> object:
+            if failures:
+                raise failures.pop()
+            return await learn(max_steps)
 
-    async with world.agent() as agent:
-        monkeypatch.setattr(agent, "learn", gone)
-        learning = asyncio.create_task(learn_while_serving(agent, stop, notices.append, pause_s=0.001))
-        while not notices:
-            assert not learning.done(), learning
-            await asyncio.sleep(0.001)
-        monkeypatch.undo()
-        while agent.components.state.position().steps_done < 4:
-            assert not learning.done(), learning
-            await asyncio.sleep(0.001)
-        stop.set()
-        agent.request_stop()
-        await learning
-    [line] = notices
+        monkeypatch.setattr(agent, "learn", gone_once)
+        [line] = await notices_until_learned(agent)
     assert "no such adapter file" in line
 
 

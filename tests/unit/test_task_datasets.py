@@ -19,7 +19,6 @@ from edge.dagrpo.hyperparameters import STEP_LIMITS
 from edge.dagrpo.prompts import user_prompt
 from edge.tasks.datasets.catalogue import DATA_SETS, MOST_TESTS_CHARS
 from edge.tasks.datasets.source import DataSetSource
-from edge.tasks.jsonl import as_record, read_file
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 from tests.shared_data import shared_data
@@ -371,9 +370,3 @@ def test_all_real_humaneval_items_are_valid_python_with_the_entry_point_after_th
         entry = re.search(r"check\((\w+)\)\n\Z", item.answer)
         assert entry and f"def {entry[1]}(" in item.question and f"def {entry[1]}(" not in item.preamble
     assert sum("def " in item.preamble for item in items) == 4
-
-
-def test_items_of_all_data_sets_survive_a_task_file(tmp_path: Path) -> None:
-    items = [item for name in DATA_SETS for item in all_items(f"{name}:{hub_folder(tmp_path / name, name)}")]
-    path = write_jsonl(tmp_path / "tasks.jsonl", [as_record(item) for item in items])
-    assert list(read_file(path).items) == items

@@ -13,7 +13,6 @@ from edge.core.types import AnswerKind
 from edge.dagrpo.demonstrations import demonstration
 from edge.tasks.descriptions import examples
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_file
-from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.verifiers.by_kind import VerifierByKind
 
@@ -140,7 +139,8 @@ def test_lines_that_say_the_same_count_once(tmp_path: Path) -> None:
     ]
     source = JsonLinesSource(write(path, *lines))
     assert sorted(item.question for item in source.train_items) == ["a", "b", "b"]
-    assert source.notes == ("3 lines repeat an earlier one, which counts once",)
+    (note,) = source.notes
+    assert note.startswith("3 lines")
     for other in ('{"question": "b", "answer": "1.0"}', '{"question": "b", "answer": 1, "level": 2}'):
         with pytest.raises(TaskFileError, match=r":7: the question 'b' occurs twice, first in line 4"):
             read_file(write(path, *lines, other))
@@ -167,12 +167,6 @@ def test_programs_have_tests_in_any_form(tmp_path: Path) -> None:
 def test_items_judged_by_a_person_need_no_answer(tmp_path: Path) -> None:
     (item,) = read_file(write(tmp_path / "tasks.jsonl", {"question": "Write a haiku.", "kind": "feedback", "task": "chat"})).items
     assert (item.kind, item.answer) == (AnswerKind.FEEDBACK, "")
-
-
-def test_items_of_every_practice_family_survive_a_task_file(tmp_path: Path) -> None:
-    items = [family.generate(1, "train", level) for family in FAMILIES.values() for level in family.levels]
-    path = write(tmp_path / "tasks.jsonl", *map(as_record, items))
-    assert list(read_file(path).items) == items
 
 
 def test_line_separators_inside_a_text_do_not_end_the_line(tmp_path: Path) -> None:

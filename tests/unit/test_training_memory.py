@@ -1,4 +1,4 @@
-"""The memory of learning, compared with hand-computed numbers for a small model."""
+"""The memory of learning, compared with hand-computed numbers for a small model, and the recommended batch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from edge.core.errors import EdgeError
 from edge.training.batching import live_rows, shared_bundles
 from edge.training.learner import LORA_TARGETS
 from edge.training.memory import (
+    FREE_SHARE,
+    MICRO_BATCH_TOKENS,
     SLACK,
     BatchLimits,
     MemoryNeed,
     MicroBatch,
     ModelShape,
     TrainingSetting,
+    batch_advice,
     check_fits,
     lora_parameters,
     memory_need,
     probe_groups,
+    rows_worth,
     worst_micro_batch,
 )
 
@@ -106,3 +110,38 @@ def test_configuration_that_does_not_fit_is_refused_with_what_to_lower() -> None
         check_fits(need, BATCH, free_bytes=12 << 20, held_bytes=0)
     assert "2 responses of 4 tokens to 1 prompt of 6" in str(caught.value)
     assert "learning.memory.micro_batch_tokens" in caught.value.hint
+
+
+MODEL = ModelShape(2_000_000, 1000, width=192, layers=5, heads=6, kv_heads=2, head_dim=32, ffn_width=576)
+LIMITS_OF_A_BATCH = BatchLimits(context_tokens=512, max_tokens=128, prompts=1, group_size=8, tokens_per_slice=1)
+TRAINING = TrainingSetting(16, LORA_TARGETS, context_tokens=512)
+
+
+def test_the_fewest_rows_that_are_about_as_fast_as_the_fastest() -> None:
+    assert rows_worth({1: 100.0, 8: 600.0, 16: 970.0, 32: 1000.0, 64: 990.0}) == 16
+    assert rows_worth({1: 100.0, 8: 600.0, 16: 1200.0}) == 16
+    assert rows_worth({1: 100.0}) == 1
+    with pytest.raises(ValueError):
+        rows_worth({})
+
+
+def test_with_less_memory_the_micro_batch_shrinks_before_activations_are_computed_again() -> None:
+    needs = {
+        (tokens, again): memory_need(MODEL, _worst(tokens, again), replace(TRAINING, rows=16, checkpointing=again)).total
+        for tokens in MICRO_BATCH_TOKENS
+        for again in (False, True)
+    }
+    smallest_kept, largest_again = needs[MICRO_BATCH_TOKENS[-1], False], needs[MICRO_BATCH_TOKENS[0], True]
+    assert largest_again < smallest_kept * 4
+    half = batch_advice(MODEL, LIMITS_OF_A_BATCH, TRAINING, 16, int(needs[512, False] / FREE_SHARE) + 2)
+    assert (half.micro_batch_tokens, half.gradient_checkpointing, half.fits) == (512, False, True)
+    assert half.memory_bytes == needs[512, False]
+    short = batch_advice(MODEL, LIMITS_OF_A_BATCH, TRAINING, 16, int((smallest_kept - 1) / FREE_SHARE))
+    assert (short.gradient_checkpointing, short.fits) == (True, True)
+    none = batch_advice(MODEL, LIMITS_OF_A_BATCH, TRAINING, 16, 1 << 20)
+    assert not none.fits
+
+
+def _worst(tokens: int, again: bool):
+    limits = replace(LIMITS_OF_A_BATCH, prompts=2, tokens_per_slice=tokens)
+    return worst_micro_batch(MODEL, limits, replace(TRAINING, rows=16, checkpointing=again))

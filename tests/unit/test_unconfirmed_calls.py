@@ -13,13 +13,10 @@ import pytest
 from edge.agent import Agent
 from edge.cloud.unconfirmed import ARRIVES_WITHIN_S
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, OutcomeUnknown
-from edge.core.types import Message
 from edge.rpc.client import CallProgress, CancelledCall, CloudCall, CloudDelta
 from edge.state.answer_record import AnswerRequest
 from tests.until import until
-from tests.worlds.agent import World, always_asks, recorded
-
-QUESTION = (Message("user", "What is 4 + 1?"),)
+from tests.worlds.agent import QUESTION, World, always_asks, recorded
 
 
 @pytest.fixture
@@ -119,7 +116,7 @@ async def test_answer_abandoned_during_the_cloud_stream_keeps_a_record_of_its_co
                     break
         await settled(agent)
         record = recorded(agent, "left")
-        assert (record.charged_uusd, record.call_state, record.reason) == (100, "completed", "cut off while the cloud was asked")
+        assert (record.charged_uusd, record.call_state, "cut off" in record.reason) == (100, "completed", True)
 
 
 async def test_process_killed_during_a_call_leaves_enough_to_find_its_cost(world: World) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.agent import Agent
 from edge.answering.draft import AnswerSettings
-from edge.budget.daily import NO_LIMITS, DailyLimits
+from edge.budget.daily import NO_LIMITS, DailyBudget, DailyLimits, DaysUse
 from edge.cloud.client import CoordinatorProcess
 from edge.config.schema import GateConfig, ImitationConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.events import Event, MemorySink
@@ -71,6 +71,28 @@ def give_feedback(agent: Agent, feedback: Feedback) -> Feedback:
 def reported(agent: Agent, since: float) -> dict[str, Any]:
     """The activity report since a time."""
     return activity_report(agent.components.state.database, since, agent.components.clock.now())
+
+
+def used_by(agent: Agent) -> DaysUse:
+    """What an agent's learning has asked for and paid today."""
+    return DailyBudget(agent.components.state, agent.components.clock, DailyLimits()).today()
+
+
+class Crash(BaseException):
+    """Simulates kill -9: nothing after it runs."""
+
+
+def crash_at(place: str, times: int) -> Callable[[str], None]:
+    """A failpoint that crashes where this place is reached for the nth time."""
+    seen = 0
+
+    def reached(here: str) -> None:
+        nonlocal seen
+        seen += here == place
+        if here == place and seen == times:
+            raise Crash
+
+    return reached
 
 
 def number_in(text: str) -> int:

@@ -39,6 +39,7 @@ StorePath = str | os.PathLike[str]
 PAGES_OF_COMMIT, PAGES_OF_ENTRY = 7, 2
 """Pages of the file that a commit changes, about, and that each journal entry adds: counted in the write-ahead log."""
 ROWS_PER_STATEMENT = 32
+NO_LEDGER_HINT = "name its folder with --state or its configuration with --config; edge-coordinator serve makes one"
 
 
 class SqliteRows:
@@ -351,7 +352,7 @@ def open_read_only(path: StorePath) -> Iterator[SqliteRows]:
     """The rows as of now, for reading, also while a coordinator writes. Raises StateError when there is no such ledger."""
     file = Path(path)
     if not file.is_file():
-        raise StateError(f"there is no ledger at {file}")
+        raise StateError(f"there is no ledger at {file}", hint=NO_LEDGER_HINT)
     connection: sqlite3.Connection | None = None
     try:
         _refuse_other_version(file)
@@ -374,7 +375,7 @@ def copy_file(path: Path, copy: Path) -> None:
     Raises StateError: no such ledger, a file of that name, or one that cannot be written.
     """
     if not path.is_file():
-        raise StateError(f"there is no ledger at {path}")
+        raise StateError(f"there is no ledger at {path}", hint=NO_LEDGER_HINT)
     if copy.exists():
         raise StateError(f"{copy} exists already", hint="name a new file")
     try:

@@ -1,12 +1,14 @@
-"""A call that a drain cuts while the ledger writes for it ends as its books say, and the drain waits for that."""
+"""Calls that are cut: by a drain while the ledger writes for them, or in the queue, and then sent again."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from coordinator.calls.admission import Gate
 from coordinator.calls.broker import Broker
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import LegConfig, ServerConfig
@@ -18,10 +20,11 @@ from coordinator.ledger.tables import ATTEMPT, BUDGET
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import ProviderError, ProviderRequest
 from edge.core.clock import SystemClock
-from edge.core.errors import CoordinatorError, CoordinatorUnavailable
+from edge.core.errors import CallCancelled, CoordinatorError, CoordinatorUnavailable
 from edge.core.types import TokenUsage
 from edge.rpc.client import CloudCompletion
-from tests.worlds.coordinator import ProgrammedProvider, answer, call, upstream
+from tests.until import until
+from tests.worlds.coordinator import Held, ProgrammedProvider, answer, call, upstream
 
 HELD_UUSD = 10 + 4 * len("what is 2+2?") + 2 * 20
 
@@ -97,3 +100,27 @@ async def cut_while_writing(broker: Broker, store: SlowLedger) -> asyncio.Task[C
     store.release.set()
     await draining
     return asking
+
+
+@pytest.mark.parametrize("leaving", ["its client goes away", "CancelCall"])
+async def test_call_that_was_dropped_from_the_queue_begins_anew_when_it_is_sent_again(leaving: str) -> None:
+    held, gate = Held(), Gate("default", 1, 8)
+    provider = ProgrammedProvider(held)
+    broker = broker_of(MemoryLedgerStore(), {"default": upstream(provider, gate=gate)})
+
+    async def ask(key: str) -> str:
+        return (await broker.complete("d1", call(key, key), 60.0)).text
+
+    first = asyncio.create_task(ask("k1"))
+    await held.reached.wait()
+    queued = asyncio.create_task(ask("k2"))
+    await until(lambda: gate.waiting)
+    if leaving == "CancelCall":
+        await broker.cancel_call("d1", "k2")
+    else:
+        queued.cancel()
+    again = asyncio.create_task(ask("k2"))
+    with suppress(asyncio.CancelledError, CallCancelled):
+        await queued
+    held.release.set()
+    assert [await first, await again] == ["K1", "K2"] and len(provider.requests) == 2

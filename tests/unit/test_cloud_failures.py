@@ -1,4 +1,4 @@
-"""An error of a demanded cloud says what to do next: where it was asked, and where its key lies."""
+"""Errors of the cloud: what a person does next, and whether a client's retry makes sense."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from edge.app.settings import cloud_place
 from edge.config.schema import AgentConfig
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, OutcomeUnknown, RateLimited
 from edge.core.types import Message
+from edge.rpc.errors import from_status, to_status
+from edge.serve.errors import problem_of
 from edge.state.answer_record import AnswerRequest
 from tests.worlds.agent import World
 
@@ -55,3 +57,20 @@ def test_it_names_the_address_or_the_variable_of_the_key_and_no_secret(
 ) -> None:
     advice = cloud_place(AgentConfig.model_validate({"coordinator": coordinator})).what_next(error)
     assert named in advice and "secret" not in advice
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "status", "code", "headers"),
+    [
+        ("UPSTREAM_REJECTED", "too_long", 400, "context_length_exceeded", {"x-should-retry": "false"}),
+        ("UPSTREAM_REJECTED", "http_422", 503, "upstream_rejected", {"x-should-retry": "false"}),
+        ("UPSTREAM_FAILED", "http_500", 503, "upstream_failed", {}),
+    ],
+)
+def test_permanent_cloud_refusal_is_not_retried_by_clients(
+    reason: str, cause: str, status: int, code: str, headers: dict[str, str]
+) -> None:
+    error = from_status(to_status(CoordinatorUnavailable("not answered", reason=reason, metadata={"cause": cause})))
+    problem = problem_of(error)
+    assert (problem.status, problem.code) == (status, code)
+    assert {name: value for name, value in problem.headers.items() if name == "x-should-retry"} == headers
