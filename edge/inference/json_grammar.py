@@ -29,6 +29,7 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
+_JSON_TYPES = {dict: "object", list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
 _ALTERNATIVES = ("anyOf", "oneOf")
 _HELD = frozenset({"type", "const", "enum", "allOf", "$ref", *_ALTERNATIVES}).union(*_OF_TYPE.values())
 _NOT_HELD = frozenset(
@@ -73,7 +74,8 @@ _NUMBER = {"type": "number", "minimum": 1 - 10**_DIGITS, "maximum": 10**_DIGITS 
 _ANY_REF = {"$ref": "#/$defs/any"}
 _ANY_OBJECT = {"type": "object", "additionalProperties": _ANY_REF}
 _ANY = {"anyOf": [_ANY_OBJECT, {"type": "array", "items": _ANY_REF}, _NUMBER, {"type": ["string", "boolean", "null"]}]}
-_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,8})?"}
+_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,8})?", "coerce_one_of": True}
+"""`oneOf` is read as `anyOf`: only alternatives that exclude each other are let through."""
 
 
 class MalformedSchema(ValueError):
@@ -171,8 +173,6 @@ class _Rewriting:
         if isinstance(schema, bool):
             return "" if schema else "no value fits false"
         message = str(LLMatcher.validate_grammar(_lark({"start": f"%json {self._shown(schema)}"})))
-        if "oneOf constraints" in message:
-            return "two of these may fit one value; use anyOf, or a const that distinguishes them"
         return message.partition("JSON schema: ")[2].partition("\n   1 |")[0] or message
 
     def _name_the_fault(self) -> NoReturn:
@@ -196,7 +196,7 @@ class _Rewriting:
             return _ANY_REF
         if not isinstance(schema, dict):
             raise MalformedSchema(place, "must be an object, true or false")
-        parts = list(self._all_of(schema, place, owner))
+        parts = list(self._all_of(schema, place))
         open_parts = [self._part(part, place, owner, alone=len(parts) == 1) for part in parts]
         found = _rest(open_parts) if parts else _ANY_REF
         if len(parts) == 1:
@@ -206,9 +206,7 @@ class _Rewriting:
         self._done.append((place, found))
         return found
 
-    def _all_of(
-        self, schema: dict[str, Any], place: str, owner: str, seen: frozenset[str] = frozenset()
-    ) -> Iterator[dict[str, Any]]:
+    def _all_of(self, schema: dict[str, Any], place: str, seen: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
         """What a value must fit all at once: the schema, what it refers to besides other words, and its allOf."""
         self._parts += 1
         if self._parts > MOST_PARTS:
@@ -233,13 +231,14 @@ class _Rewriting:
             if each is False:
                 _refuse(place, "no value fits false")
             if isinstance(each, dict):
-                yield from self._all_of(each, place, owner, seen | {""})
+                yield from self._all_of(each, place, seen | {""})
 
     def _part(self, part: dict[str, Any], place: str, owner: str, *, alone: bool) -> dict[str, Any]:
         """One part without what other parts have a say in."""
         if "$ref" in part:
             return {"$ref": self._reference(part["$ref"], f"{place}.$ref", owner)}
         found = {word: held for word, held in part.items() if word != "additionalItems"}
+        self._check_exclusive(part.get("oneOf", []), f"{place}.oneOf")
         for word in _ALTERNATIVES:
             if word in part:
                 inner = [(each, f"{place}.{word}[{index}]") for index, each in enumerate(part[word])]
@@ -255,6 +254,10 @@ class _Rewriting:
                 found[word] = self._value(part[word], f"{place}.{word}")
         if part.get("minProperties", 0) > max(1, len(set(part.get("required", [])))):  # a text may have a name twice
             _refuse(f"{place}.minProperties", "cannot be enforced above the number of required properties")
+        names = {*part.get("properties", {}), *part.get("required", [])}
+        has_others = part.get("additionalProperties", False) is not False or part.keys() & {*_ALTERNATIVES, "patternProperties"}
+        if alone and not has_others and 0 < len(names) <= part.get("maxProperties", 0):
+            del found["maxProperties"]  # llguidance does not count optional properties
         first = "items" if isinstance(part.get("items"), list) else "prefixItems"
         if first in part:
             found["prefixItems"] = [self._value(each, f"{place}.{first}[{index}]") for index, each in enumerate(part[first])]
@@ -269,9 +272,18 @@ class _Rewriting:
         """An alternative that other words hold as well."""
         if isinstance(schema, bool):
             return schema
-        return {
-            "allOf": [self._part(part, place, owner, alone=False) for part in self._all_of(schema, place, owner, frozenset({""}))]
-        }
+        return {"allOf": [self._part(part, place, owner, alone=False) for part in self._all_of(schema, place, frozenset({""}))]}
+
+    def _check_exclusive(self, alternatives: Sequence[Any], place: str) -> None:
+        """Refuse alternatives of which two may fit one value."""
+        shapes = [
+            [] if each is True else list(self._all_of(each, f"{place}[{index}]", frozenset({""})))
+            for index, each in enumerate(alternatives)
+            if each is not False
+        ]
+        for index, one in enumerate(shapes):
+            if any(_may_overlap(one, other) for other in shapes[:index]):
+                _refuse(place, "two of these may fit one value; use anyOf, or a const that distinguishes them")
 
     def _string(self, found: dict[str, Any], place: str) -> dict[str, Any]:
         if "pattern" in found:
@@ -339,6 +351,41 @@ def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
         for word in ("allOf", *_ALTERNATIVES):
             for each in part.get(word, []):
                 yield from _nested(each)
+
+
+def _may_overlap(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a value may fit all of these parts and those, as far as types, constants and a required constant property show."""
+    types = set(_JSON_TYPES.values()).intersection(*(_types(part) for part in (*one, *other)))
+    if not types or _differ(one, other):
+        return False
+    if types != {"object"}:
+        return True
+    required = [{name for part in parts for name in part.get("required", [])} for parts in (one, other)]
+    return not any(_differ(_property(name, one), _property(name, other)) for name in required[0] & required[1])
+
+
+def _property(name: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [part["properties"][name] for part in parts if name in part.get("properties", {})]
+
+
+def _differ(schemas: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether constants show that no value fits all of these schemas and those."""
+    constants = [[found for each in some if (found := _constants(each)) is not None] for some in (schemas, others)]
+    return any(all(value not in theirs for value in ours) for ours in constants[0] for theirs in constants[1])
+
+
+def _constants(schema: Any) -> list[Any] | None:
+    if not isinstance(schema, dict):
+        return None
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _types(part: Mapping[str, Any]) -> set[str]:
+    """The types that values may have."""
+    if (constants := _constants(part)) is not None:
+        return {_JSON_TYPES[type(value)] for value in constants}
+    kinds = part.get("type", [*_JSON_TYPES.values()])
+    return {"number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])}
 
 
 def _number(found: dict[str, Any], place: str) -> dict[str, Any]:

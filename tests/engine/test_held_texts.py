@@ -171,6 +171,11 @@ async def test_invalid_grammar_is_refused(nano: LlamaCppBackend) -> None:
         ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
         ({"type": "string", "pattern": "^a{4}$", "maxLength": 3}, "s.maxLength"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
+        ({"oneOf": [{"minLength": 3}, {"type": "integer"}]}, "s.oneOf"),
+        (
+            {"items": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "$defs": {"a": {"const": 1}, "b": {}}},
+            "s.items.oneOf",
+        ),
         ({"$ref": "#"}, "s.$ref"),
         ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, "s.$ref"),
         ({"properties": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#"}, {"type": "null"}]}, "s"),
@@ -299,4 +304,53 @@ async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBa
 async def test_keywords_that_meet_in_one_value_are_all_enforced(tiny: LlamaCppBackend, schema: Any) -> None:
     for seed in range(6):
         response = await written(tiny, schema_grammar(schema, "s"), seed)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text
+
+
+def tagged(kind: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": kind, **more}, "required": ["kind", *more]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "array",
+            "items": {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "discriminator": {"propertyName": "kind"}},
+            "$defs": {"cat": tagged({"const": "cat"}, lives={"enum": [9, 7]}), "dog": tagged({"const": "dog", "type": "string"})},
+            "minItems": 2,
+            "maxItems": 2,
+        },
+        {"oneOf": [tagged({"const": 1}), tagged({"enum": [2, 3]}), {"type": "null"}]},
+        {"oneOf": [{"const": 1}, {"enum": [2, "2"]}, {"type": "boolean"}]},
+        {
+            "oneOf": [{"allOf": [{"$ref": "#/$defs/tag"}], "properties": {"kind": {"const": name}}} for name in "ab"],
+            "$defs": {"tag": tagged({"type": "string"})},
+        },
+        {
+            "oneOf": [{"$ref": "#/$defs/leaf"}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}],
+            "$defs": {"leaf": {"const": 0}},
+        },
+    ],
+    ids=json.dumps,
+)
+async def test_alternatives_that_a_type_or_a_constant_distinguishes_are_held(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar(schema, "s"), seed)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 2},
+        {"properties": {"a": {"const": 1}}, "required": ["a"], "maxProperties": 5, "additionalProperties": False},
+        {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 1},
+        {"additionalProperties": {"const": 1}, "maxProperties": 2},
+    ],
+    ids=json.dumps,
+)
+async def test_limits_on_the_number_of_properties_are_held(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar({"type": "object", **schema}, "s"), seed)
         assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text
