@@ -145,8 +145,8 @@ class Sampling:
     """The form that the response is held to; None: free. Of a guided response only tokens that the form allows are drawn, and its
     log-probabilities are those of the policy over allowed tokens."""
     grammar: str = ""
-    """GBNF of llama.cpp that a streamed response must follow; "": none. No decision to ask is taken in it then, and log-probabilities
-    are those of the model itself, without the grammar."""
+    """Grammar that a streamed response must follow, in llguidance's dialect of Lark; "": none. No decision to ask is taken in it then, and
+    log-probabilities are those of the model itself, without the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +399,8 @@ ONLY_TEXT = BeyondText()
 class AnswerForm:
     """The form of an answer's content: JSON that fits `schema` (its text; "" is any object).
 
-    `grammar` (GBNF) holds a local model to it. It is "" where none can, for the reason `unheld` at the place `parameter`, as the client
-    calls it.
+    `grammar` (llguidance's) holds a local model to it. It is "" where none can, for the reason `unheld` at the place `parameter`, as the
+    client calls it.
     """
 
     parameter: str
@@ -422,7 +422,7 @@ class ToolConversation:
 class ToolUse:
     """Tools that a local model calls, where its chat template knows any.
 
-    `calls` (GBNF) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` (GBNF) an
+    `calls` (a grammar) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` an
     answer without calls has a form too; it begins with CALL_OPENING where there are calls.
     """
 

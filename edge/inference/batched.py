@@ -25,7 +25,7 @@ from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from edge.inference.guide import FormVocabulary, Guide, ReasonedGuide
+    from edge.inference.guide import FormVocabulary, Grammar, Guide, ReasonedGuide
 
 _SHORT_PROMPT = 4096
 """Characters, or token ids, that are read in a few milliseconds."""
@@ -177,7 +177,7 @@ class BatchedBackend:
         """The help phrase as a turn begins with it; () where a turn cannot: of a vocabulary or a context that has no room for it."""
         if self._phrase is None:
             try:
-                self._phrase = self._vocabulary_of_forms().ids(HELP_PHRASE.rstrip("."))
+                self._phrase = self._vocabulary().ids(HELP_PHRASE.rstrip("."))
             except Unsupported:
                 self._phrase = []
         return self._phrase if prompt_tokens + len(self._phrase) <= self._n_ctx else ()
@@ -203,11 +203,18 @@ class BatchedBackend:
         from edge.inference.guide import OptionsGuide, ReasonedGuide  # needs llguidance, which a coordinator does without
 
         if form not in self._guides:
-            words = self._vocabulary_of_forms()
+            words = self._vocabulary()
             self._guides[form] = ReasonedGuide(form, words) if isinstance(form, ReasonedForm) else OptionsGuide(form, words)
         return self._guides[form]
 
-    def _vocabulary_of_forms(self) -> FormVocabulary:
+    def _grammar(self, sampling: Sampling) -> Grammar | None:
+        """What holds a response to its grammar, where it has one."""
+        from edge.inference.guide import Grammar
+
+        return Grammar(self._vocabulary(), sampling.grammar) if sampling.grammar else None
+
+    def _vocabulary(self) -> FormVocabulary:
+        """What guides and grammars need of the vocabulary; made once."""
         from edge.inference.guide import FormVocabulary  # needs llguidance, which a coordinator does without
 
         if self._form_vocabulary is None:
@@ -269,8 +276,7 @@ class BatchedBackend:
         def on_text(text: str, tokens: tuple[ScoredToken, ...]) -> None:
             report(TextDelta(text, tokens=tokens))
 
-        grammar = self._tokens.grammar(sampling.grammar) if sampling.grammar else None
-        request = self._request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=grammar)
+        request = self._request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=self._grammar(sampling))
         request.future.add_done_callback(lambda _: report(None))
         try:
             self._submit(request)

@@ -93,7 +93,7 @@ class Engine(Protocol):
 
 
 class TokenFilter(Protocol):
-    """Decides token by token what one response may be (grammar.Grammar)."""
+    """Decides token by token what one response may be (guide.Grammar)."""
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
@@ -115,10 +115,6 @@ class TokenTable(Protocol):
     texts: list[str]
     ends: list[bool]
     control_ids: dict[str, int]
-
-    def grammar(self, text: str) -> TokenFilter:
-        """What holds one response to a grammar (GBNF). Raises Unsupported."""
-        ...
 
 
 class Request:

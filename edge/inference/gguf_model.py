@@ -18,7 +18,6 @@ import llama_cpp
 
 from edge.core.errors import ModelFileError
 from edge.core.gguf_header import GgufHeader, check_shape, read_header
-from edge.inference.grammar import Grammar
 
 _ALL_LAYERS = -1
 _ERROR_LEVEL = 4
@@ -185,10 +184,6 @@ class Vocabulary:
                 raise ModelFileError(f"the model's tokenizer failed on {len(data)} bytes of text")
             ids += found[:count]
         return ids
-
-    def grammar(self, text: str) -> Grammar:
-        """What holds one response to a grammar (GBNF). Raises Unsupported."""
-        return Grammar(self, text)
 
     def _parts(self, text: str) -> Iterator[str]:
         start = 0

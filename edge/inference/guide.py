@@ -1,4 +1,4 @@
-"""Holds a response to its form: which tokens may come next, which must, and where the decision to ask is taken.
+"""Holds a response to its form or to a grammar: which tokens may come next, which must, and where the decision to ask is taken.
 
 The form's own texts are written in the tokenizer's own way of writing them, so that the model reads what it would have written; between
 them llguidance says which tokens a line or an answer may have. Lines and answers that reach the form's limits are ended, and so is
@@ -20,6 +20,7 @@ from edge.core.errors import EdgeError, Unsupported
 from edge.core.forms import THINKING_ENDS, PlainForm, ReasonedForm
 from edge.core.types import FORCED, AllowedTokens, Turn
 from edge.dagrpo.prompts import HELP_PHRASE
+from edge.inference.sampling import Floats
 
 Place = Literal["line", "next line", "decision", "answer", "end"]
 _LEAST_LINE = 16
@@ -29,7 +30,7 @@ _SLACK = 8
 
 
 class FormVocabulary:
-    """What a guide needs of a vocabulary.
+    """What guides and grammars need of a vocabulary.
 
     `pieces`: the bytes of each token, b"" for those without a text. `tokenise`: ids of a text as a response has it. `end` ends a turn;
     None for a model that has no such token.
@@ -66,6 +67,10 @@ class FormVocabulary:
             bits[token // 8] |= 1 << token % 8
         return bytes(bits)
 
+    def matcher(self, grammar: str) -> LLMatcher:
+        """What follows a grammar in llguidance's dialect of Lark. A text that the grammar forces may be spelt in any tokens."""
+        return LLMatcher(self.tokenizer, f'%llguidance {{"no_forcing": true}}\n{grammar}', log_level=0)
+
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
         """True for each token [V] that is not in a set."""
         if bits not in self._outside:
@@ -84,6 +89,35 @@ class _Tokens:
     def __call__(self, text: bytes) -> list[int]:
         """Texts are not tokenised by it."""
         return []
+
+
+class Grammar:
+    """Implements `TokenFilter` for one response by a grammar in llguidance's dialect of Lark. Raises Unsupported for what is none, and for
+    a model that cannot end its turn.
+    """
+
+    def __init__(self, vocabulary: FormVocabulary, text: str) -> None:
+        self._vocabulary, self._matcher = vocabulary, vocabulary.matcher(text)
+        if self._matcher.is_error():
+            raise Unsupported("this form of answer cannot be followed", parameter="grammar", hint="use a simpler schema")
+        if not vocabulary.end:
+            raise Unsupported("the model has no token that ends a turn", parameter="grammar", hint="use free text")
+
+    def allows(self, token: int) -> bool:
+        """Whether this token may come next."""
+        if token in self._vocabulary.end:
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.validate_tokens([token]))
+
+    def restrict(self, logits_V: Floats) -> None:
+        """Make impossible, in place, what the grammar does not take next."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        logits_V[np.unpackbits(bits, count=self._vocabulary.size, bitorder="little") == 0] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """The next token is this one, which is allowed."""
+        if token not in self._vocabulary.end:
+            self._matcher.consume_token(token)
 
 
 class Guide(Protocol):
@@ -210,7 +244,7 @@ class ReasonedGuide:
     def __init__(self, form: ReasonedForm, vocabulary: FormVocabulary) -> None:
         self._form, self._vocabulary = form, vocabulary
         self._matchers = {
-            place: LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_lark(grammar))
+            place: vocabulary.matcher(grammar)
             for place, grammar in (("line", form.line_grammar), ("answer", form.answer_grammar))
         }
         self._help, self._answer = (vocabulary.ids(text) for text in (HELP_PHRASE, form.begins_answer))

@@ -1,8 +1,9 @@
-"""JSON schemas as grammars of llama.cpp (GBNF): every text of the grammar is JSON that fits the schema.
+"""JSON schemas as grammars of llguidance: every text of the grammar is JSON that fits the schema.
 
-A grammar may hold less than its schema allows: properties come in the order of the schema, an object has no others unless
-`additionalProperties` allows them, numbers have at most 16 digits, 29 February is no date. It never holds more. What it cannot hold is
-refused by the keyword's name and place. llama-cpp-python's own converter ignores such keywords, and lets strings hold line ends.
+A schema is rewritten before llguidance reads it, so that its texts stay short and safe to read: properties come in the order of the schema,
+an object has no others unless `additionalProperties` allows them, numbers have at most 15 digits before the point, 9 after it and no
+exponent, 29 February is no date. The result may hold less than the schema allows, never more. What cannot be held is refused by the
+keyword's name and place.
 """
 
 from __future__ import annotations
@@ -10,32 +11,36 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NoReturn
 
-from edge.core.errors import Unsupported
-from edge.inference.regex_grammar import PLAIN, class_of, from_regex, literal, repeated, without
+from llguidance import LLMatcher
 
-MOST_SCHEMA_BYTES, MOST_LEVELS, MOST_RULES = 64 << 10, 100, 20_000
-_TYPES = ("object", "array", "string", "number", "boolean", "null")
+from edge.core.errors import Unsupported
+
+MOST_SCHEMA_BYTES, MOST_LEVELS, MOST_PARTS = 64 << 10, 100, 5_000
 _OF_TYPE: Mapping[str, frozenset[str]] = {
-    "object": frozenset({"properties", "required", "additionalProperties", "minProperties", "maxProperties"}),
+    "object": frozenset(
+        {"properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"}
+    ),
     "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems"}),
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
 }
-_HELD = frozenset({"type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref"}).union(*_OF_TYPE.values())
+_JSON_TYPES = {dict: "object", list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+_ALTERNATIVES = ("anyOf", "oneOf")
+_HELD = frozenset({"type", "const", "enum", "allOf", "$ref", *_ALTERNATIVES}).union(*_OF_TYPE.values())
 _NOT_HELD = frozenset(
     {
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "multipleOf"),
-        *("dependentRequired", "dependentSchemas", "dependencies", "patternProperties", "propertyNames", "unevaluatedProperties"),
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
+        *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties"),
         *("$dynamicRef", "$recursiveRef", "$id"),
     }
 )
-"""What restricts values in a way that no grammar here has, or what other words mean (`$id`, but for the whole schema's). Every other word
-is an annotation."""
+"""What restricts values in a way that llguidance does not follow, or what other words mean (`$id`, but for the whole schema's). Every other
+word is an annotation."""
 _ASSERTED = frozenset(
     {
         *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
@@ -43,44 +48,34 @@ _ASSERTED = frozenset(
     }
 )
 """Formats of the standard that are not held. Every other one that is not in _FORMATS is an annotation."""
-_LARGER = {"minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"}
-_SMALLER = {"maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"}
-_EXACT_DIGITS = 15
-"""Decimal digits that a double holds: with no more, a number stays on its side of a bound."""
-_UNBOUNDED = 10**9
-"""How far numbers with a fraction go where there is no bound."""
-_DATE = (
-    '[0-9]{4} "-" ( ( "01" | "03" | "05" | "07" | "08" | "10" | "12" ) "-" ( "0" [1-9] | [12] [0-9] | "3" [01] ) '
-    '| ( "04" | "06" | "09" | "11" ) "-" ( "0" [1-9] | [12] [0-9] | "30" ) | "02-" ( "0" [1-9] | "1" [0-9] | "2" [0-8] ) )'
-)
-_CLOCK = '( [01] [0-9] | "2" [0-3] ) ":" [0-5] [0-9]'
-_TIME = f'{_CLOCK} ":" [0-5] [0-9] ( "." [0-9]{{1,6}} )? ( "Z" | [+-] {_CLOCK} )'
-_LABEL = "[a-zA-Z0-9] ( [a-zA-Z0-9-]{0,30} [a-zA-Z0-9] )?"
-_BYTE = '( "25" [0-5] | "2" [0-4] [0-9] | "1" [0-9] [0-9] | [1-9] [0-9] | [0-9] )'
+_DIGITS, _PLACES = 15, 9
+"""Decimal digits that a double holds, with no more a number stays on its side of a bound; and most of them after the point."""
+_DATE = "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]{{1,6}})?(Z|[+-]{_CLOCK})"
+_LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "time": _TIME,
-    "date-time": f'{_DATE} "T" {_TIME}',
-    "duration": '"P" ( [0-9]{1,4} "D" | ( [0-9]{1,4} "D" )? "T" ( [0-9]{1,4} "H" | [0-9]{1,4} "M" | [0-9]{1,4} "S" ) )',
-    "uuid": '[0-9a-fA-F]{8} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{4} "-" [0-9a-fA-F]{12}',
-    "email": f'[a-zA-Z0-9]{{1,16}} ( [._+-] [a-zA-Z0-9]{{1,16}} ){{0,2}} "@" {_LABEL} ( "." {_LABEL} ){{0,3}} "." [a-zA-Z]{{2,10}}',
-    "hostname": f'{_LABEL} ( "." {_LABEL} ){{0,5}}',
-    "ipv4": f'{_BYTE} "." {_BYTE} "." {_BYTE} "." {_BYTE}',
-    "ipv6": '( [0-9a-fA-F]{1,4} ":" ){7} [0-9a-fA-F]{1,4}',
-    "uri": f'( "https" | "http" ) "://" {_LABEL} ( "." {_LABEL} ){{1,5}} ( "/" [a-zA-Z0-9._~-]{{0,64}} ){{0,8}}',
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": "P([0-9]{1,4}D|([0-9]{1,4}D)?T[0-9]{1,4}[HMS])",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "email": rf"[a-zA-Z0-9]{{1,16}}([._+-][a-zA-Z0-9]{{1,16}}){{0,2}}@{_LABEL}(\.{_LABEL}){{0,3}}\.[a-zA-Z]{{2,10}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,5}}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "ipv6": "([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}",
+    "uri": rf"https?://{_LABEL}(\.{_LABEL}){{1,5}}(/[a-zA-Z0-9._~-]{{0,64}}){{0,8}}",
 }
-_RULES: Mapping[str, str] = {
-    "ws": r'( " " | "\n" [ \t]{0,8} )?',
-    "char": class_of(PLAIN) + r' | "\\" ( ["\\/bfnrt] | "u" ( [0-9a-cA-CefEF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2} ) )',
-    "string": r'"\"" char* "\""',
-    "integer": '"-"? ( "0" | [1-9] [0-9]{0,14} )',
-    "number": 'integer ( "." [0-9]{1,15} )? ( [eE] [+-]? [0-9]{1,2} )?',
-    "boolean": '"true" | "false"',
-    "null": '"null"',
-    "object": r'"{" ws ( string ":" ws any ( "," ws string ":" ws any )* ws )? "}"',
-    "array": '"[" ws ( any ( "," ws any )* ws )? "]"',
-    "any": "object | array | string | number | boolean | null",
-}
+_SPACE = r"[ \t-\r]"
+_NOT_STANDARD = re.compile(r"\[[^\]]*(\[|&&|--|~~)|\(\?[a-zA-Z^-]")
+"""What llguidance takes in patterns, or takes otherwise than the standard."""
+_NUMBER = {"type": "number", "minimum": 1 - 10**_DIGITS, "maximum": 10**_DIGITS - 1, "multipleOf": 10**-_PLACES}
+_ANY_REF = {"$ref": "#/$defs/any"}
+_ANY_OBJECT = {"type": "object", "additionalProperties": _ANY_REF}
+_ANY = {"anyOf": [_ANY_OBJECT, {"type": "array", "items": _ANY_REF}, _NUMBER, {"type": ["string", "boolean", "null"]}]}
+_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,8})?", "coerce_one_of": True}
+"""`oneOf` is read as `anyOf`: only alternatives that exclude each other are let through."""
 
 
 class MalformedSchema(ValueError):
@@ -89,19 +84,6 @@ class MalformedSchema(ValueError):
     def __init__(self, place: str, message: str) -> None:
         super().__init__(message)
         self.place = place
-
-
-def object_grammar() -> str:
-    """The grammar of any JSON object."""
-    return _text({"root": "object"})
-
-
-def schema_grammar(schema: Any, place: str) -> str:
-    """The grammar of a schema. `place` is the name that whoever sent it has for it.
-
-    Raises Unsupported, whose `parameter` is the place of a keyword that cannot be enforced, and MalformedSchema.
-    """
-    return grammar_of({"root": Schema(schema, place)}, "root")
 
 
 class Schema:
@@ -125,203 +107,206 @@ class Schema:
         self.schema, self.place = schema, place
 
 
-def grammar_of(schemas: Mapping[str, Schema], root: str, rules: Mapping[str, str] | None = None) -> str:
-    """A grammar in which the values of each schema are the rule of its name; `rules` are further ones, `root` the first of all.
+def object_grammar() -> str:
+    """The grammar of any JSON object."""
+    return schema_grammar({"type": "object"}, "")
 
-    Raises as `schema_grammar` does.
+
+def schema_grammar(schema: Any, place: str) -> str:
+    """The grammar of a schema. `place` is the name that whoever sent it has for it.
+
+    Raises Unsupported, whose `parameter` is the place of a keyword that cannot be enforced, and MalformedSchema.
     """
-    found: dict[str, str] = {}
-    for name, each in schemas.items():
-        if each.size > MOST_SCHEMA_BYTES:
-            raise Unsupported(f"{each.place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=each.place)
+    return grammar_of({"root": Schema(schema, place)}, "root")
+
+
+def grammar_of(schemas: Mapping[str, Schema], root: str, rules: Mapping[str, str] | None = None) -> str:
+    """A grammar in which the values of each schema are the rule of its name; `rules` are further ones in llguidance's dialect of Lark,
+    `root` what a text is. Raises as `schema_grammar` does.
+    """
+    found = {name: f"%json {_Rewriting(each).text()}" for name, each in schemas.items()}
+    return _lark({"start": root, **found, **(rules or {})})
+
+
+def literal(text: str) -> str:
+    """A text in a rule."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _lark(rules: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {body}" for name, body in rules.items())
+
+
+class _Rewriting:
+    """One schema in the words that llguidance follows. Parts that are referred to become definitions of their own."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root, self._parts = root, 0
+        self._definitions: dict[str, Any] = {"any": _ANY}
+        self._named: dict[str, str] = {"#": "root"}
+        self._same: dict[str, set[str]] = {}
+        """Of each definition those whose values are its own values."""
+        self._done: list[tuple[str, Any]] = []
+        """Each part with its place, inner ones first."""
+
+    def text(self) -> str:
+        """The schema for llguidance. Raises Unsupported, MalformedSchema."""
+        root, place = self._root, self._root.place
+        if root.size > MOST_SCHEMA_BYTES:
+            raise Unsupported(f"{place}: a schema has at most {MOST_SCHEMA_BYTES} bytes here", parameter=place)
         try:
-            found[name] = _Converter(each, found).value(each.schema, each.place)
-            TopologicalSorter({rule: found.keys() & set(body.split(" | ")) for rule, body in found.items()}).prepare()
+            self._definitions["root"] = self._value(root.schema, place, "root")
+            TopologicalSorter(self._same).prepare()
         except RecursionError as error:
-            raise Unsupported(f"{each.place}: nested too deeply", parameter=each.place) from error
+            raise Unsupported(f"{place}: nested too deeply", parameter=place) from error
         except CycleError:
-            _refuse(f"{each.place}.$ref", "refers to itself")
-    return _text({"root": root, **found, **(rules or {})} if root != "root" else found)
+            _refuse(f"{place}.$ref", "refers to itself")
+        if self._fault(self._definitions["root"]):
+            self._name_the_fault()
+        return self._shown({"$ref": "#/$defs/root"})
 
+    def _shown(self, schema: Any) -> str:
+        return json.dumps({**schema, "$defs": self._definitions, "x-guidance": _OPTIONS})
 
-def _text(rules: Mapping[str, str]) -> str:
-    return "\n".join(f"{name} ::= {body}" for name, body in {**rules, **_RULES}.items())
+    def _fault(self, schema: Any) -> str:
+        """What llguidance does not take in a schema."""
+        if isinstance(schema, bool):
+            return "" if schema else "no value fits false"
+        message = str(LLMatcher.validate_grammar(_lark({"start": f"%json {self._shown(schema)}"})))
+        return message.partition("JSON schema: ")[2].partition("\n   1 |")[0] or message
 
+    def _name_the_fault(self) -> NoReturn:
+        """Refuse by the innermost part that llguidance does not take, and its last word without which it would."""
+        faults = ((place, schema, self._fault(schema)) for place, schema in self._done)
+        place, schema, fault = next((each for each in faults if each[2]), (self._root.place, {}, "no value fits false"))
+        lines = fault.splitlines()
+        message = lines[-1].removeprefix("error: ") if lines[0].startswith("regex parse") else lines[0]
+        words = [word for word in reversed(schema) if word != "type"]
+        for gone in (*([word] for word in words), *(words[:count] for count in range(2, len(words)))):
+            if not self._fault({word: held for word, held in schema.items() if word not in gone}):
+                place = f"{place}.{gone[-1]}"
+                break
+        _refuse(place, message[:200])
 
-class _Converter:
-    """Turns one schema into rules. A schema that occurs again, also within itself, is the rule that it already has."""
-
-    def __init__(self, root: Schema, rules: dict[str, str]) -> None:
-        self._root, self._rules = root, rules
-        self._names: dict[str, str] = {}
-
-    def value(self, schema: Any, place: str) -> str:
-        """The rule of the values that fit."""
-        if schema is True or schema == {}:
-            return "any"
+    def _value(self, schema: Any, place: str, owner: str = "") -> Any:
+        """What fits; `owner`: the definition whose values these are, "" where they are within one."""
         if schema is False:
-            _refuse(place, "no value fits false")
+            return False
+        if schema is True or not schema:
+            return _ANY_REF
         if not isinstance(schema, dict):
             raise MalformedSchema(place, "must be an object, true or false")
-        key = json.dumps(schema)
-        if key not in self._names:
-            if len(self._rules) > MOST_RULES:
-                _refuse(self._root.place, "has too many parts")
-            self._names[key] = name = f"v{len(self._rules)}"
-            self._rules[name] = ""
-            body = self._body(schema, place)
-            if body == name:
-                _refuse(f"{place}.$ref", "refers to itself")
-            self._rules[name] = body
-        return self._names[key]
+        parts = list(self._all_of(schema, place))
+        open_parts = [self._part(part, place, owner, alone=len(parts) == 1) for part in parts]
+        found = _rest(open_parts) if parts else _ANY_REF
+        if len(parts) == 1:
+            found = {**open_parts[0], **found}
+        elif parts:
+            found = {"allOf": [*open_parts, *([found] if found else [])]}
+        self._done.append((place, found))
+        return found
 
-    def _body(self, schema: dict[str, Any], place: str) -> str:
+    def _all_of(self, schema: dict[str, Any], place: str, seen: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
+        """What a value must fit all at once: the schema, what it refers to besides other words, and its allOf."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            _refuse(self._root.place, "has too many parts")
         for word in schema:
             is_idle = (word == "uniqueItems" and schema[word] is False) or (word == "$id" and schema is self._root.schema)
             if word in _NOT_HELD and not is_idle:
                 _refuse(f"{place}.{word}", "cannot be enforced while a local model writes")
-        rest = {word: held for word, held in schema.items() if word in _HELD}
-        if "$ref" in rest:
-            reference = rest.pop("$ref")
+        own = {word: held for word, held in schema.items() if word in _HELD}
+        if own.keys() == {"$ref"} and not seen:
+            yield own
+            return
+        reference, others = own.pop("$ref", None), own.pop("allOf", [])
+        if own:
+            yield own
+        if reference is not None:
+            if reference in seen:
+                _refuse(f"{place}.$ref", "refers to itself")
             target = self._target(reference, f"{place}.$ref")
-            return self.value(self._merged([target, rest], place) if rest else target, place)
-        if "allOf" in rest:
-            return self.value(self._merged([rest, *_schemas(rest.pop("allOf"), f"{place}.allOf")], place), place)
-        for word in ("anyOf", "oneOf"):
-            if word in rest:
-                return self._alternatives(word, rest, place)
-        if "const" in rest or "enum" in rest:
-            return self._values(rest, place)
-        types = _types(rest, place)
-        return " | ".join(self._typed(kind, rest, place) for kind in types)
+            others, seen = [target, *others], seen | {reference}
+        for each in others:
+            if each is False:
+                _refuse(place, "no value fits false")
+            if isinstance(each, dict):
+                yield from self._all_of(each, place, seen | {""})
 
-    def _alternatives(self, word: str, rest: dict[str, Any], place: str) -> str:
-        branches = _schemas(rest.pop(word), f"{place}.{word}")
-        if word == "oneOf":
-            plain = [self._merged([branch], place) for branch in branches]
-            for index, one in enumerate(plain):
-                if any(_may_overlap(one, other) for other in plain[:index]):
-                    _refuse(f"{place}.oneOf", "two of these may fit one value; use anyOf, or a const that distinguishes them")
-        wanted = [self._merged([rest, branch], place) if rest else branch for branch in branches if branch is not False]
-        return " | ".join(self.value(each, f"{place}.{word}[{index}]") for index, each in enumerate(wanted))
-
-    def _values(self, rest: dict[str, Any], place: str) -> str:
-        word = "const" if "const" in rest else "enum"
-        values = [rest["const"]] if word == "const" else rest["enum"]
-        if not isinstance(values, list) or not values:
-            raise MalformedSchema(f"{place}.enum", "must be a list of at least one value")
-        if other := next((name for name in rest if name not in ("const", "enum", "type")), ""):
-            _refuse(f"{place}.{other}", f"cannot be enforced together with {word}")
-        if word == "const" and "enum" in rest:
-            values = [each for each in values if each in rest["enum"]]
-        if "type" in rest:
-            kinds = _types(rest, place)
-            values = [each for each in values if any(_is_of(kind, each) for kind in kinds)]
-        if not values:
-            _refuse(f"{place}.{word}", "no value of it fits the rest")
-        return " | ".join(literal(json.dumps(each, ensure_ascii=False)) for each in values)
-
-    def _typed(self, kind: str, schema: dict[str, Any], place: str) -> str:
-        if kind == "object":
-            return self._object(schema, place)
-        if kind == "array":
-            return self._array(schema, place)
-        if kind == "string":
-            return self._string(schema, place)
-        if kind in ("number", "integer"):
-            return _number(schema, place, whole=kind == "integer")
-        return kind
-
-    def _string(self, schema: dict[str, Any], place: str) -> str:
-        least, most = _size(schema, "minLength", place) or 0, _size(schema, "maxLength", place)
-        form = schema.get("format", "")
-        if form in _FORMATS or form in _ASSERTED:
-            if other := next((word for word in ("pattern", "minLength", "maxLength") if word in schema), ""):
-                _refuse(f"{place}.{other}", "cannot be enforced together with format")
-            if form not in _FORMATS:
-                _refuse(f"{place}.format", f"{form!r} cannot be enforced; only {', '.join(_FORMATS)}")
-            return rf'"\"" {_FORMATS[form]} "\""'
-        if "pattern" in schema:
-            try:
-                found = from_regex(str(schema["pattern"]))
-            except ValueError as error:
-                _refuse(f"{place}.pattern", str(error))
-            if least > found.least or (most is not None and (found.most is None or found.most > most)):
-                _refuse(
-                    f"{place}.{'minLength' if least > found.least else 'maxLength'}",
-                    "cannot be enforced together with this pattern",
-                )
-            return rf'"\"" {found.rule} "\""'
-        if most is not None and least > most:
-            _refuse(f"{place}.minLength", "is above maxLength")
-        return rf'"\"" {repeated("char", least, most)} "\""' if least or most is not None else "string"
-
-    def _array(self, schema: dict[str, Any], place: str) -> str:
-        least, most = _size(schema, "minItems", place) or 0, _size(schema, "maxItems", place)
-        items, first = schema.get("items", True), schema.get("prefixItems", [])
-        if isinstance(items, list):  # as it was before 2020
-            items, first = schema.get("additionalItems", True), items
-        if not isinstance(first, list):
-            raise MalformedSchema(f"{place}.prefixItems", "must be a list of schemas")
-        listed = [self.value(each, f"{place}.prefixItems[{index}]") for index, each in enumerate(first[:most])]
-        room = None if most is None else most - len(listed)
-        if items is False or (first and "items" not in schema and least <= len(listed)):
-            room = 0
-        needed = max(0, least - len(listed))
-        if room is not None and needed > room:
-            _refuse(f"{place}.minItems", "there cannot be this many")
-        if room == 0:
-            return f'"[" ws {_joined(listed)} ws "]"' if listed else '"[" ws "]"'
-        item = self.value(items, f"{place}.items")
-        another = f'( "," ws {item} )'
-        if listed:
-            return f'"[" ws {_joined(listed)} {repeated(another, needed, room)} ws "]"'
-        more = repeated(another, max(0, needed - 1), None if room is None else room - 1)
-        return f'"[" ws {item} {more} ws "]"' if needed else f'"[" ws ( {item} {more} ws )? "]"'
-
-    def _object(self, schema: dict[str, Any], place: str) -> str:
-        named, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(named, dict):
-            raise MalformedSchema(f"{place}.properties", "must be an object")
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise MalformedSchema(f"{place}.required", "must be a list of names")
-        additional = schema.get("additionalProperties", "properties" not in schema and not required)
-        unnamed = [name for name in required if name not in named]
-        named = {**named, **{name: schema.get("additionalProperties", True) for name in unnamed}}
-        if lost := next((name for name in required if named[name] is False), ""):
-            _refuse(f"{place}.required", f"{lost[:40]!r} is not allowed")
-        pairs = []
-        for name, each in named.items():
-            if each is not False:
-                value = self.value(each, f"{place}.properties.{name}")
-                pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} ":" ws {value}', name in required))
-        self._check_counts(schema, place, len(set(required)), None if additional is not False else len(pairs))
-        more = ""
-        if additional is not False:
-            value = self.value(additional, f"{place}.additionalProperties")
-            more = f'{_other_key(named)} ":" ws {value}'
-        return self._pairs(pairs, more)
-
-    def _pairs(self, pairs: Sequence[tuple[str, bool]], more: str) -> str:
-        """The object of these pairs in order, each with whether it must be there, and of any number of `more`."""
-        rest = f'( "," ws {more} )* ws "}}"' if more else 'ws "}"'
-        alternatives: list[str] = ['"}"', *([f"{more} {rest}"] if more else [])]
-        for pair, needed in reversed(pairs):
-            rule = f"v{len(self._rules)}"
-            self._rules[rule] = f"{pair} {rest}"
-            alternatives = [rule] if needed else [rule, *alternatives]
-            rest = f'"," ws {rule}' if needed else f'( "," ws {rule} | {rest} )'
-            if not needed:
-                after = f"v{len(self._rules)}"
-                self._rules[after], rest = rest, after
-        return f'"{{" ws ( {" | ".join(alternatives)} )'
-
-    def _check_counts(self, schema: dict[str, Any], place: str, fewest: int, most: int | None) -> None:
-        least, bound = _size(schema, "minProperties", place), _size(schema, "maxProperties", place)
-        if least is not None and least > fewest:
+    def _part(self, part: dict[str, Any], place: str, owner: str, *, alone: bool) -> dict[str, Any]:
+        """One part without what other parts have a say in."""
+        if "$ref" in part:
+            return {"$ref": self._reference(part["$ref"], f"{place}.$ref", owner)}
+        found = {word: held for word, held in part.items() if word != "additionalItems"}
+        self._check_exclusive(part.get("oneOf", []), f"{place}.oneOf")
+        for word in _ALTERNATIVES:
+            if word in part:
+                inner = [(each, f"{place}.{word}[{index}]") for index, each in enumerate(part[word])]
+                closed = alone and part.keys() <= {word, "type"}
+                found[word] = [
+                    self._value(each, where, owner) if closed else self._open(each, where, owner) for each, where in inner
+                ]
+        for word in ("properties", "patternProperties"):
+            if word in part:
+                found[word] = {name: self._value(each, f"{place}.{word}.{name}") for name, each in part[word].items()}
+        for word in ("additionalProperties", "items"):
+            if word in part and not isinstance(part[word], list):
+                found[word] = self._value(part[word], f"{place}.{word}")
+        if part.get("minProperties", 0) > max(1, len(set(part.get("required", [])))):  # a text may have a name twice
             _refuse(f"{place}.minProperties", "cannot be enforced above the number of required properties")
-        if bound is not None and (most is None or bound < most):
-            _refuse(f"{place}.maxProperties", "cannot be enforced below the number of properties")
+        names = {*part.get("properties", {}), *part.get("required", [])}
+        has_others = part.get("additionalProperties", False) is not False or part.keys() & {*_ALTERNATIVES, "patternProperties"}
+        if alone and not has_others and 0 < len(names) <= part.get("maxProperties", 0):
+            del found["maxProperties"]  # llguidance does not count optional properties
+        first = "items" if isinstance(part.get("items"), list) else "prefixItems"
+        if first in part:
+            found["prefixItems"] = [self._value(each, f"{place}.{first}[{index}]") for index, each in enumerate(part[first])]
+            rest = part.get("additionalItems", True) if first == "items" else part.get("items", True)
+            room = part.get("minItems", 0) > len(part[first])
+            found["items"] = self._value(rest if rest is not True or room else False, f"{place}.items")
+        elif "items" not in part and "array" in _kinds(part):
+            found["items"] = _ANY_REF
+        return self._string(_number(found, place), place)
+
+    def _open(self, schema: Any, place: str, owner: str) -> Any:
+        """An alternative that other words hold as well."""
+        if isinstance(schema, bool):
+            return schema
+        return {"allOf": [self._part(part, place, owner, alone=False) for part in self._all_of(schema, place, frozenset({""}))]}
+
+    def _check_exclusive(self, alternatives: Sequence[Any], place: str) -> None:
+        """Refuse alternatives of which two may fit one value."""
+        shapes = [
+            [] if each is True else list(self._all_of(each, f"{place}[{index}]", frozenset({""})))
+            for index, each in enumerate(alternatives)
+            if each is not False
+        ]
+        for index, one in enumerate(shapes):
+            if any(_may_overlap(one, other) for other in shapes[:index]):
+                _refuse(place, "two of these may fit one value; use anyOf, or a const that distinguishes them")
+
+    def _string(self, found: dict[str, Any], place: str) -> dict[str, Any]:
+        if "pattern" in found:
+            if _NOT_STANDARD.search(found["pattern"]):
+                _refuse(f"{place}.pattern", "flags, and sets within sets, are not supported")
+            found["pattern"] = re.sub(r"(?s)\\(.)", lambda code: _SPACE if code[1] == "s" else code[0], found["pattern"])
+        form = found.pop("format", None)
+        if form in _ASSERTED:
+            _refuse(f"{place}.format", f"{form!r} cannot be enforced; only {', '.join(_FORMATS)}")
+        if form not in _FORMATS:
+            return found
+        pattern = f"^({_FORMATS[form]})$"
+        return {**found, "allOf": [{"pattern": pattern}]} if "pattern" in found else {**found, "pattern": pattern}
+
+    def _reference(self, reference: Any, place: str, owner: str) -> str:
+        target = self._target(reference, place)
+        if reference not in self._named:
+            self._named[reference] = name = f"d{len(self._named)}"
+            self._definitions[name] = self._value(target, place, name)
+        name = self._named[reference]
+        if owner:
+            self._same.setdefault(owner, set()).add(name)
+        return f"#/$defs/{name}"
 
     def _target(self, reference: Any, place: str) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -339,81 +324,54 @@ class _Converter:
                 _refuse(place, "refers to a part with an $id of its own")
         return found
 
-    def _merged(self, parts: Iterable[Any], place: str) -> Any:
-        """One schema for what fits all of these."""
-        plain: list[dict[str, Any]] = []
-        waiting, seen = list(parts), set[str]()
-        while waiting:
-            part = waiting.pop(0)
-            if part is False:
-                return False
-            if part is True:
-                continue
-            part = dict(part)
-            if (reference := part.pop("$ref", None)) is not None:
-                if reference in seen:
-                    _refuse(f"{place}.$ref", "refers to itself")
-                seen.add(reference)
-                waiting.insert(0, self._target(reference, f"{place}.$ref"))
-            waiting += _schemas(part.pop("allOf"), f"{place}.allOf") if "allOf" in part else []
-            plain.append({word: held for word, held in part.items() if word in _HELD | _NOT_HELD})
-        merged: dict[str, Any] = {}
-        for part in plain:
-            for word, held in part.items():
-                merged[word] = _both(word, merged[word], held, place) if word in merged else held
-        return _closed(merged, plain, place)
+
+def _rest(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What parts leave open together: the types that their words speak of, and that an object has no other properties."""
+    if len(parts) == 1 and parts[0].keys() & set(_ALTERNATIVES) and parts[0].keys() <= {*_ALTERNATIVES, "type"}:
+        return {}  # each alternative is closed by itself
+    every = [inner for part in parts for inner in _nested(part)]
+    found: dict[str, Any] = {}
+    if not any(part.keys() & {"type", "const", "enum", "$ref", *_ALTERNATIVES} for part in parts):
+        found["type"] = [kind for kind, words in _OF_TYPE.items() if any(part.keys() & words for part in every)]
+    if not any("object" in _kinds(part) for part in every):
+        return found
+    if any(part.keys() & {"additionalProperties", "patternProperties"} for part in every):
+        return found
+    own = parts[0].get("properties", {}) if len(parts) == 1 else {}
+    named = {name: own.get(name, True) for part in every for name in part.get("properties", {})}
+    named |= {name: _ANY_REF for part in every for name in part.get("required", []) if name not in named}
+    has_names = any(part.keys() & {"properties", "required"} for part in every)
+    return found | ({"properties": named, "additionalProperties": False} if has_names else {"additionalProperties": _ANY_REF})
 
 
-def _both(word: str, one: Any, other: Any, place: str) -> Any:
-    """A keyword that two parts have."""
-    if one == other:
-        return one
-    if word == "type":
-        kinds = [kind for kind in _listed(one) if kind in _listed(other) or (kind == "integer" and "number" in _listed(other))]
-        kinds += ["integer"] if "number" in _listed(one) and "integer" in _listed(other) and "integer" not in kinds else []
-        return kinds or _refuse(f"{place}.type", "no type fits all of these")
-    if word == "required":
-        return [*one, *(name for name in other if name not in one)]
-    if word == "properties":
-        return {**one, **{name: {"allOf": [one[name], each]} if name in one else each for name, each in other.items()}}
-    if word == "enum":
-        return [each for each in one if each in other] or _refuse(f"{place}.enum", "no value fits all of these")
-    if word in _LARGER | _SMALLER:
-        return max(one, other) if word in _LARGER else min(one, other)
-    return _refuse(f"{place}.{word}", "cannot be enforced twice for one value")
+def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A part, and what it holds the same values to."""
+    if isinstance(part, dict):
+        yield part
+        for word in ("allOf", *_ALTERNATIVES):
+            for each in part.get(word, []):
+                yield from _nested(each)
 
 
-def _closed(merged: dict[str, Any], parts: Sequence[dict[str, Any]], place: str) -> dict[str, Any]:
-    """The merged schema without the properties that a part's additionalProperties rules out."""
-    for part in parts:
-        others = merged.get("properties", {}).keys() - part.get("properties", {}).keys()
-        additional = part.get("additionalProperties", True)
-        if not others or additional is True:
-            continue
-        if additional is not False:
-            _refuse(f"{place}.additionalProperties", "cannot be enforced together with properties of another part")
-        kept = {name: each for name, each in merged["properties"].items() if name not in others}
-        merged = {**merged, "properties": kept}
-    return merged
-
-
-def _may_overlap(one: Any, other: Any) -> bool:
-    """Whether a value may fit both, as far as types, constants and a required constant property show."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return one is not False and other is not False
-    kinds, others = _kinds(one), _kinds(other)
-    if not kinds & others:
+def _may_overlap(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a value may fit all of these parts and those, as far as types, constants and a required constant property show."""
+    types = set(_JSON_TYPES.values()).intersection(*(_types(part) for part in (*one, *other)))
+    if not types or _differ(one, other):
         return False
-    constants = [_constants(each) for each in (one, other)]
-    if all(each is not None for each in constants):
-        return any(value in (constants[1] or ()) for value in constants[0] or ())
-    if kinds & others == {"object"}:
-        shared = set(one.get("required", [])) & set(other.get("required", []))
-        for name in shared:
-            values = [_constants(each.get("properties", {}).get(name)) for each in (one, other)]
-            if all(each is not None for each in values) and not any(value in (values[1] or ()) for value in values[0] or ()):
-                return False
-    return True
+    if types != {"object"}:
+        return True
+    required = [{name for part in parts for name in part.get("required", [])} for parts in (one, other)]
+    return not any(_differ(_property(name, one), _property(name, other)) for name in required[0] & required[1])
+
+
+def _property(name: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [part["properties"][name] for part in parts if name in part.get("properties", {})]
+
+
+def _differ(schemas: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether constants show that no value fits all of these schemas and those."""
+    constants = [[found for each in some if (found := _constants(each)) is not None] for some in (schemas, others)]
+    return any(all(value not in theirs for value in ours) for ours in constants[0] for theirs in constants[1])
 
 
 def _constants(schema: Any) -> list[Any] | None:
@@ -422,186 +380,45 @@ def _constants(schema: Any) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
-def _kinds(schema: dict[str, Any]) -> set[str]:
-    values = _constants(schema)
-    if values is not None:
-        return {kind for kind in _TYPES if any(_is_of(kind, value) for value in values)}
-    return {"number" if kind == "integer" else kind for kind in _listed(schema.get("type", list(_TYPES)))}
+def _types(part: Mapping[str, Any]) -> set[str]:
+    """The types that values may have."""
+    if (constants := _constants(part)) is not None:
+        return {_JSON_TYPES[type(value)] for value in constants}
+    kinds = part.get("type", [*_JSON_TYPES.values()])
+    return {"number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])}
 
 
-def _types(schema: dict[str, Any], place: str) -> list[str]:
-    """The types of a schema; where it names none, those that its keywords speak of, else all."""
-    if "type" not in schema:
-        return [kind for kind in _TYPES if schema.keys() & _OF_TYPE.get(kind, frozenset())] or list(_TYPES)
-    kinds = _listed(schema["type"])
-    if not kinds or any(kind not in (*_TYPES, "integer") for kind in kinds):
-        raise MalformedSchema(f"{place}.type", f"must be one or several of {', '.join((*_TYPES, 'integer'))}")
-    return [kind for kind in dict.fromkeys(kinds) if kind != "integer" or "number" not in kinds]
-
-
-def _listed(kinds: Any) -> list[Any]:
-    return kinds if isinstance(kinds, list) else [kinds]
-
-
-def _schemas(value: Any, place: str) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(each, dict | bool) for each in value):
-        raise MalformedSchema(place, "must be a list of at least one schema")
-    return value
-
-
-def _size(schema: dict[str, Any], word: str, place: str) -> int | None:
-    size = schema.get(word)
-    if size is None:
-        return None
-    if isinstance(size, bool) or not isinstance(size, int | float) or size != int(size) or size < 0:
-        raise MalformedSchema(f"{place}.{word}", "must be a whole number of at least 0")
-    return int(size)
-
-
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value == int(value),
-}
-
-
-def _is_of(kind: str, value: Any) -> bool:
-    return _CHECKS[kind](value)
-
-
-def _joined(rules: Sequence[str]) -> str:
-    return ' "," ws '.join(rules)
-
-
-def _other_key(names: Iterable[str]) -> str:
-    """A key that is none of these names. It has no escapes, so that it cannot spell one of them in another way."""
-    tree: dict[str, Any] = {}
-    for name in names:
-        node = tree
-        for letter in name:
-            node = node.setdefault(letter, {})
-        node[""] = {}
-
-    def rest(node: dict[str, Any]) -> str:
-        letters = [letter for letter in node if letter]
-        others = f"{class_of(without(PLAIN, map(ord, letters)))} {class_of(PLAIN)}*"
-        found = [rf'{others} "\""', *(f"{literal(letter)} {rest(node[letter])}" for letter in letters)]
-        return f"( {' | '.join(found if '' in node else [literal(chr(34)), *found])} )"
-
-    return rf'"\"" {rest(tree)}'
-
-
-def _number(schema: dict[str, Any], place: str, *, whole: bool) -> str:
-    """Numbers within bounds, digit by digit."""
-    bounds: dict[str, Decimal] = {}
-    for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-        if word in schema:
-            bound = schema[word]
-            if isinstance(bound, bool):
-                _refuse(f"{place}.{word}", "must be a number (as since draft 6)")
-            if not isinstance(bound, int | float):
-                raise MalformedSchema(f"{place}.{word}", "must be a number")
-            bounds[word] = Decimal(repr(bound))
-    if not bounds:
-        return "integer" if whole else "number"
-    low, low_out = _tighter(bounds, "minimum", "exclusiveMinimum", max)
-    high, high_out = _tighter(bounds, "maximum", "exclusiveMaximum", min)
-    places = 0 if whole else max(0, *(-int(bound.normalize().as_tuple().exponent) for bound in bounds.values()))
-    named = next(iter(bounds))
-    if places > 9 or any(abs(bound).scaleb(places) >= 10**_EXACT_DIGITS for bound in bounds.values()):
-        _refuse(f"{place}.{named}", f"bounds have at most {_EXACT_DIGITS} digits here")
-    scaled_low = None if low is None else math.ceil(low.scaleb(places))
-    scaled_high = None if high is None else math.floor(high.scaleb(places))
-    if whole:
-        scaled_low = scaled_low + 1 if scaled_low is not None and low_out and scaled_low == low else scaled_low
-        scaled_high = scaled_high - 1 if scaled_high is not None and high_out and scaled_high == high else scaled_high
-        low_out = high_out = False
-    found = _above_zero(scaled_low, scaled_high, low_out, high_out, places, whole)
-    mirrored = [None if bound is None else -bound for bound in (scaled_high, scaled_low)]
-    if mirrored[1] is None or mirrored[1] > 0:  # below zero; zero itself is in the other half
-        beyond = mirrored[0] is None or mirrored[0] <= 0
-        start, out = (0, True) if beyond else (mirrored[0], high_out)
-        if beyond and whole:
-            start, out = 1, False
-        found += [f'"-" {each}' for each in _above_zero(start, mirrored[1], out, low_out, places, whole)]
-    if not found:
-        _refuse(f"{place}.{named}", "no number lies within the bounds")
-    return f"( {' | '.join(found)} )"
-
-
-def _tighter(
-    bounds: Mapping[str, Decimal], closed: str, open_end: str, pick: Callable[[Decimal, Decimal], Decimal]
-) -> tuple[Decimal | None, bool]:
-    """The bound that counts, and whether it is itself outside."""
-    one, other = bounds.get(closed), bounds.get(open_end)
-    if one is None or other is None:
-        return (one, False) if other is None else (other, True)
-    return (other, True) if pick(one, other) == other else (one, False)
-
-
-def _above_zero(low: int | None, high: int | None, low_out: bool, high_out: bool, places: int, whole: bool) -> list[str]:
-    """Alternatives for the numbers from max(low, 0) to high, both times 10^places; `*_out`: the bound itself is not one of them."""
-    if low is None or low < 0:
-        low, low_out = 0, False
-    larger: list[str] = []
-    if high is None:
-        most = 10**_EXACT_DIGITS - 1
-        high, high_out = most if whole or low >= _UNBOUNDED else _UNBOUNDED * 10**places, not whole
-        larger = [] if whole or high == most else ["[1-9] [0-9]{9,14}"]
-    if low > high or (low == high and (low_out or high_out)):
-        return larger
-    if whole:
-        return [_digits(span, 0) for span in _spans(low, high, 1)]
-    width, room = places + 1, _EXACT_DIGITS - len(str(high))
-    fraction = ("[0-9]" + f"{{0,{room}}}" if places else f'( "." [0-9]{{1,{room}}} )?') if room > 0 else ""
-    ends = [bound for bound, out in ((low, low_out), (high, high_out)) if not out]
-    found = [_digits(span, places) for bound in dict.fromkeys(ends) for span in _spans(bound, bound, width)]
-    if ends == [low, high] and low == high:
+def _number(found: dict[str, Any], place: str) -> dict[str, Any]:
+    """Bounds as the smallest and largest number with few digits."""
+    kinds = _kinds(found)
+    if found.keys() & {"const", "enum"} or not {"number", "integer"} & set(kinds):
         return found
-    if low < high and room > 3:  # above the lower bound by less than the next number
-        point = '"." ' if not places else ""
-        found += [f"{_digits(span, places)} {point}[0]{{0,2}} [1-9] [0-9]{{0,{room - 4}}}" for span in _spans(low, low, width)]
-    if low + 1 < high:
-        found += [f"{_digits(span, places)} {fraction}" for span in _spans(low + 1, high - 1, width)]
-    return found + larger
+    bounds = {word: found.pop(word) for word in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if word in found}
+    for word, bound in bounds.items():
+        if isinstance(bound, bool):
+            _refuse(f"{place}.{word}", "must be a number (as since draft 6)")
+        if abs(bound) >= 10**_DIGITS:
+            _refuse(f"{place}.{word}", f"bounds have at most {_DIGITS} digits here")
+    whole = "number" not in kinds
+    places = 0 if whole else min((_PLACES, *(_DIGITS - len(str(abs(int(bound)))) for bound in bounds.values())))
+    scaled = {word: Decimal(repr(bound)).scaleb(places) for word, bound in bounds.items()}
+    most = (10**_DIGITS - 1) * 10**places
+    low, high = [-most], [most]
+    low += [math.ceil(scaled["minimum"])] if "minimum" in scaled else []
+    low += [math.floor(scaled["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in scaled else []
+    high += [math.floor(scaled["maximum"])] if "maximum" in scaled else []
+    high += [math.ceil(scaled["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in scaled else []
+    if max(low) > min(high):
+        _refuse(f"{place}.{next(iter(bounds))}", "no number lies within the bounds")
+    least, largest = (bound // 10**places if bound % 10**places == 0 else bound / 10**places for bound in (max(low), min(high)))
+    step = {} if whole else {"multipleOf": found.get("multipleOf", 10**-places)}
+    return {**found, "minimum": least, "maximum": largest, **step}
 
 
-def _spans(low: int, high: int, width: int) -> list[list[tuple[str, str]]]:
-    """The numbers from low to high, of at least `width` digits, as lists of digits, each from one to another."""
-    found: list[list[tuple[str, str]]] = []
-    while low <= high:
-        size = max(width, len(str(low)))
-        end = min(high, 10**size - 1)
-        found += _same_width(str(low).zfill(size), str(end).zfill(size))
-        low = end + 1
-    return found
-
-
-def _same_width(low: str, high: str) -> list[list[tuple[str, str]]]:
-    if not low or (set(low) == {"0"} and set(high) == {"9"}):
-        return [[("0", "9")] * len(low)]
-    if low[0] == high[0]:
-        return [[(low[0], low[0]), *rest] for rest in _same_width(low[1:], high[1:])]
-    size = len(low) - 1
-    first, last = int(low[0]), int(high[0])
-    found: list[list[tuple[str, str]]] = []
-    if set(low[1:]) - {"0"}:
-        found += [[(low[0], low[0]), *rest] for rest in _same_width(low[1:], "9" * size)]
-        first += 1
-    if set(high[1:]) - {"9"}:
-        found += [[(high[0], high[0]), *rest] for rest in _same_width("0" * size, high[1:])]
-        last -= 1
-    return found + ([[(str(first), str(last)), *[("0", "9")] * size]] if first <= last else [])
-
-
-def _digits(span: Sequence[tuple[str, str]], places: int) -> str:
-    """A span with its decimal point."""
-    shown = [f'"{low}"' if low == high else f"[{low}-{high}]" for low, high in span]
-    return " ".join([*shown[:-places], '"."', *shown[-places:]] if places else shown)
+def _kinds(part: Mapping[str, Any]) -> list[str]:
+    """The types that a part is about."""
+    kinds = part.get("type", [kind for kind, words in _OF_TYPE.items() if part.keys() & words])
+    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _refuse(place: str, message: str) -> NoReturn:

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from edge.core.errors import ModelFileError, Unsupported
+from edge.core.errors import ModelFileError
 from edge.inference.backend import ModelInfo
 from edge.inference.batcher import TokenTable
 from edge.inference.chat_template import ChatTemplate
@@ -65,10 +65,6 @@ class FolderVocabulary:
     def tokenise(self, text: str) -> list[int]:
         """Ids of plain text: nothing in it becomes a control token, and no token is added at the start or end."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def grammar(self, text: str) -> NoReturn:
-        """No grammar is followed here: llama.cpp needs its own vocabulary. Raises Unsupported."""
-        raise Unsupported("a model folder cannot enforce a form", parameter="grammar", hint="use a GGUF file of this model")
 
     def _piece(self, token: int) -> bytes:
         if token in self._texts_of_added:

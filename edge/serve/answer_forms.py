@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge.answering.held_answers import schema_validator
 from edge.core.errors import Unsupported
 from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, ToolConversation, ToolUse
-from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, object_grammar
-from edge.inference.regex_grammar import literal
+from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, literal, object_grammar
 from edge.serve.errors import invalid_value
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def tool_use(
         if named in ("", function["name"]):
             schemas[f"t{number}"] = _parameters(function, place)
             opening = f'{{"name": {json.dumps(function["name"])}, "arguments": '
-            calls.append(f'{literal(opening)} t{number} "}}"')
+            calls.append(f"{literal(opening)} t{number} {literal('}')}")
     another = (
         f" ( {literal(CALL_CLOSING + chr(10) + CALL_OPENING)} call ){{0,{MOST_CALLS - 1}}}" if parallel and not named else ""
     )

@@ -146,38 +146,47 @@ async def test_rollouts_alongside_a_constrained_answer_are_unchanged(nano: Llama
     assert [each.token_ids for each in together.responses] == [each.token_ids for each in alone.responses]
 
 
-async def test_character_outside_the_vocabulary_ends_only_that_answer(nano: LlamaCppBackend) -> None:
-    impossible = 'root ::= "a" [\\U0000D800-\\U0000D801]'
+async def test_grammar_that_leads_nowhere_ends_only_that_answer(nano: LlamaCppBackend) -> None:
+    impossible = 'start: "a" more\nmore: more "b"'
     assert (await written(nano, impossible)).finish is FinishReason.LENGTH
-    assert (await written(nano, 'root ::= "a"')).text == "a"
+    assert (await written(nano, 'start: "a"')).text == "a"
 
 
 async def test_invalid_grammar_is_refused(nano: LlamaCppBackend) -> None:
     with pytest.raises(Unsupported):
-        await written(nano, "root ::= (")
+        await written(nano, "start: (")
 
 
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
         ({"type": "array", "uniqueItems": True}, "s.uniqueItems"),
-        ({"properties": {"a": {"multipleOf": 2}}}, "s.properties.a.multipleOf"),
-        ({"items": {"patternProperties": {}}}, "s.items.patternProperties"),
+        ({"properties": {"a": {"not": {}}}}, "s.properties.a.not"),
+        ({"items": {"propertyNames": {}}}, "s.items.propertyNames"),
         ({"type": "string", "format": "iri"}, "s.format"),
         ({"type": "array", "contains": False}, "s.contains"),
         ({"type": "object", "if": False}, "s.if"),
         ({"$ref": "#/$defs/a/$defs/b", "$defs": {"a": {"$id": "a:c", "$defs": {"b": {"$ref": "#/$defs/b"}}}}}, "s.$ref"),
         ({"type": "integer", "maximum": 10**400}, "s.maximum"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "s.pattern"),
-        ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "s.maxLength"),
+        ({"type": "string", "pattern": "^a{4}$", "maxLength": 3}, "s.maxLength"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "s.oneOf"),
+        ({"oneOf": [{"minLength": 3}, {"type": "integer"}]}, "s.oneOf"),
+        (
+            {"items": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "$defs": {"a": {"const": 1}, "b": {}}},
+            "s.items.oneOf",
+        ),
         ({"$ref": "#"}, "s.$ref"),
         ({"anyOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}, "s.$ref"),
+        ({"properties": {"a": {"type": "null"}}, "anyOf": [{"$ref": "#"}, {"type": "null"}]}, "s"),
         ({"$ref": "other.json"}, "s.$ref"),
-        ({"type": "object", "minProperties": 1}, "s.minProperties"),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2, "maxProperties": 2},
+            "s.minProperties",
+        ),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "s.minimum"),
         ({"type": "array", "items": False, "minItems": 1}, "s.minItems"),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "s.type"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "s.allOf"),
         (False, "s"),
     ],
     ids=json.dumps,
@@ -252,6 +261,10 @@ def test_schema_depth_and_size_are_limited() -> None:
             schema_grammar(deep(levels), "s")
     with pytest.raises(Unsupported):
         schema_grammar({"enum": ["x" * 100] * 1000}, "s")
+    doubling: dict[str, Any] = {"d0": {"type": "null"}}
+    doubling |= {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n - 1}"}] * 2} for n in range(1, 40)}
+    with pytest.raises(Unsupported):
+        schema_grammar({"$ref": "#/$defs/d39", "$defs": doubling}, "s")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
@@ -265,3 +278,79 @@ async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBa
         call = json.loads(text.removesuffix(CALL_CLOSING))
         assert call["name"] in ("add", "now")[: 1 if isinstance(choice, dict) else 2]
         assert fits(ADD, json.dumps(call["arguments"])) if call["name"] == "add" else call["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "multipleOf": 0.25, "exclusiveMinimum": 0, "maximum": 2},
+        {"type": "string", "pattern": r"^\s\w+$", "maxLength": 4},
+        {"type": "string", "format": "date", "pattern": "^20"},
+        {
+            "type": "object",
+            "patternProperties": {"^n[0-9]$": {"type": "integer"}},
+            "additionalProperties": False,
+            "maxProperties": 1,
+        },
+        {
+            "properties": {"a": {"type": "null"}},
+            "anyOf": [{"required": ["a"]}, {"required": ["b"], "properties": {"b": {"type": "null"}}}],
+        },
+        {"allOf": [{"properties": {"a": {"type": "null"}}}, {"anyOf": [{"required": ["b"], "properties": {"b": {"const": 1}}}]}]},
+        {"oneOf": [{"const": None}, {"const": "a"}, {"type": "integer", "maximum": 5}]},
+    ],
+    ids=json.dumps,
+)
+async def test_keywords_that_meet_in_one_value_are_all_enforced(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar(schema, "s"), seed)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text
+
+
+def tagged(kind: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"kind": kind, **more}, "required": ["kind", *more]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "type": "array",
+            "items": {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "discriminator": {"propertyName": "kind"}},
+            "$defs": {"cat": tagged({"const": "cat"}, lives={"enum": [9, 7]}), "dog": tagged({"const": "dog", "type": "string"})},
+            "minItems": 2,
+            "maxItems": 2,
+        },
+        {"oneOf": [tagged({"const": 1}), tagged({"enum": [2, 3]}), {"type": "null"}]},
+        {"oneOf": [{"const": 1}, {"enum": [2, "2"]}, {"type": "boolean"}]},
+        {
+            "oneOf": [{"allOf": [{"$ref": "#/$defs/tag"}], "properties": {"kind": {"const": name}}} for name in "ab"],
+            "$defs": {"tag": tagged({"type": "string"})},
+        },
+        {
+            "oneOf": [{"$ref": "#/$defs/leaf"}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}],
+            "$defs": {"leaf": {"const": 0}},
+        },
+    ],
+    ids=json.dumps,
+)
+async def test_alternatives_that_a_type_or_a_constant_distinguishes_are_held(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar(schema, "s"), seed)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 2},
+        {"properties": {"a": {"const": 1}}, "required": ["a"], "maxProperties": 5, "additionalProperties": False},
+        {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "maxProperties": 1},
+        {"additionalProperties": {"const": 1}, "maxProperties": 2},
+    ],
+    ids=json.dumps,
+)
+async def test_limits_on_the_number_of_properties_are_held(tiny: LlamaCppBackend, schema: Any) -> None:
+    for seed in range(6):
+        response = await written(tiny, schema_grammar({"type": "object", **schema}, "s"), seed)
+        assert response.finish is FinishReason.EOS and fits(schema, response.text), response.text

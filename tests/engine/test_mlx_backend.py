@@ -12,6 +12,7 @@ import pytest
 from edge.core.errors import ModelFileError
 from edge.core.types import Message, Sampling
 from edge.core.worker import EngineWorker
+from edge.inference.json_grammar import schema_grammar
 from edge.inference.llamacpp import LlamaCppBackend
 from tests.worlds.batched_engine import concurrent, one_by_one, question, refuses_each
 from tests.worlds.hf_folder import tiny_tokenizer
@@ -100,3 +101,19 @@ async def test_model_folder_gets_the_same_prompt_as_the_file(chat_template: Any,
     assert (ours.model.prompt_form, ours.model.parameters) == ("compact", file.model.parameters)
     await ours.aclose()
     await file.aclose()
+
+
+async def test_answers_of_a_model_folder_follow_a_grammar(worker: EngineWorker, tmp_path: Path) -> None:
+    require_mlx()
+    tiny = write_tiny_model(tmp_path / "tiny.gguf", "qwen2", quantised=False)
+    folder = write_mlx_folder(tmp_path / "folder", tiny)
+    (folder / "tokenizer.json").write_text(json.dumps(tiny_tokenizer()))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}))
+    backend = mlx_backend(folder, worker)
+    schema = {"type": "array", "items": {"enum": ["ä", 1.5, None]}, "minItems": 2, "maxItems": 3}
+    for seed in range(3):
+        sampling = Sampling(max_tokens=100, grammar=schema_grammar(schema, "s"))
+        text = "".join([delta.text async for delta in backend.stream(question(1), sampling, seed)])
+        values = json.loads(text)
+        assert 2 <= len(values) <= 3 and all(value in ("ä", 1.5, None) for value in values)
+    await backend.aclose()
