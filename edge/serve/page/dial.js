@@ -47,12 +47,13 @@ export class Dial {
   }
 
   showReading() {
-    const { target_rate: target, realised_rate: realised } = this.now;
+    const { target_rate: target, realised_rate: realised, ranking } = this.now;
     drawGauge(this.gauge, realised, target, `${this.name}: ${percent(realised)} asked, ${target === null ? "the model decides" : `target ${percent(target)}`}`);
     this.words.replaceChildren(facts([
       ["Target", target === null ? "the model decides" : percent(target)], ["Asked lately", realised === null ? "no question yet" : percent(realised)],
       ["Since it was set", this.now.questions ? `${whole(this.now.asked)} of ${whole(this.now.questions)} asked` : ""],
       ["Could not ask", this.now.without_decision ? percent(this.now.without_decision) : ""], ["Shift", this.now.bias ? `${decimal(this.now.bias)} log-odds` : ""],
+      ["Help log-odds", ranking.words],
     ]));
   }
 
