@@ -21,24 +21,29 @@ from edge.core.errors import CoordinatorError
 from edge.core.formatting import rate_words
 from edge.core.periods import PERIOD_WORDS, period_end
 from edge.core.units import BUDGET_UNITS, BY_WORD, Unit
+from edge.dagrpo.ranking import Ranking
+from edge.state.rankings import rankings
 from edge.state.reader import StateReader
 from edge.state.usage import OfTask, used_by_task
 
-_NOTHING = OfTask()
+_NOTHING, _NOT_JUDGED = OfTask(), Ranking()
 Origin = Literal["agent", "coordinator", "stored"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
-    """One task's quota, its dial, and what the task alone has used by this device's records."""
+    """One task's quota, its dial, what the task alone has used by this device's records, and how well what the dial acts on orders right
+    and wrong answers."""
 
     quota: Quota
     dial: DialSnapshot
     used: OfTask = _NOTHING
+    ranking: Ranking = _NOT_JUDGED
 
     def to_json(self) -> dict[str, Any]:
         """The quota's fields with the dial as `dial` and the task's own use as `used`."""
-        return {**self.quota.to_json(), "dial": self.dial.to_json(), "used": asdict(self.used)}
+        dial = {**self.dial.to_json(), "ranking": self.ranking.to_json()}
+        return {**self.quota.to_json(), "dial": dial, "used": asdict(self.used)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ async def overview(access: CloudAccess, link: CoordinatorLink, state: StateReade
     for task in access.tasks if link.client.online else ():
         with suppress(CoordinatorError):  # what cannot be had stays as it was known
             await link.budget(task)
-    used = used_by_task(state)
+    used, ranked = used_by_task(state), rankings(state)
     return Overview(
         origin="agent",
         serving_task=access.serving_task,
@@ -163,7 +168,10 @@ async def overview(access: CloudAccess, link: CoordinatorLink, state: StateReade
         switched_off=access.switch.reason,
         waiting_reports=len(state.waiting_reports()),
         unsettled_calls=len(access.unconfirmed.waiting()),
-        tasks=tuple(TaskBudget(access.quota(task), access.dial(task), used.get(task, _NOTHING)) for task in access.tasks),
+        tasks=tuple(
+            TaskBudget(access.quota(task), access.dial(task), used.get(task, _NOTHING), ranked.get(task, _NOT_JUDGED))
+            for task in access.tasks
+        ),
         held=held,
     )
 
@@ -231,13 +239,14 @@ def stored_overview(state: StateReader, settings: StoredSettings, reported: Mapp
     default, paused = default_rate(state, settings.dial_rate), is_paused(state)
     off = settings.switched_off or (PAUSED if paused else "")
     now = Circumstances(off, paused and not settings.switched_off)
-    tasks, used = stored_tasks(state, settings), used_by_task(state)
+    tasks, used, ranked = stored_tasks(state, settings), used_by_task(state), rankings(state)
 
     budgets = KnownBudgets(state, reported, settings.limits, clock.now)
 
     def of(task: str) -> TaskBudget:
         snapshot = (dials.get(task) or HelpDial(default, task)).snapshot()
-        return TaskBudget(known_quota(budgets, task, snapshot, now), snapshot, used.get(task, _NOTHING))
+        quota = known_quota(budgets, task, snapshot, now)
+        return TaskBudget(quota, snapshot, used.get(task, _NOTHING), ranked.get(task, _NOT_JUDGED))
 
     return Overview(
         origin="coordinator" if reported else "stored",

@@ -192,6 +192,7 @@ def budget_lines(budgets: BudgetsView) -> list[str]:
             *_unit_lines([unit for unit in BUDGET_UNITS if unit not in shared], task),
             f"used     {spent} by this task alone",
             f"dial     {_dial_words(task.target_rate)}{_realised(task.dial)}",
+            f"log-odds {task.dial.ranking.words}",
             f"λ        {'not known yet' if task.dual is None else format(task.dual, '.4f')}",
             *([] if one_state else [f"state    {state}"]),
             "",
@@ -248,6 +249,7 @@ def chat_budget_lines(budgets: BudgetsView, budget: LedgerBudgetView | None, dia
         lines.append(f"{spent} · learning's target {percent(budget.target_rate)} · λ {budget.dual:.3f}")
     if dial is not None:
         lines.append(f"dial: {_dial_words(dial.target_rate)}{_realised(dial)}")
+        lines.append(f"help log-odds: {dial.ranking.words}")
     return lines + ([f"cloud off: {budgets.switched_off}"] if budgets.switched_off else [])
 
 

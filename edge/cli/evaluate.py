@@ -261,6 +261,8 @@ def report_lines(report: EvalReport) -> Iterator[str]:
         )
     yield f"well formatted   {_share(scores.format_ok, spans.format_ok)} mean response {scores.mean_response_tokens:.1f} tokens"
 
+    yield f"help log-odds    {scores.ranking['words']}"
+
     if measured.cloud == "none":
         yield "cloud            nobody was asked"
     else:

@@ -26,6 +26,7 @@ from edge.serve import agent_schemas as views
 from edge.serve.recorded_control import RecordedControl
 from edge.state.feedback import Feedback, FeedbackBook, Rating, said_of
 from edge.state.folder import CHECKPOINTS, StateFolder
+from edge.state.rankings import ranking_of
 from edge.state.reader import LAST_ANSWER, StateReader, no_state_in, reading, reading_or_nothing
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class FolderAgent(RecordedControl):
             async with present_coordinator(self._config, state) as client:
                 get_call, nobody = client.get_call if client else None, "the embedded coordinator is not running"
                 explanation = await explained(record, get_call, nobody, said_of(state, record["id"]))
-        return views.ExplanationView.model_validate(explanation)
+            ranking = ranking_of(state, record.get("task", "")).to_json()
+        return views.ExplanationView.model_validate({**explanation, "ranking": ranking})
 
     async def status(self) -> views.StatusView:
         """What the folder holds: how far learning has come, and which adapter is active."""

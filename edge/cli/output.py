@@ -101,12 +101,16 @@ def why_lines(answer: ExplanationView) -> list[str]:
         note = f"; {entry.note}" if entry.note else ""
         amounts = f"{counted(entry.tokens, 'token')}, {money(entry.charged_uusd)}{model}{origin}{note}"
         ledger = f"{entry.state.replace('_', ' ')}, {amounts}; key {entry.call_key}"
+    odds = "no decision was reached"
+    if answer.help_log_odds is not None:
+        judged = f"; of this label's answers so far: {answer.ranking.words}" if answer.ranking else ""
+        odds = f"{answer.help_log_odds:.3f}{judged}"
     shown = {
         "answer": answer.final,
         "source": _SOURCES.get(answer.source, answer.source),
         "reason": answer.reason,
         "decision": answer.decision,
-        "help log-odds": "no decision was reached" if answer.help_log_odds is None else f"{answer.help_log_odds:.3f}",
+        "help log-odds": odds,
         "λ": "not known" if answer.dual is None else f"{answer.dual:.3f}",
         "calls left": "no limit" if answer.calls_left is None else answer.calls_left,
         "ledger": ledger,

@@ -106,15 +106,20 @@ class StatusScreen:
         else:
             yield "learning", stage if status.running else "nothing yet"
 
-        rates = []
+        rates, signals = [], []
         if last is not None:
             rates.append(f"learning {percent(last.assist_rate)}, target {percent(last.target_rate)}")
         for task in budgets.tasks:
             if task.dial.questions:
                 target = "no target" if task.dial.target_rate is None else f"target {percent(task.dial.target_rate)}"
                 rates.append(f"answers of {task.task} {percent(task.dial.realised_rate)}, {target}")
+            ranking = task.dial.ranking
+            if task.dial.questions or ranking.right or ranking.wrong:
+                signals.append(f"of {task.task}: {ranking.words}")
         if rates:
             yield "assist rate", " · ".join(rates)
+        if signals:
+            yield "log-odds", " · ".join(signals)
 
         active, trained = status.adapter_version, status.trained_version
         adapter = f"{active} is active" if active else "none is active: the bare model answers"

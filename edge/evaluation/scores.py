@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from edge.core.types import AnswerKind
 from edge.dagrpo.metrics import effective_trials, oracle_router_bound, wilson_interval_of_share
+from edge.dagrpo.ranking import Ranking, ranked
 from edge.evaluation.judging import Bill, Judged, JudgedItem, Verdict
 
 Interval = tuple[float, float]
@@ -73,7 +74,8 @@ class Scores:
     `cloud_accuracy` is measured on the `cloud_answers` items where an answer of the cloud is known, and `oracle_bound` follows from it:
     the best joint accuracy at this assist rate. Of the items that asked, `cloud_calls` got an answer, `cloud_cached` of them out of a
     cache, and `cloud_failures` got none: refused, failed or not recorded. `cloud_tokens` and `spend_uusd` (micro-USD) are what those
-    answers cost; a cached one costs nothing. `too_long`: questions that do not fit into the context.
+    answers cost; a cached one costs nothing. `too_long`: questions that do not fit into the context. `ranking`: how the help log-odds
+    order the items that are right and wrong when asking is impossible (`Ranking.to_json`), all items alike.
     """
 
     items: int
@@ -95,6 +97,7 @@ class Scores:
     spend_uusd: int
     intervals: Intervals
     math: MathScores | None
+    ranking: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,13 @@ def score(judged: Sequence[JudgedItem]) -> Scores:
             asks.interval, _interval(kept), forced.interval, _interval(joint), _interval(cloud), formatted.interval
         ),
         math=_math([one for one in judged if one.item.kind is AnswerKind.MATH]),
+        ranking=_ranking(judged).to_json(),
     )
+
+
+def _ranking(judged: Sequence[JudgedItem]) -> Ranking:
+    known = [(one.candidate.key, one.judged.help_log_odds, one.judged.forced.right) for one in judged]
+    return Ranking((ranked((key, odds, right) for key, odds, right in known if odds is not None),))
 
 
 def total_bill(judged: Iterable[JudgedItem]) -> Bill:

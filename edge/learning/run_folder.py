@@ -273,12 +273,13 @@ def _read_held_out(path: Path) -> list[HeldOutScored]:
 
 def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
     """One row a step. A family's columns are `FAMILY.kept_accuracy` and so on, a band's `band_known.right`; empty where it did not
-    occur.
+    occur. `help_auc`: how the help log-odds order right and wrong responses; empty without both.
     """
     rows = []
     for step in steps:
         row = {name: value for name, value in step.flat().items() if name not in _WHERE_MEASURED or value is not None}
         row |= {f"{name}_s": seconds for name, seconds in row.pop("seconds_by_part").items()}
+        row["help_auc"] = (row.pop("ranked") or {}).get("auc")
         for column, key, prefix in (
             ("families", "family", "{}"),
             ("bands", "band", "band_{}"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
 from edge.dagrpo.metrics import ResponseTally, tally
+from edge.dagrpo.ranking import RankedAnswers, ranked
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import NOTHING_GIVEN, ImitationBatch
 from edge.learning.methods import GroupAdvantages
@@ -97,6 +98,7 @@ def step_event(
             uncalled=sum(scored.outcome is ResponseOutcome.UNCALLED for scored in responses),
             families=family_scores(groups),
             bands=band_shares(groups),
+            ranked=ranked_responses(groups),
         ),
         cloud=StepCloud(
             cloud_calls=calls,
@@ -150,6 +152,16 @@ def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
             count = len(responses)
             shares.append(BandShares(name, count, right / count, asked / count, (count - right - asked) / count))
     return tuple(shares)
+
+
+def ranked_responses(groups: Sequence[ScoredGroup]) -> RankedAnswers:
+    """How the help log-odds order the responses that did not ask, which the verifier judged as they are."""
+    return ranked(
+        (number, scored.response.help_log_odds, scored.correct)
+        for number, group in enumerate(groups)
+        for scored in group.responses
+        if scored.outcome is ResponseOutcome.KEPT and scored.response.help_log_odds is not None
+    )
 
 
 def help_gain(groups: Sequence[ScoredGroup]) -> float | None:

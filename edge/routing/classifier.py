@@ -21,6 +21,7 @@ from edge.core.engines import choose_providers
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import write_atomically
 from edge.core.types import LocalResponse, TaskItem
+from edge.dagrpo.ranking import area_under_curve
 
 HASHED_WORDS = 64
 NUMBERS = ("help_log_odds", "decision_reached", "mean_logprob", "least_logprob", "log_response_tokens", "log_question_characters")
@@ -141,18 +142,9 @@ def calibrate(features_NF: Doubles, failed_N: NDArray[np.bool_], rate: float) ->
         failed=float(failed.mean()),
         asked=float((~kept).mean()),
         kept_accuracy=float((~failed[kept]).mean()) if kept.any() else None,
-        auc=area_under_curve(probabilities, failed),
+        auc=area_under_curve(probabilities[failed].tolist(), probabilities[~failed].tolist()),
     )
     return CalibratedRouter(model, threshold, quality)
-
-
-def area_under_curve(probabilities_N: Doubles, failed_N: NDArray[np.bool_]) -> float | None:
-    """The chance that a failure has the higher probability of a random pair, ties counted half; None without both outcomes."""
-    failures, successes = probabilities_N[failed_N], np.sort(probabilities_N[~failed_N])
-    if not len(failures) or not len(successes):
-        return None
-    below, up_to = (np.searchsorted(successes, failures, side=side) for side in ("left", "right"))
-    return float((below + up_to).mean() / (2 * len(successes)))
 
 
 def export(model: Logistic, threshold: float, out: Path) -> None:

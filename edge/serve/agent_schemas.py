@@ -251,6 +251,19 @@ class UsageView(ResponseBody):
 # -- answers -------------------------------------------------------------------------------------------------------------------------
 
 
+class RankingView(ResponseBody):
+    """How well the help log-odds of a label's judged local answers order right and wrong ones."""
+
+    right: Count
+    wrong: Count
+    auc: Share | None
+    """The probability that a wrong answer has higher help log-odds than a right one; null where nothing can be compared."""
+    interval: tuple[float, float] | None
+    """95 %."""
+    words: str
+    """What it says, for people."""
+
+
 class LedgerEntryView(ResponseBody):
     """A cloud call in the coordinator's ledger, or as the answer's record has it (`reported_by`)."""
 
@@ -272,6 +285,8 @@ class ExplanationView(ResponseBody):
     final: str = ""
     decision: str = ""
     help_log_odds: float | None = None
+    ranking: RankingView | None = None
+    """Of the answer's label, now."""
     dual: float | None = None
     calls_left: int | None = None
     ledger: LedgerEntryView | None = None
@@ -663,6 +678,7 @@ class DialView(ResponseBody):
     """Share of the last answers that no bias could make ask."""
     known_log_odds: Count
     set_at: float | None
+    ranking: RankingView
 
 
 class TaskBudgetView(QuotaView):

@@ -21,6 +21,7 @@ from edge.serve.ports import AnswerNote, AnswerPiece
 from edge.serve.recorded_control import RecordedControl
 from edge.state.answer_record import AnswerRecord, AnswerRequest, TaskStanding
 from edge.state.feedback import Feedback, FeedbackBook, Rating
+from edge.state.rankings import ranking_of
 from edge.state.reader import StateReader
 
 _SHARED = frozenset(AnswerNote.__slots__) & frozenset(AnswerRecord.__slots__)
@@ -80,7 +81,8 @@ class RunningAgent(RecordedControl):
         """The stored record of an answer with its decision in words and the ledger's entry of its call. Raises NotFound."""
         record = self._record(answer_id)
         explanation = await explained(record.to_json(), self._agent.link.call, said=self._feedback.of(record.id))
-        return views.ExplanationView.model_validate(explanation)
+        ranking = ranking_of(self._state, record.task).to_json()
+        return views.ExplanationView.model_validate({**explanation, "ranking": ranking})
 
     async def status(self) -> views.StatusView:
         """The agent's snapshot, with its budget where the coordinator can be reached."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from edge.core.events import Event
+from edge.dagrpo.ranking import RankedAnswers
 
 Source = Literal["local", "cloud", "local-fallback"]
 StopReason = Literal["done", "max_steps", "stopped"]
@@ -150,6 +151,8 @@ class StepScores:
     """The same shares for each family of questions, by name."""
     bands: tuple[BandShares, ...] = ()
     """Of practice questions alone."""
+    ranked: RankedAnswers | None = None
+    """How the help log-odds order the responses that did not ask, right and wrong; None: a step of before this was counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,7 @@ class StepFinished(Event):
         left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
         left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
         left["bands"] = tuple(BandShares(**one) for one in left.get("bands", ()))
+        left["ranked"] = RankedAnswers(**left["ranked"]) if left.get("ranked") else None
         parts: dict[str, Any] = {}
         for name, part in _PARTS.items():
             own = [field.name for field in fields(part)]

@@ -11,6 +11,7 @@ from edge.agent import AgentStatus
 from edge.budget.limits import BudgetLimits
 from edge.cloud.sent import SentChoice
 from edge.core.errors import NotFound, TooFewAnswers, UsageError
+from edge.dagrpo.ranking import Ranking
 from edge.inference.backend import ModelInfo
 from edge.serve import agent_schemas as views
 from edge.serve.ports import AnswerNote, AnswerPiece
@@ -39,6 +40,7 @@ _DIAL: Mapping[str, Any] = {
     "asked": 70,
     "without_decision": 0.0,
     "known_log_odds": 100,
+    "ranking": Ranking().to_json(),
     "set_at": None,
 }
 _TASK: Mapping[str, Any] = {

@@ -51,6 +51,7 @@ async def test_running_agent_reports_address_process_rates_and_spend(world: Worl
         assert (code, err) == (0, "")
         shown = screen(out)
         assert shown["agent"].endswith(f"(pid {os.getpid()}) at {url}")
+        assert shown["log-odds"].startswith("of chat: too few judged answers (0) · of math: too few judged answers (")
         assert "1 step of 4 done" in shown["learning"] and "answers of chat 50.0 %" in shown["assist rate"]
         agent.learning.pause(True)
         agent.access.pause_cloud(True)

@@ -16,7 +16,7 @@ from edge.core.errors import CoordinatorUnavailable
 from edge.serve.endpoint import _PAGE
 from tests.worlds import page_checks as checks
 from tests.worlds.browser import CHROMIUM, START_TIMEOUT_S, Browser, Page
-from tests.worlds.page_agent import PageAgent, Stage, dials, lived_in_agent, new_agent, note, open_stage, page_of, sent
+from tests.worlds.page_agent import PageAgent, Stage, lived_in_agent, new_agent, note, open_stage, page_of, sent
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium to test the page"),
@@ -220,6 +220,17 @@ async def test_a_box_is_shown_as_one_while_it_grows_and_where_it_is_cut(page: Pa
     assert shown == 'cut <strong class="boxed">12</strong>'
 
 
+async def test_each_dial_says_what_the_log_odds_that_it_moves_are_worth(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent), "budget")
+    await page.until(FILLED["budget"])
+    said = await page.value(
+        "[...document.querySelectorAll('.dial')].map((one) => one.querySelector('.ranking')?.textContent ?? '')"
+    )
+    for words, part in zip(said, ("says nothing", "better than chance", "too few judged answers (0)"), strict=False):
+        assert part in words
+    assert said[0].startswith("Help log-odds: AUC 0.52 (") and said[3:] == [""], "the dial of every task has none of its own"
+
+
 async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page: Page, stage: Stage, agent: PageAgent) -> None:
     agent.answers.note = note("cloud")
     await arrive(page, stage.show(agent))
@@ -231,7 +242,14 @@ async def test_answer_shows_its_source_is_explained_and_judged_by_keyboard(page:
     await press_button(page, "Why?")
     await page.until("!!document.querySelector('.why h3')")
     shown = await text_of(page, ".why")
-    for part in ("the dial (τ 20 %) added -0.70", "λ 0.500", "Charged 0.000099 USD", "It is 37.", "nano-cloud"):
+    for part in (
+        "the dial (τ 20 %) added -0.70",
+        "says nothing about right and wrong yet",
+        "λ 0.500",
+        "Charged 0.000099 USD",
+        "It is 37.",
+        "nano-cloud",
+    ):
         assert part in shown, part
     await key(page, "Escape")
     assert not await page.value("!!document.querySelector('.why')")
@@ -621,7 +639,8 @@ async def test_external_text_never_becomes_markup(page: Page, stage: Stage, text
     }
     control.state["steps_done"] = 4
     control.state["quota"] |= dict.fromkeys(("line", "state", "task"), text)
-    hostile_dial = dials()[0].to_json() | {"task": text}
+    dial = control.budgets["tasks"][0]["dial"]
+    hostile_dial = {**dial, "task": text, "ranking": {**dial["ranking"], "words": text}}
     control.budgets["tasks"] = [{**control.budgets["tasks"][0], **control.state["quota"], "dial": hostile_dial}]
     control.budgets["switched_off"] = control.decision = control.remark = text
     tasks = [{**one, "source": text} for one in control.prepared_report["tasks"]]

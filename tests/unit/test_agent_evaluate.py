@@ -435,6 +435,15 @@ def test_report_is_json_by_family_and_level_with_the_measured_setup() -> None:
     assert sum(level["scores"]["items"] for level in family["levels"]) == 6
 
 
+def test_log_odds_are_ranked_by_what_is_right_when_asking_is_impossible_whoever_asked() -> None:
+    wrong = [judged(number, asked=number < 6, local=False, cloud=True, help_log_odds=2.0 + number) for number in range(8)]
+    right = [judged(10 + number, help_log_odds=-1.0 * number) for number in range(8)]
+    ranking = score([*wrong, *right, judged(20), judged(21, local=False, help_log_odds=None)]).ranking
+    assert (ranking["right"], ranking["wrong"], ranking["auc"]) == (8, 8, 1.0)
+    assert "16 judged answers: tells right from wrong better than chance" in ranking["words"]
+    assert "too few judged answers (1)" in score([judged(0, help_log_odds=1.0)]).ranking["words"]
+
+
 def test_scores_survive_json() -> None:
     for one in (judged(0), judged(1, asked=True, cloud=False, help_log_odds=float("-inf"), bill=Bill(1, 2, 3))):
         assert Judged.from_json(json.loads(json.dumps(one.judged.to_json()))) == one.judged

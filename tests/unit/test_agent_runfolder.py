@@ -44,7 +44,16 @@ async def test_a_run_leaves_configuration_events_metrics_figures_adapter_and_sum
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["dual_after"]) for row in rows] == [step.control.dual_after for step in steps]
-    assert set(rows[0]) >= {"step", "assist_rate", "target_rate", "kept_accuracy", "joint_accuracy", "gate", "rollout_s"}
+    assert set(rows[0]) >= {
+        "step",
+        "assist_rate",
+        "target_rate",
+        "kept_accuracy",
+        "joint_accuracy",
+        "gate",
+        "rollout_s",
+        "help_auc",
+    }
     assert (rows[0]["sums.assist_rate"], rows[0]["sums.prompts"]) == (str(steps[0].scores.families[0].assist_rate), "3")
     assert not [text for row in rows for text in row.values() if text.startswith(("(", "[", "{"))], "a cell is one value"
     for name in ("rate_and_dual.png", "accuracy.png"):

@@ -15,7 +15,7 @@ from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.types import FinishReason
 from edge.evaluation.evaluate import EvalRoles, Example, examples_of
-from edge.routing.classifier import area_under_curve, calibrate
+from edge.routing.classifier import calibrate
 from edge.routing.policy import SelfOffload
 from edge.testing.backend import ScriptedBackend
 from edge.verifiers.math_answer import ExactMathAnswer
@@ -75,10 +75,7 @@ def test_threshold_and_quality_come_from_the_held_out_quarter(rate: float) -> No
     assert np.array_equal(calibrate(moved, failed, rate).model.weights, router.model.weights)
 
 
-def test_area_under_the_curve_is_the_probability_of_an_ordered_pair() -> None:
-    values, failed = np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, True, False, True])
-    assert area_under_curve(values, failed) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
-    assert area_under_curve(values, np.zeros(4, dtype=bool)) is None
+def test_three_examples_are_too_few_to_calibrate_a_router() -> None:
     with pytest.raises(UsageError, match="too few"):
         calibrate(np.zeros((3, 2)), np.array([True, False, True]), 0.5)
 

@@ -22,6 +22,7 @@ from edge.budget.whatif import PastAnswer, what_if
 from edge.cloud.client import KnownBudget
 from edge.cloud.sent import SentEntry, SentKind, entry_json
 from edge.core.types import TokenUsage
+from edge.dagrpo.ranking import RankedAnswers, Ranking
 from edge.inference.backend import ModelInfo
 from edge.learning.adapters import Version
 from edge.rpc.client import BudgetSnapshot, CloudCompletion
@@ -111,7 +112,8 @@ class PageControl(ScriptedControl):
         known = {one.name for one in fields(AnswerRecord)}
         record = {**RECORD.to_json(), **{name: value for name, value in note.items() if name in known and value is not None}}
         why = await explained(record, _call)
-        return ExplanationView.model_validate({**why, "decision": self.decision or why["decision"]})
+        ranking = RANKINGS["math"].to_json()
+        return ExplanationView.model_validate({**why, "decision": self.decision or why["decision"], "ranking": ranking})
 
 
 RECORD = AnswerRecord(
@@ -120,6 +122,13 @@ RECORD = AnswerRecord(
     cloud_text="It is 37.", model="nano-edge", cloud_model="nano-cloud", cloud_tokens=20, charged_uusd=99, created_at=BEGAN,
     help_bias=-0.7, task="math", target_rate=0.2, prompt="2+2?", call_key="run-77", asked=True,
 )  # fmt: skip
+
+
+RANKINGS = {
+    "math": Ranking((RankedAnswers(right=40, wrong=21, right_questions=40, wrong_questions=21, auc=0.52),)),
+    "code": Ranking((RankedAnswers(right=90, wrong=60, right_questions=90, wrong_questions=60, auc=0.81),)),
+}
+"""What the help log-odds of two of the tasks are worth; nobody judged answers of the third."""
 
 
 async def _call(key: str) -> CloudCompletion:
@@ -180,7 +189,10 @@ def note(source: str, reason: str = "") -> AnswerNote:
 def overview() -> Overview:
     """Three tasks: one with a dial that is set, one that the model decides, and one that is named at length."""
     known = KnownBudget(BudgetSnapshot(5, 0.481, 0.2, 31, 100, 8_450, 40_000, 4_216, 10_000), BEGAN)
-    tasks = [TaskBudget(quota_of(one.task, known, one, Circumstances()), one) for one in dials()]
+    tasks = [
+        TaskBudget(quota_of(one.task, known, one, Circumstances()), one, ranking=RANKINGS.get(one.task, Ranking()))
+        for one in dials()
+    ]
     return Overview("agent", "math", 0.2, False, "", 1, 0, tuple(tasks), HELD)
 
 

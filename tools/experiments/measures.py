@@ -13,6 +13,7 @@ from functools import lru_cache
 from random import Random
 from typing import Any, Literal, NamedTuple
 
+from edge.dagrpo.ranking import area_under_curve
 from tools.experiments.stats import Estimate, estimate
 
 Evaluation = Mapping[str, Any]
@@ -251,10 +252,7 @@ def ranking(evaluation: Evaluation) -> float | None:
     ]
     failing = [score for score, local in scored if not local]
     right = [score for score, local in scored if local]
-    if not failing or not right:
-        return None
-    above = sum((one > other) + 0.5 * (one == other) for one in failing for other in right)
-    return above / (len(failing) * len(right))
+    return area_under_curve(failing, right)
 
 
 def cloud_accuracy(evaluation: Evaluation) -> float:

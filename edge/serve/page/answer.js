@@ -188,7 +188,8 @@ const part = (title, ...children) => [element("h3", {}, title), ...children];
 function whyParts(record) {
   const odds = decimal(record.help_log_odds);
   const decision = facts([
-    ["Wish to ask", odds === null ? "" : `${odds} log-odds (above 0: more likely than not)`], ["Shift by the dial", record.help_bias ? `${decimal(record.help_bias)} log-odds` : ""],
+    ["Wish to ask", odds === null ? "" : `${odds} log-odds (above 0: more likely than not)`], ["Wishes of its label", odds === null ? "" : record.ranking?.words ?? ""],
+    ["Shift by the dial", record.help_bias ? `${decimal(record.help_bias)} log-odds` : ""],
     ["Dial", record.target_rate === null ? "" : `${percent(record.target_rate)} may ask`],
     ["Mode", record.mode], ["Task", record.task], ["Model", record.model], ["Adapter", record.adapter_version],
   ]);

@@ -22,6 +22,7 @@ export class Dial {
     const [heading, slider, hint] = ["dial", "slider", "whatif"].map(freshId);
     this.gauge = gauge();
     this.words = element("div", { class: "dial-facts" });
+    this.ranking = element("p", { class: "note ranking" });
     this.slider = element("input", { type: "range", id: slider, min: 0, max: 100, step: 1, "aria-describedby": hint, "on:input": () => this.moved(), "on:keydown": (event) => this.onKey(event) });
     this.output = element("output", { htmlFor: slider });
     this.free = element("input", { type: "checkbox", role: "switch", "on:change": () => this.moved() });
@@ -30,9 +31,9 @@ export class Dial {
     this.leave = button("Cancel", () => this.reset(), { class: "quiet" });
     this.text = element("input", { type: "text", class: "dial-text", placeholder: "30 %", autocomplete: "off", "aria-label": `Rate of ${this.name}, as 30 % or 0.3`, "on:keydown": (event) => this.onText(event) });
     this.problem = element("p", { class: "problem", role: "alert" });
-    const reading = task === null ? element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.") : element("div", { class: "dial-row" }, this.gauge, this.words);
+    const reading = task === null ? [element("p", { class: "note" }, "Setting this replaces what is set for single tasks, and holds for new ones.")] : [element("div", { class: "dial-row" }, this.gauge, this.words), this.ranking];
     this.card = element("section", { class: "card dial", "aria-labelledby": heading },
-      element("h4", { id: heading, dir: "auto" }, this.name), reading,
+      element("h4", { id: heading, dir: "auto" }, this.name), ...reading,
       element("div", { class: "meter-words" }, element("label", { htmlFor: slider }, "Questions that may go to the cloud"), this.output), this.slider,
       element("label", { class: "check" }, this.free, "the model decides alone"), this.whatif,
       element("div", { class: "row" }, this.set, this.leave, element("label", { class: "limit-field" }, "or type a rate", this.text)), this.problem);
@@ -47,7 +48,8 @@ export class Dial {
   }
 
   showReading() {
-    const { target_rate: target, realised_rate: realised } = this.now;
+    const { target_rate: target, realised_rate: realised, ranking } = this.now;
+    this.ranking.textContent = `Help log-odds: ${ranking.words}.`;
     drawGauge(this.gauge, realised, target, `${this.name}: ${percent(realised)} asked, ${target === null ? "the model decides" : `target ${percent(target)}`}`);
     this.words.replaceChildren(facts([
       ["Target", target === null ? "the model decides" : percent(target)], ["Asked lately", realised === null ? "no question yet" : percent(realised)],
