@@ -99,6 +99,7 @@ class Answerer:
             temperature=settings.temperature_of(request) or 0.0,
             max_tokens=min(request.max_tokens or settings.max_tokens, settings.max_tokens),
             max_steps=settings.max_steps,
+            certainty=settings.certainty,
             form=settings.form_of(request),
         )
         return AnswerDraft(

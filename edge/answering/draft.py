@@ -81,6 +81,8 @@ class AnswerSettings:
     """Where the cloud is asked, for error messages."""
     guided: bool = False
     """Local answers are plain turns, reasoned ones on request; else they are free, under the model's system prompt."""
+    certainty: float = 0.0
+    """How much the certainty of a plain answer counts in the decision to ask (Sampling.certainty)."""
 
     def temperature_of(self, request: AnswerRequest) -> float | None:
         """The temperature that a request asks for, else the configured one; None where neither is set."""
@@ -90,7 +92,8 @@ class AnswerSettings:
         """The form of the local answer; None: it is free."""
         if not self.guided:
             return None
-        return ReasonedForm(self.max_steps or REASONED_STEPS) if request.reasoned else PlainForm()
+        reasoned = request.reasoned and request.form is None and not request.beyond.wants
+        return ReasonedForm(self.max_steps or REASONED_STEPS) if reasoned else PlainForm()
 
 
 @dataclass(slots=True)

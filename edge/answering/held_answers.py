@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 
 from edge.answering.ask_cloud import CloudQuestions, why_not
 from edge.answering.draft import AnswerDraft, AnswerRecorder, Pieces, finish_of
-from edge.answering.local_text import LocalText, may_become_request, update_dial
+from edge.answering.local_text import HelpHoldBack, LocalText, may_become_request, update_dial
 from edge.budget.access import CloudAccess
 from edge.budget.dial import Setting
 from edge.core.concurrency import closing
 from edge.core.errors import CloudOff, CoordinatorError, InvalidRequest, UnfitAnswer, Unsupported
+from edge.core.forms import PlainForm
 from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, FinishReason, Sampling
 from edge.inference.backend import InferenceBackend
 from edge.state.answer_record import AnswerDelta
@@ -74,9 +75,11 @@ class HeldAnswers:
             draft.reason = off or draft.request.no_cloud or unasked or f"mode {draft.mode}"
         else:
             draft.sampling = replace(draft.sampling, help_bias=setting.bias)
-        async with closing(self._thoughts(draft, form, setting)) as texts:
-            async for text in texts:
-                yield AnswerDelta(text)
+        plain = isinstance(draft.sampling.form, PlainForm)
+        with named(form.parameter):
+            async with closing((self._plainly if plain else self._thoughts)(draft, form, setting)) as texts:
+                async for text in texts:
+                    yield AnswerDelta(text, verbatim=plain)
         draft.asked = setting is not None and self._local.asks(draft)
         update_dial(dial, draft, setting)
         if draft.asked:
@@ -93,10 +96,12 @@ class HeldAnswers:
             draft.source, draft.reason, draft.cloud_text = "local-fallback", f"the model asked for help, but {failure}", ""
         elif draft.overridden == "not to ask":
             draft.reason = "the model wished to ask; the budget dial kept it on this device"
-        draft.local_text = prefix = _answer_opening(draft.local_text)
-        held = self._rest(draft, replace(draft.sampling, help_bias=0.0, max_steps=None, stops=(), grammar=form.grammar))
+        if plain and not draft.asked:
+            return
+        draft.local_text = prefix = "" if plain else _answer_opening(draft.local_text)
+        held = replace(draft.sampling, help_bias=0.0, suppress_help=True, max_steps=None, stops=(), grammar=form.grammar)
         with named(form.parameter):
-            async with closing(self._local.pieces(draft, held, prefix, form_note=_note(form))) as texts:
+            async with closing(self._local.pieces(draft, self._rest(draft, held), prefix, form_note=_note(form, plain))) as texts:
                 async for text in texts:
                     draft.content += text
                     yield AnswerDelta(text, draft.source, verbatim=True)
@@ -156,6 +161,20 @@ class HeldAnswers:
             raise UnfitAnswer(failure, hint="ask again, or without this form")
         raise UnfitAnswer(failure)
 
+    async def _plainly(self, draft: AnswerDraft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
+        """The whole answer, unless the model asks for help before it."""
+        hold = HelpHoldBack(draft.sampling.form)
+        held = replace(draft.sampling, suppress_help=setting is None, max_steps=None, stops=(), grammar=form.grammar)
+        async with closing(self._local.pieces(draft, held, form_note=_note(form, plain=True))) as texts:
+            async for text in texts:
+                shown = hold.feed(text)
+                draft.content += shown
+                yield shown
+        if not self._local.asks(draft):
+            shown = hold.rest()
+            draft.content += shown
+            yield shown
+
     async def _thoughts(self, draft: AnswerDraft, form: AnswerForm, setting: Setting | None) -> AsyncGenerator[str, None]:
         """What the model thinks before its answer, in at most half of its tokens; nothing where it does not begin with a thought. After
         the thought, generation goes on only as long as the model may still be asking for help."""
@@ -168,7 +187,7 @@ class HeldAnswers:
             top_logprobs=None,
         )
         sent = 0
-        async with closing(self._local.pieces(draft, free, form_note=_note(form))) as texts:
+        async with closing(self._local.pieces(draft, free, form_note=_note(form, plain=False))) as texts:
             async for _ in texts:
                 text, begins = draft.local_text, draft.local_text.lstrip()
                 if not begins.startswith("<think>"):
@@ -237,8 +256,10 @@ def _answer_opening(text: str) -> str:
     return f"{opening}{rest.partition('</think>')[0].rstrip()}\n</think>\n<answer>"
 
 
-def _note(form: AnswerForm) -> str:
+def _note(form: AnswerForm, plain: bool) -> str:
     wanted = f"JSON that fits this schema: {form.schema}" if form.schema else "one JSON object"
+    if plain:
+        return f"Answer with {wanted}"
     return f"Here the answer is {wanted}\nPut it between <answer> and </answer>, without \\boxed{{}} and without any other words."
 
 

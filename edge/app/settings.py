@@ -189,6 +189,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         guided=None if (config.model.responses, local_prompt_form(config)) == ("auto", "auto") else responses_are_guided(config),
         hint_chars=coordinator.hint_chars,
         cloud_samples=learning.objective.cloud_samples == "on",
+        certainty=config.model.certainty if learning.control.controller != "paper" else 0.0,
     )
     answers = AnswerSettings(
         mode=config.mode,
@@ -205,6 +206,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         hint_chars=coordinator.hint_chars,
         cloud=cloud_place(config),
         guided=responses_are_guided(config) and local_prompt_form(config) != "compact",
+        certainty=rollout.certainty,
     )
     return AgentSettings(
         rollout,

@@ -61,6 +61,9 @@ def command(
         int | None, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of this answer, above temperature 0.", metavar="N")
     ] = None,
     task: Task = None,
+    reasoned: Annotated[
+        bool, Option("--reasoned", help="Have the local model reason in numbered steps before it answers.")
+    ] = False,
     full: Annotated[bool, Option("--full", help="Show the reasoning too.")] = False,
     fail_on_fallback: Annotated[
         bool, Option("--fail-on-fallback", help="Exit with 3 where help was asked for but not had.")
@@ -81,7 +84,7 @@ def command(
     label = task_label(task)
     messages = [Message("system", system)] if system and system.strip() else []
     messages.append(Message("user", "\n\n".join(_parts(question, files or ()))))
-    asked = new_question(messages, settings.mode, task=label, **sampling)
+    asked = new_question(messages, settings.mode, task=label, reasoned=reasoned, **sampling)
 
     async def answered() -> Answer:
         async with answering(settings, settings.mode) as reader:
@@ -232,7 +235,7 @@ def own_reader(agent: Agent) -> Reader:
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:
-    """A question under an id of its own. `more`: task, temperature, max_tokens, seed; None or absent is the agent's own choice."""
+    """A question under an id of its own. `more`: task, temperature, max_tokens, seed, reasoned; None or absent is the agent's own choice."""
     return AnswerRequest(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 

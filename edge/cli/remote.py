@@ -129,7 +129,7 @@ class RemoteAgent:
 
     async def read(self, question: AnswerRequest) -> Reading:
         """Stream one answer by channel, then its note."""
-        given = {"task": question.task, "no_cloud": question.no_cloud}
+        given = {"task": question.task, "no_cloud": question.no_cloud, "form": "reasoned" if question.reasoned else ""}
         metadata = {name: text for name, text in given.items() if text}
         body = {
             "model": _MODELS[question.mode],

@@ -65,7 +65,13 @@ class ModelConfig(Section):
     )
     responses: Literal["auto", "guided", "free"] = Field(
         "auto",
-        description="Reasoned responses are held to their format by the engine (guided), or free; auto: guided but for bundled models.",
+        description="Responses are held to their form by the engine (guided), or free; auto: guided but for bundled models.",
+    )
+    certainty: float = Field(
+        12.0,
+        ge=0.0,
+        le=1000.0,
+        description="Nats by which each nat of doubt in a plain answer raises the log-odds of asking, where a dial holds the rate.",
     )
 
 

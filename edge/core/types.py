@@ -122,7 +122,7 @@ class Sampling:
     help_bias: float = 0.0
     """Added to the logit of the help phrase's first token where that phrase would be a request."""
     certainty: float = 0.0
-    """a: the log-odds of asking are z + a·u + help_bias, u how unsure the model is of its answer (`Draft`). Of responses in a form."""
+    """a: the log-odds of asking are z + a·u + help_bias, u how unsure the model is of its answer (`Draft`). Of plain responses."""
     suppress_help: bool = False
     """Makes that token impossible there, and wherever else the phrase would look like a request."""
     exact: bool = False
@@ -208,8 +208,8 @@ class BiasedDecision:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a decision's certainty is taken of: u is the mean of -log π over the tokens that the model chose, and the log-odds of asking
-    z + a·u + b."""
+    """What a decision's certainty is taken of: the beginning of the likeliest answer. u is the mean of -log π over its n tokens, and the
+    log-odds of asking are z + a·u + b."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -217,7 +217,7 @@ class Draft:
     allowed: AllowedTokens | None
     """What a form left of the vocabulary at each token; None: all of it."""
     slope: float
-    """What multiplies Σ ∇ log π of the chosen tokens in the gradient of the decision's log-probability: (asked - σ)·(-a/n)."""
+    """What multiplies Σ ∇ log π of the tokens in the gradient of the decision's log-probability: (asked - σ)·(-a/n)."""
 
 
 @dataclass(frozen=True, slots=True)

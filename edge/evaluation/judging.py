@@ -160,6 +160,9 @@ class RolloutSettings:
     """Responses are held to the form of their question; else they are free, and their format is judged. None: guided where the loaded model
     reads full prompts."""
 
+    certainty: float = 0.0
+    """How much the certainty of a plain answer counts in the decision to ask (Sampling.certainty)."""
+
     def sampling(self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False) -> Sampling:
         """How responses to a question are sampled, in learning and in evaluations."""
         return Sampling(
@@ -169,6 +172,7 @@ class RolloutSettings:
             help_bias=help_bias,
             suppress_help=suppress_help,
             exact=not suppress_help,
+            certainty=self.certainty,
             form=self.form_of(item),
         )
 

@@ -39,7 +39,7 @@ from edge.dagrpo.prompts import HELP_PHRASE
 from edge.dagrpo.turn_start import ask_probability, draft_slope, log_odds, unfinished, unsure
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
-from edge.inference.sampling import Floats, Ids, RowSampler, likeliest, log_odds_of, log_probabilities, log_sum_exp
+from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities, log_sum_exp
 
 if TYPE_CHECKING:
     from edge.inference.guide import Guide
@@ -371,13 +371,14 @@ class Batcher:
         self._close_gaps([*[False] * row, *self._sample([sequence], request.prompt_logits[None].copy())])
 
     def _end_draft(self, sequence: _Sequence, ends: bool) -> bool:
-        """The draft is there. At temperature 0 it is the beginning of the answer, unless that asks; else the responses start now. True when
-        the sequence is over."""
+        """The draft is there. At temperature 0, or with a grammar, which follows one text only, it is the beginning of the answer, unless
+        that asks; else the responses start now. True when the sequence is over."""
         request = sequence.request
         request.drafting = False
         request.draft = Draft(tuple(sequence.token_ids), tuple(sequence.logprobs), None, 0.0)
-        sequence.drafts = False
-        if request.sampling.temperature > 0.0 or len(request.seeds) > 1 or sequence.occurrences is not None:
+        sequence.drafts, sequence.temperature = False, request.sampling.temperature
+        goes_on = sequence.temperature == 0.0 and len(request.seeds) == 1 and sequence.occurrences is None
+        if not goes_on and request.filter is None:
             heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
             return True
         request.started = 1
@@ -401,7 +402,8 @@ class Batcher:
         z, shift = log_odds(request.phrase_logprobs), 0.0
         if request.draft is not None:
             shift = sampling.certainty * unsure(request.draft.logprobs)
-        sequence.help_log_odds = z + shift
+        if request.draft is not None or not sampling.certainty:  # else it cannot be compared with those of other answers
+            sequence.help_log_odds = z + shift
         uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias + shift
         asks, would_ask = (uniform < ask_probability(z, one, sequence.temperature) for one in (bias, shift))
         sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks)
@@ -584,9 +586,11 @@ class Batcher:
             without_asking = guide.allowed(may_ask=False)
             answers = np.flatnonzero(~guide.outside(without_asking))
             sequence.help_log_odds = log_odds_of(np.append(logits_V[ask], logits_V[answers]), np.array([0]))
-            if sampling.certainty and not sampling.suppress_help:
-                sequence.draft = draft = self._draft_of(sequence, logits_V[answers], answers, without_asking)
-                shift = sampling.certainty * unsure(draft.logprobs)
+            if sampling.certainty:
+                best = int(answers[logits_V[answers].argmax()])
+                logprob = float(logits_V[best]) - log_sum_exp(logits_V[answers])
+                sequence.draft = Draft((best,), (logprob,), AllowedTokens((0,), (without_asking,)), 0.0)
+                shift = sampling.certainty * unsure((logprob,))
                 sequence.help_log_odds += shift
                 sequence.ask_probability = ask_probability(sequence.help_log_odds, sampling.help_bias)
             if sampling.suppress_help and len(answers) == 1:
@@ -604,16 +608,6 @@ class Batcher:
             sequence.free_choice = self._choice(sequence, logits_V, uniform)
             logits_V[ask] += np.float32(sampling.help_bias)
             sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias + shift, (ask,)))
-
-    def _draft_of(self, sequence: _Sequence, answers_A: Floats, ids_A: Ids, without_asking: bytes) -> Draft:
-        """What shows how sure a model in a form is where it decides: the likeliest of few answers, else what it has written."""
-        if sequence.token_ids:
-            chosen = [place for place, drawn_from in enumerate(sequence.places) if drawn_from != FORCED]
-            allowed = AllowedTokens(tuple(sequence.places), tuple(sequence.sets))
-            return Draft(tuple(sequence.token_ids), tuple(sequence.logprobs[place] for place in chosen), allowed, 0.0)
-        best = int(answers_A.argmax())
-        logprob = float(answers_A[best]) - log_sum_exp(answers_A)
-        return Draft((int(ids_A[best]),), (logprob,), AllowedTokens((0,), (without_asking,)), 0.0)
 
     def _leave_phrase(self, sequence: _Sequence, logits_V: Floats) -> None:
         """A turn that does not ask: where it is a beginning of the help phrase so far, the phrase goes on only as far as it stays

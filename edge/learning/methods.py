@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from edge.core.rng import stream
-from edge.core.types import FORCED, LocalResponse, TrainingGroup, TrainingSample
+from edge.core.types import Draft, LocalResponse, TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import (
     AdvantageScale,
     centred,
@@ -59,18 +59,13 @@ class GroupAdvantages:
 
 
 def _draft_samples(pairs: Iterable[tuple[LocalResponse, float]]) -> list[TrainingSample]:
-    """What the certainty in the responses' decisions was taken of, each draft once: responses to one prompt may share it."""
-    found: dict[tuple[int, ...], TrainingSample] = {}
+    """What the certainty in the responses' decisions was taken of, each draft once: responses to one prompt share it."""
+    found: dict[Draft, float] = {}
     for response, advantage in pairs:
-        if (draft := response.draft) is None:
-            continue
-        logprobs = iter(draft.logprobs)
-        places = draft.allowed.places if draft.allowed else range(len(draft.token_ids))
-        behaviour = tuple(0.0 if place == FORCED else next(logprobs) for place in places)
-        before = found.get(draft.token_ids)
-        pull = advantage * draft.slope + (before.advantage if before else 0.0)
-        found[draft.token_ids] = TrainingSample(draft.token_ids, behaviour, pull, allowed=draft.allowed)
-    return list(found.values())
+        if response.draft is not None:
+            draft = replace(response.draft, slope=0.0)
+            found[draft] = found.get(draft, 0.0) + advantage * response.draft.slope
+    return [TrainingSample(one.token_ids, one.logprobs, pull, allowed=one.allowed) for one, pull in found.items()]
 
 
 @dataclass(frozen=True, slots=True)

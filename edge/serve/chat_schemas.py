@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
-from edge.core.types import AnswerForm, BeyondText, Message, Mode, Role, ScoredToken, ToolConversation, ToolUse, joined_parts
+from edge.core.types import (
+    AnswerForm,
+    BeyondText,
+    FormName,
+    Message,
+    Mode,
+    Role,
+    ScoredToken,
+    ToolConversation,
+    ToolUse,
+    joined_parts,
+)
 from edge.serve.answer_forms import answer_form, tool_use, turns_of
 from edge.serve.errors import RequestProblem, invalid_value
 from edge.serve.ports import MODELS, AnswerNote
@@ -277,6 +288,9 @@ class ChatRequest(SamplingFields):
         no_cloud = " ".join((self.metadata or {}).get("no_cloud", "").split())
         if no_cloud and mode == "cloud-only":
             raise invalid_value("metadata.no_cloud", "forbids what the model edge-cloud demands")
+        answer_form = (self.metadata or {}).get("form", "plain")
+        if answer_form not in get_args(FormName):
+            raise invalid_value("metadata.form", f"must be one of {', '.join(get_args(FormName))}")
         max_tokens = self.max_completion_tokens or self.max_tokens
         form = self._form(name_of)
         return AnswerRequest(
@@ -291,6 +305,7 @@ class ChatRequest(SamplingFields):
             wishes=self.sampling_wishes((self.top_logprobs or 0) if self.logprobs else None),
             no_cloud=no_cloud,
             form=form,
+            reasoned=answer_form == "reasoned",
             tools=None if mode == "cloud-only" else self._tool_use(form, name_of),
         )
 
