@@ -235,7 +235,7 @@ def own_reader(agent: Agent) -> Reader:
 
 
 def new_question(messages: Sequence[Message], mode: str | None, **more: Any) -> AnswerRequest:
-    """A question under an id of its own. `more`: task, temperature, max_tokens, seed, reasoned; None or absent is the agent's own choice."""
+    """A question under an id of its own. `more`: task, temperature, max_tokens, seed, reasoned; None or absent is the agent's choice."""
     return AnswerRequest(id=secrets.token_hex(8), messages=tuple(messages), mode=cast("Mode | None", mode), **more)
 
 

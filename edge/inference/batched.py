@@ -194,7 +194,7 @@ class BatchedBackend:
         if sampling.max_tokens < guide.least:
             raise UsageError(
                 f"a response of this form needs {guide.least} tokens, not {sampling.max_tokens}",
-                hint="raise learning.max_tokens or --max-tokens, or set model.responses to free",
+                hint="allow more (max_tokens of a request, serve.max_tokens, learning.max_tokens), or set model.responses to free",
             )
         return guide.fork(min(sampling.max_tokens, room))
 

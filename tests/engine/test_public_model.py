@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from edge.core.forms import ReasonedForm
-from edge.core.types import FORCED, Message, PromptGroup, Sampling, TrainingGroup, TrainingSample
+from edge.core.forms import PlainForm, ReasonedForm
+from edge.core.types import FORCED, AnswerKind, Message, PromptGroup, Sampling, TaskItem, TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.dagrpo.format import check_format
 from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
 from edge.inference.llamacpp import LlamaCppBackend
+from edge.learning.methods import GroupAdvantages
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
 from edge.models.catalogue import all_models, find_model, packaged_model
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
@@ -87,3 +89,38 @@ async def test_sampler_and_trainer_agree_and_an_update_learns(worker: EngineWork
 def test_it_is_found_in_its_package_by_its_name() -> None:
     assert next(found for found in all_models() if found.name == "smollm2").origin == "package"
     assert find_model("smollm2") == MODEL
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_turn_goes_on_after_its_thinking_to_an_answer(backend: LlamaCppBackend) -> None:
+    sampling, before = Sampling(0.0, 80, form=FORM, suppress_help=True), "<think>\nStep 1: 17 + 25 = 42\n</think>\n"
+    text = "".join([delta.text async for delta in backend.stream(QUESTION, sampling, 0, before)])
+    assert text.startswith("<answer>\\boxed{") and check_format(before + text, 3).ok
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("options", [(), ("a colour", "a number", "no answer")])
+async def test_sampler_and_trainer_agree_on_the_decision_of_a_plain_turn(
+    backend: LlamaCppBackend, worker: EngineWorker, options: tuple[str, ...]
+) -> None:
+    """Also on what learning is given of it: the phrase after the prompt, and the draft that shows how sure the model is."""
+    sampling = Sampling(1.0, 16, certainty=12.0, help_bias=20.0 if not options else 0.0, form=PlainForm(options))
+    group = await backend.sample_group([Message("user", "What is 17 + 25?")], sampling, range(6))
+    scored = [ScoredResponse(one, True, ResponseOutcome.KEPT, False, float(i % 2), 0) for i, one in enumerate(group.responses)]
+    item = TaskItem("t", "qa", "t", 0, "train", "?", "42", AnswerKind.TEXT, 4)
+    given = GroupAdvantages(ScoredGroup(item, group.prompt_ids, tuple(scored), None), [1.0, -1.0] * 3, 0.2).training_group()
+    settings = LearnerSettings(learning_rate=1e-4, threads=1)
+    learner = TorchLearner(
+        load_decoder(find_model("smollm2")), worker, partial(convert_adapter, find_model("smollm2")), seed=1, settings=settings
+    )
+    differences = []
+    for sample in given.samples:
+        found = await learner.logprobs(given.prompt_ids, sample.token_ids, sample.allowed)
+        places = (
+            range(len(sample.token_ids))
+            if sample.allowed is None
+            else [p for p, s in enumerate(sample.allowed.places) if s != FORCED]
+        )
+        biased = {one.place for one in sample.biased}
+        differences += [abs(found[n] - sample.behaviour_logprobs[p]) for n, p in enumerate(places) if p not in biased]
+    assert np.mean(differences) < MOST_NATS

@@ -79,7 +79,7 @@ class App {
     try {
       const status = await get("/api/status");
       this.showStatus(status);
-      for (const view of Object.values(this.views)) view.onStatus?.(status);
+      for (const view of [this.chat, ...Object.values(this.views)]) view.onStatus?.(status);
       if (await this.steps.follow(status.steps_done)) for (const view of Object.values(this.views)) view.onSteps?.();
     } catch (problem) {
       if (problem.status === undefined) throw problem;

@@ -27,6 +27,7 @@ export class Chat {
     $("question").value = this.kept.draft;
     $("model").value = this.kept.model;
     if (!$("model").value) $("model").value = "edge";
+    $("reasoned").checked = this.kept.reasoned;
     this.paintWho();
     this.listen();
     $("examples").append(...EXAMPLES.map((example) => button(example, () => this.ask(example))));
@@ -39,11 +40,15 @@ export class Chat {
     $("question").addEventListener("keydown", (event) => this.onKey(event));
     $("question").addEventListener("input", () => { this.kept.draft = $("question").value; this.save(); });
     $("model").addEventListener("change", () => { this.kept.model = $("model").value; this.save(); this.paintWho(); });
+    $("reasoned").addEventListener("change", () => { this.kept.reasoned = $("reasoned").checked; this.save(); });
     $("stop").addEventListener("click", () => this.stop());
     $("clear").addEventListener("click", () => this.clear());
     addEventListener("beforeunload", () => { this.leaving = true; });
     addEventListener("pagehide", () => this.save());
   }
+
+  // Models that answer in their own reasoned form only leave no choice.
+  onStatus(status) { $("reasoned-choice").hidden = (status.model?.prompt_form ?? "compact") === "compact"; }
 
   save() { saveConversation(this.kept); }
 
@@ -136,6 +141,7 @@ export class Chat {
 
   async stream(turn, card, signal) {
     const body = { model: $("model").value, messages: messagesFor(this.kept.turns, turn), stream: true };
+    if ($("reasoned").checked && !$("reasoned-choice").hidden) body.metadata = { form: "reasoned" };
     for await (const event of streamed("/v1/chat/completions", body, signal)) {
       const delta = event.choices[0]?.delta ?? {};
       turn.reasoning += delta.reasoning_content ?? "";

@@ -11,7 +11,7 @@ export function newTurn(question) {
 }
 
 export function loadConversation() {
-  const empty = { turns: [], draft: "", model: "edge" };
+  const empty = { turns: [], draft: "", model: "edge", reasoned: false };
   try {
     const kept = { ...empty, ...JSON.parse(sessionStorage.getItem(KEY) ?? "{}") };
     kept.turns.filter((turn) => turn.state === "running").forEach(cutOff);
