@@ -26,6 +26,8 @@ If you have reasoned through enough steps and still cannot solve the problem on 
 def user_prompt(item: TaskItem) -> str:
     """The user turn for one item, worded for its kind of answer; a person's own question is asked as it came."""
     options, instruction = "", item.kind.instruction
+    if item.form == "reasoned":
+        instruction = instruction or AnswerKind.MATH.instruction
     if item.kind is AnswerKind.CHOICE:
         options = _options(item)
         if first_number(item.question, item.options) is not None:

@@ -50,6 +50,7 @@ class _Known:
     task: str
     prompt: str
     sent: bool = False
+    reasoned: bool = False
     corrections: list[str] = field(default_factory=list)
     liked: list[str] = field(default_factory=list)
     disliked: list[str] = field(default_factory=list)
@@ -101,6 +102,7 @@ def _gathered(answers: Iterable[RatedAnswer], *, use_ratings: bool, agreement: b
             continue
         final, whole = final_answer(str(record.get("final") or "")), record.get("finish", "stop") == "stop"
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))
+        one.reasoned = bool(record.get("reasoned"))
         one.sent = one.sent or bool(record.get("call_state") in _LEFT or record.get("cloud_text"))
         if use_ratings and feedback.correction:
             one.corrections.append(final_answer(feedback.correction))
@@ -147,5 +149,6 @@ def _item(known: _Known) -> OwnItem | None:
         answer=OwnKey(form, right, wrong, closed, options if form == "choice" else ()).to_json(),
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
+        form="reasoned" if known.reasoned else None,
     )
     return own_item(item, sent=known.sent)

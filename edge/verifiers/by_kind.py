@@ -16,6 +16,7 @@ from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.verifiers.program import ProgramJudge, ProgramVerifier
 from edge.verifiers.sandbox.choice import best_sandbox
+from edge.verifiers.text_answer import says
 from edge.verifiers.verifier import PartialVerifier, Verifier
 
 
@@ -77,16 +78,16 @@ class OwnAnswer:
         if key is None:
             return None
         for answers, verdict in ((key.right, True), (key.wrong, False)):
-            if any(self._is_same(item, key, answer, final) for answer in answers):
+            if any(self._is_same(item, key, answer, response) for answer in answers):
                 return verdict
         return False if key.right and key.closed and not _may_say(final, key) else None
 
-    def _is_same(self, item: TaskItem, key: OwnKey, answer: str, final: str) -> bool:
+    def _is_same(self, item: TaskItem, key: OwnKey, answer: str, response: str) -> bool:
         if key.form == "text":
-            return plain_words(final) == plain_words(answer)
+            return says(response, answer)
         kind = _KINDS[key.form]
         known = replace(item, kind=kind, answer=answer, options=key.options)
-        return self._verifiers[kind].is_correct(known, f"\\boxed{{{final}}}")
+        return self._verifiers[kind].is_correct(known, f"\\boxed{{{final_answer(response)}}}")
 
 
 def _may_say(final: str, key: OwnKey) -> bool:
