@@ -269,7 +269,14 @@ class Agent:
         share = {"share": self.pace.learning_limits} if self.pace else {}
         daily_budget = DailyBudget(state, clock, settings.daily_limits, self._notice, self._end_of_call, **share)
         reporter = StepReporter(
-            client, state, sink, clock, settings.dual_init, settings.offline_retry_s, dial_in_loop=settings.dial_in_loop
+            client,
+            state,
+            sink,
+            clock,
+            settings.dual_init,
+            settings.offline_retry_s,
+            settings.help_bias_rule,
+            settings.estimates_dual,
         )
         calls = GroupCalls(client, settings.call_deadline_s, lambda: self.access.switch.reason, daily_budget)
         session = TrainingSession(components, settings, adapter, reporter, calls, closing, self.pace)

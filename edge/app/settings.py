@@ -174,6 +174,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
 
     learning, coordinator, serve = config.learning, config.coordinator, config.serve
     cloud_form, method = cloud_prompt_form(config), learning_method(learning)
+    has_bias = learning.method == "da-grpo" and learning.control.controller == "dial"
     rollout = RolloutSettings(
         run_id=run_id,
         seed=learning.seed,
@@ -217,7 +218,8 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         config.budget.dial,
         gate=None if config.gate.enabled is False else config.gate,
         daily_limits=DailyLimits(config.budget.learning_calls_per_day, config.budget.learning_spend_per_day_uusd),
-        dial_in_loop=learning.method == "da-grpo" and learning.control.controller == "dial",
+        help_bias_rule=learning.control.help_bias_rule if has_bias else None,
+        estimates_dual=learning.method == "da-grpo" and learning.control.step_dual == "estimated",
         dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),

@@ -28,7 +28,7 @@ from edge.core.limits import (
 )
 from edge.core.periods import Period
 from edge.core.types import Mode
-from edge.dagrpo.dual import MOST_WINDOW, Controller, ProportionalIntegral, dual_rule
+from edge.dagrpo.dual import MOST_WINDOW, Controller, HelpBiasRule, ProportionalIntegral, dual_rule
 
 
 def _switch_word(value: object) -> object:
@@ -195,7 +195,15 @@ class ControlConfig(Section):
 
     controller: Controller = Field(
         "dial",
-        description="What holds the assist rate of da-grpo's rollouts: a help bias that follows it and λ (dial), or λ alone (paper).",
+        description="What holds the assist rate of da-grpo's rollouts: a help bias and λ (dial), or λ alone (paper).",
+    )
+    help_bias_rule: HelpBiasRule = Field(
+        "solved",
+        description="The help bias of dial: solved for τ on the log-odds of the last rollouts, or integrated from what their rates missed.",
+    )
+    step_dual: Literal["coordinator", "estimated"] = Field(
+        "coordinator",
+        description="λ of a step: the coordinator's, or with dial what asking gained in the last eight steps (estimated).",
     )
     dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
     dual_lr: NotNegative | None = Field(
@@ -225,6 +233,12 @@ class ControlConfig(Section):
     def dual_rule(self) -> ProportionalIntegral:
         """How λ moves."""
         return dual_rule(self.controller, self.dual_lr, self.dual_proportional, self.dual_window, self.dual_ceiling)
+
+    @model_validator(mode="after")
+    def _something_holds_the_rate(self) -> ControlConfig:
+        if self.step_dual == "estimated" and self.controller == "paper":
+            raise ValueError("step_dual estimated needs controller dial: such a λ does not follow the rate")
+        return self
 
     @model_validator(mode="after")
     def _begins_below_the_ceiling(self) -> ControlConfig:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge.dagrpo.advantages import mean
+from edge.dagrpo.advantages import centred, mean
 from edge.dagrpo.numbers import require_finite, require_non_negative, require_share
 
 MOST_WINDOW = 100
@@ -102,15 +103,64 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
     return DualState(min(rule.ceiling, dual), () if gain == 0.0 and not any(recent) else recent)
 
 
-HELP_BIAS_GAIN = 0.6
-MOST_BIAS_CHANGE = 2.0
 MOST_BIAS = 40.0
 EXPLORED_RATE = 0.02
 """The share that is kept asking where asking does not help, so that it shows when that changes."""
+HelpBiasRule = Literal["solved", "integrated"]
+"""How the help bias of the rollouts follows from the steps before: `next_help_bias` or `help_bias_step`."""
+
+
+def help_rate(log_odds_N: Sequence[float | None], bias: float = 0.0, weights_N: Sequence[float] | None = None) -> float:
+    """The expected share of responses that ask under a bias, from the log-odds of asking at each one's decision (None: it reached none),
+    each weighted by what its call costs (None: all count the same)."""
+    weights = [1.0] * len(log_odds_N) if weights_N is None else weights_N
+    asks = [0.0 if one is None else 0.5 + 0.5 * math.tanh(0.5 * (one + bias)) for one in log_odds_N]
+    return math.fsum(weight * ask for weight, ask in zip(weights, asks, strict=True)) / math.fsum(weights)
+
+
+def solved_help_bias(log_odds_N: Sequence[float | None], rate: float, weights_N: Sequence[float] | None = None) -> float:
+    """b (nats) for which the mean of σ(z + b) over these log-odds is `rate`, within ±MOST_BIAS; what reached no decision cannot ask.
+
+    0 where none reached one. Raises ValueError on a rate outside [0, 1].
+    """
+    wanted = require_share("rate", rate)
+    if all(one is None for one in log_odds_N):
+        return 0.0
+    low, high = -MOST_BIAS, MOST_BIAS
+    while high - low > 1e-6:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if help_rate(log_odds_N, middle, weights_N) < wanted else (low, middle)
+    return 0.5 * (low + high)
+
+
+def next_help_bias(
+    log_odds_N: Sequence[float | None],
+    target_rate: float,
+    *,
+    weights_N: Sequence[float] | None = None,
+    fell_short: float = 0.0,
+    helps: bool = True,
+) -> float:
+    """b of the next step's rollouts, solved for τ on the log-odds of the last ones.
+
+    `fell_short` is added to τ: by how much the last steps asked less often than was expected of their b, since the policy moves by the
+    step that lies between, and a request may be invalid. Where asking does not help (`helps`), b raises the rate to EXPLORED_RATE only:
+    forced up to τ it would cost money, and the policy would be driven ever further from asking. Who asks unasked, within τ, may. Raises
+    ValueError on a rate outside [0, 1].
+    """
+    target = require_share("target_rate", target_rate)
+    least, most = min(target, EXPLORED_RATE), max(target, 1.0 - EXPLORED_RATE)  # no noise stops asking, or answering
+    wanted = min(most, max(least, target + require_finite("fell_short", fell_short)))
+    bias = solved_help_bias(log_odds_N, wanted, weights_N)
+    return bias if helps else min(bias, max(0.0, solved_help_bias(log_odds_N, least, weights_N)))
+
+
+HELP_BIAS_GAIN = 0.6
+MOST_BIAS_CHANGE = 2.0
 
 
 def help_bias_step(bias: float, assist_rate: float, target_rate: float, *, helps: bool = True) -> float:
-    """b ← b + κ (τ - Ĵ) / (τ (1 - τ)): the bias on the decision to ask (nats) after a step whose rollouts asked at rate Ĵ.
+    """b ← b + κ (τ - Ĵ) / (τ (1 - τ)): the integrated help bias (nats) after a step whose rollouts asked at rate Ĵ.
 
     Divided by the slope of the rate at τ, so that a miss takes about 1/κ steps whatever τ is; at most MOST_BIAS_CHANGE a step, so that one
     small batch decides nothing. Where asking does not help (`helps`), b raises the rate to EXPLORED_RATE only: forced up to τ it would
@@ -127,6 +177,34 @@ def help_bias_step(bias: float, assist_rate: float, target_rate: float, *, helps
     return min(MOST_BIAS, max(-MOST_BIAS, after))
 
 
-def help_rate(log_odds_N: Sequence[float | None]) -> float:
-    """The expected share of responses that ask, from the log-odds of asking at each one's decision (None: it reached none)."""
-    return mean([0.0 if one is None else 1.0 / (1.0 + math.exp(-one)) for one in log_odds_N])
+def asking_slope(rewards_G: Sequence[float], costs_G: Sequence[float]) -> tuple[float, float]:
+    """Σ (c - mean c)(r - mean r) and Σ (c - mean c)² of one group; both are 0 where all of it asked, or none.
+
+    Their quotient, also of their sums over groups, is what asking gains: the slope of the reward on the cost.
+    """
+    rewards, costs = centred(rewards_G), centred(costs_G)
+    return math.fsum(map(operator.mul, costs, rewards)), math.fsum(map(operator.mul, costs, costs))
+
+
+def estimated_dual(slopes: Sequence[tuple[float, float]]) -> float | None:
+    """λ = [Σ (c - mean c)(r - mean r) / Σ (c - mean c)²]₊: what asking gains where the policy is undecided, over `asking_slope` of groups
+    or of steps. None where none holds both.
+
+    Where the policy is best for its rate, this is the constraint's multiplier; on the way there it takes out of the advantages what
+    pushes all decisions together.
+    """
+    along = math.fsum(slope[0] for slope in slopes)
+    squares = math.fsum(slope[1] for slope in slopes)
+    return max(0.0, along / squares) if squares > 0.0 else None
+
+
+def first_dual(slopes: Sequence[tuple[float, float]], target_rate: float) -> float | None:
+    """λ before any step was learned from: the (1 - τ) quantile of the groups' gains from asking, so that asking is worth its price for
+    about the share τ of them. None where no group holds both."""
+    gains = sorted(max(0.0, along / squares) for along, squares in slopes if squares > 0.0)
+    if not gains:
+        return None
+    place = (1.0 - require_share("target_rate", target_rate)) * (len(gains) - 1)
+    below = int(place)
+    above = min(below + 1, len(gains) - 1)
+    return gains[below] + (place - below) * (gains[above] - gains[below])

@@ -19,7 +19,7 @@ from edge.core.types import AdapterRef
 from edge.learning.step_reporter import OpenStep
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Position, SimilarAnswer
+from edge.state.rows import HelpRecord, Position, SimilarAnswer
 from edge.training.learner import Learner
 
 _PREFIX = "step-"
@@ -46,6 +46,8 @@ class StepManifest:
     base: int
     """The version that it trained on."""
     gate_due: bool
+    help_record: HelpRecord | None = None
+    """How much the responses wished to ask; None: of a version that did not write it down."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is in manifest.json."""
@@ -65,11 +67,13 @@ class StepManifest:
             "draft": self.draft.to_json(),
             "base": self.base,
             "gate_due": self.gate_due,
+            "help_record": None if self.help_record is None else astuple(self.help_record),
         }
 
     @classmethod
     def from_json(cls, step: int, data: dict[str, Any]) -> StepManifest:
         """Of what `to_json` made."""
+        recorded = data.get("help_record")
         return cls(
             opened=OpenStep(**data["opened"]),
             units=StepUnits(data["total_units"], data["help_units"], data["uncalled_units"], data["own_rate"]),
@@ -83,6 +87,7 @@ class StepManifest:
             draft=StepFinished.from_json(data["draft"]),
             base=data["base"],
             gate_due=data["gate_due"],
+            help_record=None if recorded is None else HelpRecord(*map(tuple, recorded)),
         )
 
 

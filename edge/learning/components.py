@@ -14,6 +14,7 @@ from edge.cloud.client import CoordinatorProcess
 from edge.config.schema import GateConfig
 from edge.core.clock import Clock
 from edge.core.events import EventSink
+from edge.dagrpo.dual import HelpBiasRule
 from edge.evaluation.judging import RolloutSettings
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.conditions import LearningConditions
@@ -77,8 +78,10 @@ class AgentSettings:
     gate: GateConfig | None = None
     """None: every step's adapter is active immediately."""
     daily_limits: DailyLimits = NO_LIMITS
-    dial_in_loop: bool = False
-    """Rollouts have a help bias that holds their assist rate at τ."""
+    help_bias_rule: HelpBiasRule | None = None
+    """How the rollouts' help bias holds their assist rate at τ; None: they have none."""
+    estimates_dual: bool = False
+    """A step's λ is what asking gained in the last steps, in place of the coordinator's."""
     limits: BudgetLimits = NO_BUDGET_LIMITS
     """The hard limits of the configuration, of a coordinator of one's own."""
     cloud_name: str = ""

@@ -24,7 +24,7 @@ from edge.learning.imitation import GivenAnswers
 from edge.learning.methods import StepTerms
 from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
-from edge.learning.step_event import StepResult, step_event
+from edge.learning.step_event import StepResult, ask_slopes, help_record, step_event
 from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
 from edge.state.rows import Commit, Lineage, Position, version_name
@@ -69,10 +69,11 @@ class LearningStep:
             groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
             given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
+        opened = self.reporter.estimated(opened, ask_slopes(groups))  # where λ is not the coordinator's
         self.interruptible = False
         try:
             terms = StepTerms(plan.step, plan.task, opened.target_rate)
-            advantages = method.advantages(groups, dual=opened.dual, terms=terms)  # Â = (r - mean r) - λ (c - mean c)
+            advantages = method.advantages(groups, dual=opened.step_dual, terms=terms)  # Â = (r - mean r) - λ (c - mean c)
             with phase("update"):
                 learner = self.learner()
                 report = await learner.update([one.training_group() for one in advantages])
@@ -97,7 +98,7 @@ class LearningStep:
             closed = await self.reporter.close(manifest.opened, manifest.units)  # rate -> the coordinator's new λ
             control = replace(
                 manifest.draft.control,
-                dual_after=closed.terms.dual,
+                dual_after=self.reporter.dual_after(manifest.opened, closed, manifest.draft.control.ask_slope),
                 offline=closed.waiting_report is not None,
                 own_rate=manifest.units.own_rate,
             )
@@ -153,6 +154,7 @@ class LearningStep:
             draft=step_event(result, seconds, before, self._measure()),
             base=base,
             gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
+            help_record=self.components.state.help_record(plan.task).followed_by(help_record(result.groups)),
         )
 
     def _commit(
@@ -189,6 +191,7 @@ class LearningStep:
                 terms=closed.terms,
                 waiting_report=closed.waiting_report,
                 lineage=lineage,
+                help_record=manifest.help_record,
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
+from edge.dagrpo.dual import asking_slope
 from edge.dagrpo.metrics import ResponseTally, tally
 from edge.dagrpo.ranking import RankedAnswers, ranked
 from edge.learning.curriculum import StepPlan
@@ -26,9 +27,13 @@ from edge.state.events import (
     StepTime,
     StepUpdate,
 )
+from edge.state.rows import HelpRecord
 from edge.tasks.practice import FAMILIES
 from edge.training.floor import StepMeasure
 from edge.training.learner import Imitation, LearnerReport
+
+MOST_LOG_ODDS = 60.0
+"""Nats to which recorded log-odds are cut, so that they are numbers also where a decision is certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ def step_event(
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
     calls, cloud_tokens, spend_uusd = cloud_use(groups)
+    slopes = ask_slopes(groups)
     return StepFinished(
         step=plan.step,
         steps_planned=plan.steps_planned,
@@ -76,12 +82,15 @@ def step_event(
         control=StepControl(
             asked / len(responses),
             opened.target_rate,
-            opened.dual,
-            opened.dual,
+            opened.step_dual,
+            opened.step_dual,
             offline=False,
             help_bias=opened.help_bias,
             help_gain=help_gain(groups),
             cost_rate=cost_rate(groups) if result.by_cost else None,
+            expected_rate=opened.expected_rate,
+            ask_covariance=sum(along for along, _ in slopes),
+            ask_variance=sum(squares for _, squares in slopes),
         ),
         scores=StepScores(
             prompts=len(groups),
@@ -178,6 +187,22 @@ def help_gain(groups: Sequence[ScoredGroup]) -> float | None:
         if asked and local and min(*asked, *local) < 1.0:
             gains.append(mean(asked) - mean(local))
     return mean(gains) if gains else None
+
+
+def ask_slopes(groups: Sequence[ScoredGroup]) -> list[tuple[float, float]]:
+    """How the reward goes with the cost in each group that has a baseline (edge.dagrpo.dual.asking_slope)."""
+    usable = [(group, group.unmasked) for group in groups if len(group.unmasked) >= 2]
+    return [
+        asking_slope([one.reward for one in responses], [group.cost_weight * one.cost for one in responses])
+        for group, responses in usable
+    ]
+
+
+def help_record(groups: Sequence[ScoredGroup]) -> HelpRecord:
+    """How much the responses wished to ask, rounded."""
+    responses = [(scored.response.help_log_odds, group.cost_weight) for group in groups for scored in group.responses]
+    log_odds = [None if one is None else round(min(MOST_LOG_ODDS, max(-MOST_LOG_ODDS, one)), 4) for one, _ in responses]
+    return HelpRecord(tuple(log_odds), tuple(weight for _, weight in responses))
 
 
 def cloud_use(groups: Sequence[ScoredGroup]) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ expects, and a new step comes after those whose reports wait. After a mismatch t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edge import __version__
@@ -27,7 +28,7 @@ from edge.core.errors import (
 from edge.core.events import EventSink
 from edge.core.formatting import counted
 from edge.dagrpo.advantages import mean
-from edge.dagrpo.dual import help_bias_step
+from edge.dagrpo.dual import HelpBiasRule, estimated_dual, first_dual, help_bias_step, help_rate, next_help_bias
 from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
 from edge.state.events import Notice, ReportsDelivered
 from edge.state.folder import StateFolder
@@ -35,6 +36,10 @@ from edge.state.rows import Report, StoredTerms
 
 HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
 """Whether asking helps is judged by the gains of the last ten steps, once five of them have one."""
+DUAL_STEPS = 8
+"""Steps whose groups show what asking gains, where λ is estimated."""
+EXPECTED_STEPS = 4
+"""Steps over whose mean the realised rate is compared with the one that their help bias was expected to bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class OpenStep:
     task_step: int
     """Counts the task's steps at the coordinator."""
     dual: float
-    """λ."""
+    """λ of the coordinator."""
     target_rate: float
     """τ."""
     planned_prompts: int
@@ -54,6 +59,15 @@ class OpenStep:
     """The coordinator does not know of it."""
     help_bias: float | None = None
     """b, nats on every decision to ask of the rollouts' policy (None: λ alone holds the rate)."""
+    expected_rate: float | None = None
+    """What the rate is expected to be under b (None: the policy's log-odds are not known)."""
+    estimated_dual: float | None = None
+    """λ by what asking gained, at which the step is learned in place of `dual` (None: it is not estimated)."""
+
+    @property
+    def step_dual(self) -> float:
+        """λ of the step's advantages."""
+        return self.dual if self.estimated_dual is None else self.estimated_dual
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +82,9 @@ class ClosedStep:
 class StepReporter:
     """The device's side of steps and λ.
 
-    While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out. `dial_in_loop`:
-    rollouts have a help bias that follows the rate (edge.dagrpo.dual.help_bias_step), else none.
+    While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out.
+    `help_bias_rule`: how the rollouts' help bias holds the rate; None: they have none. `estimates_dual`: a step's λ is what asking gained
+    in the last steps; the coordinator goes on with its own.
     """
 
     client: CoordinatorClient
@@ -78,25 +93,21 @@ class StepReporter:
     clock: Clock
     dual_init: float
     offline_retry_s: float = 0.0
-    dial_in_loop: bool = False
+    help_bias_rule: HelpBiasRule | None = None
+    estimates_dual: bool = False
     away_since: float | None = field(default=None, init=False)
 
     async def open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
+        """Open the task's next step, with the help bias of its rollouts. Raises CoordinatorError as `_open` does."""
+        return self._with_help_bias(await self._open(task, planned_prompts, group_size, target_rate))
+
+    async def _open(self, task: str, planned_prompts: int, group_size: int, target_rate: float) -> OpenStep:
         """Deliver what waits, then open the task's next step. Without a coordinator: the last λ, offline.
 
         Raises CoordinatorError for refusals that are not about reachability or step numbers.
         """
         known = self._after_waiting(self.state.terms(task) or StoredTerms(task, target_rate, self.dual_init, 0))
-        plan = OpenStep(
-            task,
-            known.next_step,
-            known.dual,
-            target_rate,
-            planned_prompts,
-            group_size,
-            offline=True,
-            help_bias=self._help_bias(task),
-        )
+        plan = OpenStep(task, known.next_step, known.dual, target_rate, planned_prompts, group_size, offline=True)
         if self.away_since is not None and self.clock.monotonic() - self.away_since < self.offline_retry_s:
             return plan
         try:
@@ -118,6 +129,21 @@ class StepReporter:
             return plan
         self.away_since = None
         return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
+
+    def estimated(self, step: OpenStep, slopes: Sequence[tuple[float, float]]) -> OpenStep:
+        """Where λ is estimated, the step with it: by what asking gained in the task's last steps, at first in its own groups (`slopes`)."""
+        if not self.estimates_dual:
+            return step
+        known = estimated_dual([one.control.ask_slope for one in self.state.steps(last=DUAL_STEPS, task=step.task)])
+        return replace(step, estimated_dual=first_dual(slopes, step.target_rate) if known is None else known)
+
+    def dual_after(self, step: OpenStep, closed: ClosedStep, slope: tuple[float, float]) -> float:
+        """λ of the next step; `slope` is that of all groups of this one."""
+        if step.estimated_dual is None:
+            return closed.terms.dual
+        before = [one.control.ask_slope for one in self.state.steps(last=DUAL_STEPS - 1, task=step.task)]
+        known = estimated_dual([*before, slope])
+        return step.estimated_dual if known is None else known
 
     async def close(self, step: OpenStep, units: StepUnits) -> ClosedStep:
         """Report the step; the coordinator moves λ exactly once however often this is repeated.
@@ -181,16 +207,27 @@ class StepReporter:
             self.sink.emit(ReportsDelivered(delivered[-1], len(delivered), dual, self.clock.now()))
         return refusals
 
-    def _help_bias(self, task: str) -> float | None:
-        """b of the task's next step, from its last committed one."""
-        if not self.dial_in_loop:
-            return None
-        controls = [step.control for step in self.state.steps(last=HELP_GAIN_STEPS, task=task)]
-        if not controls or controls[-1].help_bias is None:
-            return 0.0
+    def _with_help_bias(self, opened: OpenStep) -> OpenStep:
+        """The step with b, and what it is expected to bring, from the task's last committed steps."""
+        if self.help_bias_rule is None:
+            return opened
+        controls = [step.control for step in self.state.steps(last=HELP_GAIN_STEPS, task=opened.task)]
         gains = [control.help_gain for control in controls if control.help_gain is not None]
-        last, helps = controls[-1], len(gains) < LEAST_GAINS or mean(gains) > 0.0
-        return help_bias_step(last.help_bias or 0.0, last.held_rate, last.target_rate, helps=helps)
+        helps = len(gains) < LEAST_GAINS or mean(gains) > 0.0
+        record, last, bias = self.state.help_record(opened.task), controls[-1] if controls else None, 0.0
+        if self.help_bias_rule == "solved" and record.log_odds_N:
+            missed = [control.expected_rate - control.held_rate for control in controls if control.expected_rate is not None]
+            bias = next_help_bias(
+                record.log_odds_N,
+                opened.target_rate,
+                weights_N=record.weights_N,
+                fell_short=mean(missed[-EXPECTED_STEPS:]) if missed else 0.0,
+                helps=helps,
+            )
+        elif self.help_bias_rule == "integrated" and last is not None and last.help_bias is not None:
+            bias = help_bias_step(last.help_bias, last.held_rate, last.target_rate, helps=helps)
+        expected_rate = help_rate(record.log_odds_N, bias, record.weights_N) if record.log_odds_N else None
+        return replace(opened, help_bias=bias, expected_rate=expected_rate)
 
     def _after_waiting(self, known: StoredTerms) -> StoredTerms:
         """The terms with the number of the task's next step here, which comes after those whose reports wait."""

@@ -107,7 +107,9 @@ class StepControl:
     """Share of responses that asked."""
     target_rate: float
     dual_before: float
+    """λ that the step was learned at."""
     dual_after: float
+    """λ of the task's next step."""
     offline: bool
     """λ could not be moved at the coordinator; the report waits."""
     help_bias: float | None = None
@@ -118,6 +120,17 @@ class StepControl:
     """By how much asking raised the reward in groups where some asked and some did not; None: there were none."""
     cost_rate: float | None = None
     """`assist_rate` weighted by what each response's call is expected to cost, which is then held at τ; None: all count the same."""
+    expected_rate: float | None = None
+    """What the held rate was expected to be under the help bias, by the log-odds of the steps before; None: these were not known."""
+    ask_covariance: float = 0.0
+    """Σ (c - mean c)(r - mean r) over the groups; divided by `ask_variance` it is what asking gained where the policy was undecided."""
+    ask_variance: float = 0.0
+    """Σ (c - mean c)² over the groups; 0 where each group asked as a whole, or not at all."""
+
+    @property
+    def ask_slope(self) -> tuple[float, float]:
+        """The two sums of what asking gained (edge.dagrpo.dual.asking_slope)."""
+        return self.ask_covariance, self.ask_variance
 
     @property
     def held_rate(self) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.core.errors import StateError
-from edge.state.reader import LINE, POSITION, StateReader
+from edge.state.reader import HELP_RECORD, LINE, POSITION, StateReader
 from edge.state.rows import Commit, Exam, Lineage, Position, Report, StoredTerms, WentBackRow
 from edge.state.schema import open_database
 
@@ -90,6 +90,8 @@ class StateFolder(StateReader):
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
             self._put_meta(LINE, commit.lineage.to_json())
+            if commit.help_record is not None:
+                self._put_meta(f"{HELP_RECORD}{event.task}", json.dumps(astuple(commit.help_record)))
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)
             for exam in commit.exams:

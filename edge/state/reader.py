@@ -12,13 +12,14 @@ from typing import Any
 from edge.core.errors import NotFound, StateError
 from edge.rpc.client import StepUnits
 from edge.state.events import StepFinished
-from edge.state.rows import Lineage, Position, Report, StoredTerms
+from edge.state.rows import HelpRecord, Lineage, Position, Report, StoredTerms
 from edge.state.schema import open_in_memory, open_to_read
 
 POSITION = "position"
 LINE = "line"
 BEST_VERSION = "guard_best"
-"""Names of small values that more than one module uses."""
+HELP_RECORD = "help_record:"
+"""Names of small values that more than one module uses; this one's goes on with the task."""
 LAST_ANSWER = "last"
 """In place of an answer's id: the newest answer."""
 
@@ -79,6 +80,11 @@ class StateReader:
         """What the task was last held to, or None before its first step."""
         row = self._db.execute("SELECT task, target_rate, dual, next_step FROM terms WHERE task = ?", (task,)).fetchone()
         return None if row is None else StoredTerms(*row)
+
+    def help_record(self, task: str) -> HelpRecord:
+        """What the task's next help bias is solved on."""
+        text = self.meta(f"{HELP_RECORD}{task}")
+        return HelpRecord(*map(tuple, json.loads(text))) if text else HelpRecord()
 
     def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), of one task or of all, oldest first."""

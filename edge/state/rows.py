@@ -91,6 +91,25 @@ class StoredTerms:
     next_step: int
 
 
+LEAST_RECORDED = 32
+"""Responses that a `HelpRecord` has at the least, once there were so many: those of a smaller step alone are too few to solve b on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelpRecord:
+    """How much the responses of a task's newest rollouts wished to ask, oldest first; what the next step's help bias is solved on."""
+
+    log_odds_N: tuple[float | None, ...] = ()
+    """Log-odds (nats) of asking at each response's decision, without the bias; None: it reached none."""
+    weights_N: tuple[float, ...] = ()
+    """What the call of each is expected to cost, in calls of mean cost."""
+
+    def followed_by(self, newer: HelpRecord) -> HelpRecord:
+        """The newer responses, and of these as many as are needed: a step moves the policy, so old ones mislead."""
+        kept = max(LEAST_RECORDED, len(newer.log_odds_N))
+        return HelpRecord((*self.log_odds_N, *newer.log_odds_N)[-kept:], (*self.weights_N, *newer.weights_N)[-kept:])
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A step report: what the coordinator is sent when a step is closed."""
@@ -170,6 +189,8 @@ class Commit:
     terms: StoredTerms
     waiting_report: Report | None
     lineage: Lineage
+    help_record: HelpRecord | None = None
+    """How much the newest responses wished to ask; None: unchanged."""
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()

@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.dagrpo.advantages import dual_advantages
 from edge.dagrpo.dual import (
     EXPLORED_RATE,
+    MOST_BIAS,
     MOST_BIAS_CHANGE,
     DualState,
     ProportionalIntegral,
+    asking_slope,
     dual_step,
+    estimated_dual,
+    first_dual,
     help_bias_step,
+    help_rate,
+    next_help_bias,
     proportional_integral_step,
+    solved_help_bias,
 )
 
 SHARE = st.floats(0.0, 1.0, allow_nan=False)
@@ -239,3 +247,82 @@ def test_a_rate_is_not_forced_where_asking_does_not_help(target: float, start: f
         rare = help_bias_step(rare, 1 / (1 + math.exp(9.0 - rare)), target, helps=False)
     assert 1 / (1 + math.exp(9.0 - rare)) == pytest.approx(EXPLORED_RATE, abs=0.01)
     assert help_bias_step(0.0, 0.9, 0.3, helps=False) < 0.0, "more than τ is never allowed"
+
+
+LOG_ODDS = st.lists(st.none() | st.floats(-25, 25), min_size=1, max_size=40)
+WEIGHTS = st.lists(st.floats(0.1, 5.0), min_size=40, max_size=40)
+
+
+@given(LOG_ODDS, WEIGHTS, st.floats(0.0, 0.98))
+def test_solved_help_bias_brings_any_log_odds_to_a_rate_that_they_can_reach(
+    log_odds: list[float | None], weights: list[float], share: float
+) -> None:
+    weights = weights[: len(log_odds)]
+    most = help_rate([None if one is None else MOST_BIAS for one in log_odds], 0.0, weights)
+    bias = solved_help_bias(log_odds, share * most, weights)
+    assert -MOST_BIAS <= bias <= MOST_BIAS
+    assert help_rate(log_odds, bias, weights) == pytest.approx(share * most, abs=1e-5)
+
+
+def test_rate_that_too_few_decisions_can_reach_has_the_highest_bias_and_none_at_all_has_zero() -> None:
+    assert solved_help_bias([None, None, None, -4.0], 0.5) == pytest.approx(MOST_BIAS)
+    assert solved_help_bias([None, None], 0.5) == 0.0
+    with pytest.raises(ValueError, match="rate"):
+        solved_help_bias([0.0], 1.2)
+
+
+@given(LOG_ODDS, SHARE, SHARE)
+def test_solved_help_bias_rises_with_the_rate(log_odds: list[float | None], one: float, other: float) -> None:
+    assert solved_help_bias(log_odds, min(one, other)) <= solved_help_bias(log_odds, max(one, other)) + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("log_odds", "helps", "expected"),
+    [
+        (-9.0, True, 0.3),
+        (-9.0, False, EXPLORED_RATE),
+        (-2.0, False, help_rate([-2.0])),
+        (3.0, False, 0.3),
+        (3.0, True, 0.3),
+    ],
+    ids=["raised", "kept asking now and then", "left as it is, within the target", "lowered", "lowered where it helps"],
+)
+def test_next_help_bias_forces_nobody_up_to_a_rate_where_asking_does_not_help(
+    log_odds: float, helps: bool, expected: float
+) -> None:
+    bias = next_help_bias([log_odds] * 4, 0.3, helps=helps)
+    assert help_rate([log_odds], bias) == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_the_last_steps_fell_short_is_added_and_stops_neither_asking_nor_answering() -> None:
+    assert help_rate([-2.0], next_help_bias([-2.0], 0.3, fell_short=0.1)) == pytest.approx(0.4, abs=1e-5)
+    assert help_rate([-2.0], next_help_bias([-2.0], 0.3, fell_short=-0.9)) == pytest.approx(EXPLORED_RATE, abs=1e-5)
+    assert help_rate([-2.0], next_help_bias([-2.0], 0.3, fell_short=0.9)) == pytest.approx(1.0 - EXPLORED_RATE, abs=1e-5)
+    assert next_help_bias([-2.0], 0.0, fell_short=-0.1) == pytest.approx(-MOST_BIAS)
+
+
+GROUPS = st.lists(st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 1)), min_size=2, max_size=8), min_size=1, max_size=8)
+
+
+@given(GROUPS)
+def test_estimated_dual_takes_the_common_push_out_of_the_advantages(groups: list[list[tuple[float, int]]]) -> None:
+    """Over the groups it was estimated on, the advantages then pull asking neither up nor down, unless asking loses."""
+    split = [([reward for reward, _ in group], [float(cost) for _, cost in group]) for group in groups]
+    slopes = [asking_slope(rewards, costs) for rewards, costs in split]
+    dual = estimated_dual(slopes)
+    if dual is None:
+        assert all(len(set(costs)) == 1 for _, costs in split)
+        return
+    pulls = [
+        advantage * cost
+        for rewards, costs in split
+        for advantage, cost in zip(dual_advantages(rewards, costs, dual), costs, strict=True)
+    ]
+    assert math.fsum(pulls) == pytest.approx(0.0, abs=1e-9) if dual > 0.0 else math.fsum(pulls) <= 1e-9
+
+
+def test_first_dual_is_what_asking_gains_in_the_share_of_groups_that_may_ask() -> None:
+    slopes = [asking_slope([gain, 0.0], [1.0, 0.0]) for gain in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert [first_dual(slopes, rate) for rate in (0.0, 0.5, 0.75, 1.0)] == pytest.approx([1.0, 0.5, 0.25, 0.0])
+    assert first_dual([asking_slope([1.0, 0.0], [1.0, 1.0])], 0.3) is None, "all of the group asked"
+    assert first_dual([asking_slope([0.0, 1.0], [1.0, 0.0])], 0.0) == 0.0, "asking loses"

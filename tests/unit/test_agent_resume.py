@@ -42,6 +42,7 @@ from tests.unit.test_agent_promotion import gated
 from tests.unit.test_dual_unit import CostWorld, Ticking
 from tests.unit.test_own_use import corrected, world_in
 from tests.worlds.agent import HELP, Crash, World, crash_at, item, local_answer, numbers, used_by
+from tests.worlds.deciding import DecidingWorld
 
 PLACES = ("collected", "updated", "checkpointed", "closed", "committed")
 
@@ -65,6 +66,10 @@ def with_priced_calls(folder: Path) -> World:
     world = CostWorld(folder)
     world.clock = Ticking()
     return world
+
+
+def with_a_help_bias(folder: Path) -> World:
+    return DecidingWorld(folder, estimates_dual=True)
 
 
 def with_own_questions(folder: Path) -> World:
@@ -96,6 +101,7 @@ async def to_the_end(world: World) -> tuple[Any, ...]:
         *((World, place, times) for place in PLACES for times in (1, 3)),
         *((with_a_daily_budget, place, 2) for place in PLACES[:3]),
         *((with_priced_calls, place, 3) for place in PLACES[:3]),
+        *((with_a_help_bias, place, 3) for place in PLACES),
         *((with_own_questions, place, 2) for place in PLACES),
         *((with_a_gate, place, times) for place in (*PLACES[2:], "judged") for times in (2, 4, 6, 7)),
     ],

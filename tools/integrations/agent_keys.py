@@ -30,6 +30,8 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.objective.gvpo_beta": _OTHER_METHODS,
     "learning.objective.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
+    "learning.control.help_bias_rule": "responses are sampled without a help bias here; edge-agent learn has one",
+    "learning.control.step_dual": "λ is the coordinator's here; edge-agent learn can estimate it",
     "learning.control.dual_unit": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
     "learning.imitation.demonstrations": "only what the engine sampled is learned from; edge-agent learn imitates given answers, too",
     "learning.imitation.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up",
