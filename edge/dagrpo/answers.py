@@ -29,6 +29,12 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def judged_answer(text: str, *, plain: bool) -> str | None:
+    """What is compared with a reference: the boxed answer; of a `plain` turn without a box all of it."""
+    boxed = last_boxed(text)
+    return text.strip() if boxed is None and plain else boxed
+
+
 def answer_part(text: str) -> str | None:
     """The text between the last `<answer>` and its `</answer>`, blanks removed; None when there is no such pair."""
     found = _ANSWER.findall(text)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from edge.core.choices import chosen_option, first_number, reference_option
 from edge.core.types import TaskItem
-from edge.dagrpo.answers import last_boxed
+from edge.dagrpo.answers import judged_answer
 
 
 class ChoiceAnswer:
     """Right when the last boxed answer names the reference option by its letter or its text; by its number where the question numbers
-    its options. The reference itself may be an index from 0, as files give it."""
+    its options. A plain answer needs no box. The reference itself may be an index from 0, as files give it."""
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's choice is the reference choice."""
-        boxed = last_boxed(response)
+        boxed = judged_answer(response, plain=item.form == "plain")
         if boxed is None:
             return False
         chosen = chosen_option(boxed, item.options, first_number(item.question, item.options))

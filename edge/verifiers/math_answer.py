@@ -11,7 +11,7 @@ from typing import Literal
 
 from edge.core.answer_key import without_invisible
 from edge.core.types import TaskItem
-from edge.dagrpo.answers import last_boxed
+from edge.dagrpo.answers import judged_answer
 from edge.verifiers.equivalence import Equivalence, equivalence_available
 
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
@@ -39,12 +39,12 @@ class MathAnswer:
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the last `\\boxed{}` of the response is the reference answer under the chosen match."""
         if self._match == "exact":
-            return _exact(item, last_boxed(response))
+            return _exact(item, judged_answer(response, plain=item.form == "plain"))
         return bool(self.verdict(item, response).equivalent)
 
     def verdict(self, item: TaskItem, response: str) -> MathVerdict:
         """Both verdicts. What is exact is equivalent."""
-        boxed = last_boxed(response)
+        boxed = judged_answer(response, plain=item.form == "plain")
         if boxed is None:
             return MathVerdict(exact=False, equivalent=None if self._equivalence is None else False)
         if _exact(item, boxed):

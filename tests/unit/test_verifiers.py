@@ -226,6 +226,14 @@ def test_a_question_may_list_its_options_itself(question: str, listed: ListedOpt
     assert listed_options(question) == listed
 
 
+@pytest.mark.parametrize(("kind", "options"), [(AnswerKind.CHOICE, ("42", "17")), (AnswerKind.MATH, ())])
+def test_a_plain_answer_needs_no_box(kind: AnswerKind, options: tuple[str, ...]) -> None:
+    plain = replace(item("42", kind, options), form="plain")
+    is_correct = VerifierByKind().is_correct
+    assert is_correct(plain, " 42\n") and is_correct(plain, "\\boxed{42}") and not is_correct(plain, "17")
+    assert not is_correct(replace(plain, form=None), "42")
+
+
 @pytest.mark.parametrize(
     ("response", "right"),
     [
