@@ -172,6 +172,19 @@ class Rollout:
             raise failures[0]
         return groups
 
+    async def log_odds(self, batch: Batch) -> list[float | None]:
+        """The log-odds of asking for each prompt of a batch, from its first response; [] where none can be had."""
+
+        async def one(index: int) -> list[float | None]:
+            item, seed = batch.items[index], derive_seed(self.settings.seed, "rollout", batch.step, index, 0)
+            try:
+                group = await self.backend.sample_group(self.settings.messages(item), self.settings.sampling(item), [seed])
+            except EdgeError:  # `collect` leaves it out, and says so
+                return []
+            return [group.responses[0].help_log_odds]
+
+        return [found for look in await all_of(one(index) for index in range(len(batch.items))) for found in look]
+
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         """Sample, ask, compose, verify: one prompt's group."""
         item, settings = batch.items[index], self.settings

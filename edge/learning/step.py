@@ -15,7 +15,7 @@ from typing import Literal
 from edge.budget.pace import Pace
 from edge.core.formatting import counted
 from edge.dagrpo.costs import CallCost
-from edge.dagrpo.dual import EXPLORED_RATE
+from edge.dagrpo.dual import EXPLORED_RATE, solved_help_bias
 from edge.learning.adapters import ServingAdapter
 from edge.learning.checkpoints import Checkpoint, StepManifest
 from edge.learning.components import AgentComponents, AgentSettings
@@ -66,6 +66,9 @@ class LearningStep:
         opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
             batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost())
+            if self.settings.rollout.guided and self.reporter.must_look(opened):
+                opened = replace(opened, help_bias=solved_help_bias(await self.rollout.log_odds(batch), opened.target_rate))
+                batch = replace(batch, opened=opened)
             groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
             given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)

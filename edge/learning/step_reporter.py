@@ -207,6 +207,11 @@ class StepReporter:
             self.sink.emit(ReportsDelivered(delivered[-1], len(delivered), dual, self.clock.now()))
         return refusals
 
+    def must_look(self, opened: OpenStep) -> bool:
+        """Whether nothing is known yet that a step's help bias could be solved on. A model that was not made for asking may be 30 nats away
+        from it, and its first step would be lost."""
+        return self.help_bias_rule == "solved" and opened.expected_rate is None
+
     def _with_help_bias(self, opened: OpenStep) -> OpenStep:
         """The step with b, and what it is expected to bring, from the task's last committed steps."""
         if self.help_bias_rule is None:
