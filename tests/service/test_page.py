@@ -204,6 +204,17 @@ async def test_enter_sends_shift_enter_adds_a_line_and_a_conversation_lasts_unti
     assert asked == [["one\ntwo"], ["one\ntwo", "She has \\boxed{37} apples.", "second"], ["third"]]
 
 
+@pytest.mark.parametrize("form", ["full", "compact"])
+async def test_steps_can_be_asked_for_of_a_model_that_answers_plainly(page: Page, stage: Stage, agent: PageAgent, form: str) -> None:
+    agent.control.state = {**agent.control.state, "model": {**agent.control.state["model"], "prompt_form": form}}
+    await arrive(page, stage.show(agent))
+    hidden = await page.value("document.getElementById('reasoned-choice').hidden")
+    assert hidden == (form == "compact")
+    await page.value("document.getElementById('reasoned').click()")
+    await ask(page, "How many?")
+    assert [question.reasoned for question in agent.answers.asked] == [form == "full"]
+
+
 async def test_boxes_are_unwrapped_whatever_they_hold_and_code_stays_unchanged(
     page: Page, stage: Stage, agent: PageAgent
 ) -> None:
