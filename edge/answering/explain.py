@@ -36,7 +36,11 @@ def decision(record: Mapping[str, Any]) -> str:
     if odds is None:
         stood = "the response came to no place where it could have asked"
     else:
-        stood = f"the model's log-odds of asking were {odds:+.2f}, {dial}" + (f": {odds + bias:+.2f}" if rate is not None else "")
+        doubt = record.get("doubt")
+        of_it = "" if doubt is None else f" ({doubt:+.2f} of it its doubt in the answer)"
+        stood = f"the model's log-odds of asking were {odds:+.2f}{of_it}, {dial}" + (
+            f": {odds + bias:+.2f}" if rate is not None else ""
+        )
     return f"{stood}; {_outcome(record)}"
 
 

@@ -102,6 +102,8 @@ class AnswerRecord:
     held: bool = False
     reasoned: bool = False
     """The local answer was held to the reasoned form."""
+    doubt: float | None = None
+    """a·u: what of help_log_odds is the model's doubt in its answer (nats); None where that had no part in the decision."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from edge.agent import Agent
+from edge.answering.explain import decision
 from edge.app.agents import build_agent
 from edge.core.events import MemorySink
 from edge.core.types import AnswerForm, Message
@@ -69,6 +70,9 @@ async def test_what_the_dial_moves_is_the_same_question_after_question(agent: Ag
     again = [[(await ask(agent, question))[0].help_log_odds for question in QUESTIONS] for _ in range(2)]
     assert again[0] == again[1], "at temperature 0, whatever the bias is"
     assert len(set(again[0])) == len(QUESTIONS)
+    record, _ = await ask(agent, QUESTIONS[0])
+    assert record.doubt is not None and record.doubt > 0.0
+    assert f"({record.doubt:+.2f} of it its doubt in the answer)" in decision(record.to_json())
 
 
 async def test_an_answer_is_reasoned_on_request(agent: Agent) -> None:

@@ -205,7 +205,9 @@ async def test_enter_sends_shift_enter_adds_a_line_and_a_conversation_lasts_unti
 
 
 @pytest.mark.parametrize("form", ["full", "compact"])
-async def test_steps_can_be_asked_for_of_a_model_that_answers_plainly(page: Page, stage: Stage, agent: PageAgent, form: str) -> None:
+async def test_steps_can_be_asked_for_of_a_model_that_answers_plainly(
+    page: Page, stage: Stage, agent: PageAgent, form: str
+) -> None:
     agent.control.state = {**agent.control.state, "model": {**agent.control.state["model"], "prompt_form": form}}
     await arrive(page, stage.show(agent))
     hidden = await page.value("document.getElementById('reasoned-choice').hidden")
