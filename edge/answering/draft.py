@@ -16,7 +16,6 @@ from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.core.forms import PlainForm, ReasonedForm, ResponseForm
 from edge.core.types import DialOverride, FinishReason, LocalResponse, Mode, Sampling, ScoredToken
-from edge.dagrpo.turn_start import unsure
 from edge.inference.backend import InferenceBackend
 from edge.inference.channels import readable_answer
 from edge.privacy.registry import private_cut
@@ -250,5 +249,5 @@ class AnswerRecorder:
             question_chars=draft.question_chars,
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
             reasoned=isinstance(draft.sampling.form, ReasonedForm),
-            doubt=draft.sampling.certainty * unsure(first.draft.logprobs) if first and first.draft else None,
+            doubt=first.doubt if first else None,
         )

@@ -122,7 +122,7 @@ class Sampling:
     help_bias: float = 0.0
     """Added to the logit of the help phrase's first token where that phrase would be a request."""
     certainty: float = 0.0
-    """a: the log-odds of asking are z + a·u + help_bias, u how unsure the model is of its answer (`Draft`). Of plain responses."""
+    """a: the log-odds of asking are z + a·u + help_bias, u how unsure the model is of its answer. Of plain responses."""
     suppress_help: bool = False
     """Makes that token impossible there, and wherever else the phrase would look like a request."""
     exact: bool = False
@@ -207,20 +207,6 @@ class BiasedDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """What a decision's certainty is taken of: the beginning of the likeliest answer. u is the mean of -log π over its n tokens, and the
-    log-odds of asking are z + a·u + b."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Nats."""
-    allowed: AllowedTokens | None
-    """What a form left of the vocabulary at each token; None: all of it."""
-    slope: float
-    """What multiplies Σ ∇ log π of the tokens in the gradient of the decision's log-probability: (asked - σ)·(-a/n)."""
-
-
-@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The decision at the start of a plain response (edge/dagrpo/turn_start.py)."""
 
@@ -285,8 +271,8 @@ class LocalResponse:
     start: TurnStart | None = None
     """The decision before its first token, of a plain response. One that asks has the help phrase as its text, and its tokens; another
     has the log-probabilities that its tokens have whatever was decided."""
-    draft: Draft | None = None
-    """Of a decision to which the model's certainty added."""
+    doubt: float | None = None
+    """a·u: what of `help_log_odds` is how unsure the model is of its answer (nats); None: that had no part in the decision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ The gradient of the log-probability of a response y, with log π(y) that of its 
 so next to the responses' own tokens all that is learned is the phrase after the prompt, with `slope` as its coefficient.
 
 The model's certainty may add to the decision, σ(z + a·u + b): u is the mean of -log π over a draft, the likeliest answer's first tokens.
-Before anything is learned u tells right from wrong answers, and z does not. Its gradient is that of the draft's tokens (`draft_slope`).
+Before anything is learned u tells right from wrong answers, and z does not. Like b it is given, not learned: with its gradient the answers
+are moved to be surer or less sure, not to be right (tools/experiments/LOG.md).
 """
 
 from __future__ import annotations
@@ -58,11 +59,6 @@ def slope(phrase_logprobs_K: Sequence[float], bias: float, asked: bool) -> float
 def unsure(draft_logprobs_N: Sequence[float]) -> float:
     """u: the mean of -log π (nats)."""
     return -math.fsum(draft_logprobs_N) / len(draft_logprobs_N) if draft_logprobs_N else 0.0
-
-
-def draft_slope(certainty: float, tokens: int, ask_probability: float, asked: bool) -> float:
-    """What multiplies Σ ∇ log π of a draft's tokens in the gradient of the decision's log-probability, whose log-odds contain a·u."""
-    return (float(asked) - ask_probability) * -certainty / max(1, tokens)
 
 
 def _log_of_rest(total: float) -> float:

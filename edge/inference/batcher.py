@@ -25,7 +25,6 @@ from edge.core.types import (
     AllowedTokens,
     BiasedDecision,
     DialOverride,
-    Draft,
     FinishReason,
     LocalResponse,
     PromptGroup,
@@ -36,7 +35,7 @@ from edge.core.types import (
 )
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.dagrpo.turn_start import ask_probability, draft_slope, log_odds, unfinished, unsure
+from edge.dagrpo.turn_start import ask_probability, log_odds, unfinished, unsure
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities, log_sum_exp
@@ -151,7 +150,7 @@ class Request:
         self.unfinished: tuple[float, ...] = ()
         self.wants_draft = bool(phrase_ids) and sampling.certainty != 0.0 and not sampling.suppress_help
         self.drafting = False
-        self.draft: Draft | None = None
+        self.unsure: float | None = None
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
@@ -205,8 +204,7 @@ class _Sequence:
         self.overridden: DialOverride = ""
         self.biased: list[BiasedDecision] = []
         self.start: TurnStart | None = None
-        self.draft: Draft | None = None
-        self.ask_probability = 0.0
+        self.doubt: float | None = None
         self.drafts = False
         """It is a draft, which nobody sees unless it becomes the response."""
         self.unseen: list[tuple[bytes, ScoredToken | None]] = []
@@ -255,7 +253,7 @@ class _Sequence:
             None if self.guide is None else AllowedTokens(tuple(self.places), tuple(self.sets)),
             self.request.sampling.form,
             self.start,
-            self.draft,
+            self.doubt,
         )
 
 
@@ -375,7 +373,7 @@ class Batcher:
         that asks; else the responses start now. True when the sequence is over."""
         request = sequence.request
         request.drafting = False
-        request.draft = Draft(tuple(sequence.token_ids), tuple(sequence.logprobs), None, 0.0)
+        request.unsure = unsure(sequence.logprobs)
         sequence.drafts, sequence.temperature = False, request.sampling.temperature
         goes_on = sequence.temperature == 0.0 and len(request.seeds) == 1 and sequence.occurrences is None
         if not goes_on and request.filter is None:
@@ -399,17 +397,15 @@ class Batcher:
     def _decide(self, sequence: _Sequence) -> LocalResponse | None:
         """Take the decision at the start of a turn; the response, where it asks."""
         request, sampling = sequence.request, sequence.request.sampling
-        z, shift = log_odds(request.phrase_logprobs), 0.0
-        if request.draft is not None:
-            shift = sampling.certainty * unsure(request.draft.logprobs)
-        if request.draft is not None or not sampling.certainty:  # else it cannot be compared with those of other answers
-            sequence.help_log_odds = z + shift
+        z = log_odds(request.phrase_logprobs)
+        if request.unsure is not None:
+            sequence.doubt = sampling.certainty * request.unsure
+        if request.unsure is not None or not sampling.certainty:  # else it cannot be compared with those of other answers
+            sequence.help_log_odds = z + (sequence.doubt or 0.0)
+        shift = sequence.doubt or 0.0
         uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias + shift
         asks, would_ask = (uniform < ask_probability(z, one, sequence.temperature) for one in (bias, shift))
         sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks)
-        if request.draft is not None:
-            slope = draft_slope(sampling.certainty, len(request.draft.token_ids), ask_probability(z, bias), asks)
-            sequence.draft = replace(request.draft, slope=slope)
         if asks != would_ask and not sampling.suppress_help:
             sequence.overridden = "to ask" if asks else "not to ask"
         if not asks:
@@ -581,18 +577,14 @@ class Batcher:
         """
         sampling, forced, ask = sequence.request.sampling, guide.forced, guide.ask
         bits = guide.allowed(may_ask=not sampling.suppress_help) if forced < 0 else b""
-        shift = 0.0
         if guide.deciding:
-            without_asking = guide.allowed(may_ask=False)
-            answers = np.flatnonzero(~guide.outside(without_asking))
+            answers = np.flatnonzero(~guide.outside(guide.allowed(may_ask=False)))
             sequence.help_log_odds = log_odds_of(np.append(logits_V[ask], logits_V[answers]), np.array([0]))
-            if sampling.certainty:
-                best = int(answers[logits_V[answers].argmax()])
-                logprob = float(logits_V[best]) - log_sum_exp(logits_V[answers])
-                sequence.draft = Draft((best,), (logprob,), AllowedTokens((0,), (without_asking,)), 0.0)
-                shift = sampling.certainty * unsure((logprob,))
-                sequence.help_log_odds += shift
-                sequence.ask_probability = ask_probability(sequence.help_log_odds, sampling.help_bias)
+            if (
+                sampling.certainty and not sequence.token_ids
+            ):  # one of few answers; what a model thought says little of its certainty
+                sequence.doubt = sampling.certainty * (log_sum_exp(logits_V[answers]) - float(logits_V[answers].max()))
+                sequence.help_log_odds += sequence.doubt
             if sampling.suppress_help and len(answers) == 1:
                 forced = int(answers[0])
         if forced >= 0:
@@ -603,6 +595,7 @@ class Batcher:
             return
         sequence.places.append(sequence.sets.setdefault(bits, len(sequence.sets)))
         logits_V[guide.outside(bits)] = -np.inf
+        shift = sequence.doubt or 0.0
         if guide.deciding and (sampling.help_bias or shift) and not sampling.suppress_help:
             logits_V[ask] += np.float32(shift)
             sequence.free_choice = self._choice(sequence, logits_V, uniform)
@@ -669,10 +662,6 @@ class Batcher:
         piece, guide = self._tokens.pieces[token], sequence.guide
         sequence.overridden = self._dial_override(sequence, token) or sequence.overridden
         if guide is not None:
-            if guide.deciding and sequence.draft is not None:
-                asks, count = token == guide.ask, len(sequence.draft.logprobs)
-                slope = draft_slope(sequence.request.sampling.certainty, count, sequence.ask_probability, asks)
-                sequence.draft = replace(sequence.draft, slope=slope)
             guide.accept(token)
             ends = False
         else:

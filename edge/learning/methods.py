@@ -5,12 +5,12 @@ The estimator of every method has the form Σ_prompts w Σ_i A_i ∇ log π(y_i)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from edge.core.rng import stream
-from edge.core.types import Draft, LocalResponse, TrainingGroup, TrainingSample
+from edge.core.types import TrainingGroup, TrainingSample
 from edge.dagrpo.advantages import (
     AdvantageScale,
     centred,
@@ -50,22 +50,11 @@ class GroupAdvantages:
             phrase = starts[0][0]
             pull = sum(advantage * slope(one.phrase_logprobs, one.bias, one.asked) for one, advantage in starts)
             samples.append(TrainingSample(phrase.phrase_ids, phrase.phrase_logprobs, pull))
-        samples += _draft_samples(pairs)
         if self.cloud_advantage is not None and self.group.cloud_sample is not None:
             turn = self.group.cloud_sample
             ids, allowed = turn.token_ids, turn.allowed
             samples.append(TrainingSample(ids, (0.0,) * len(ids), self.cloud_advantage, off_policy=True, allowed=allowed))
         return TrainingGroup(self.group.prompt_ids, tuple(samples), self.weight)
-
-
-def _draft_samples(pairs: Iterable[tuple[LocalResponse, float]]) -> list[TrainingSample]:
-    """What the certainty in the responses' decisions was taken of, each draft once: responses to one prompt share it."""
-    found: dict[Draft, float] = {}
-    for response, advantage in pairs:
-        if response.draft is not None:
-            draft = replace(response.draft, slope=0.0)
-            found[draft] = found.get(draft, 0.0) + advantage * response.draft.slope
-    return [TrainingSample(one.token_ids, one.logprobs, pull, allowed=one.allowed) for one, pull in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
