@@ -103,8 +103,11 @@ async def test_a_turn_goes_on_after_its_thinking_to_an_answer(backend: LlamaCppB
 async def test_sampler_and_trainer_agree_on_the_decision_of_a_plain_turn(
     backend: LlamaCppBackend, worker: EngineWorker, options: tuple[str, ...]
 ) -> None:
-    """Also on what learning is given of it: the phrase after the prompt, and the draft that shows how sure the model is."""
-    sampling = Sampling(1.0, 16, certainty=12.0, help_bias=20.0 if not options else 0.0, form=PlainForm(options))
+    """Also on what learning is given of a decision before the turn: the phrase after the prompt."""
+    bias, certainty = (
+        (0.0, 0.0) if options else (20.0, 12.0)
+    )  # of few answers the decision is a token, whose log-probability has the bias
+    sampling = Sampling(1.0, 16, certainty=certainty, help_bias=bias, form=PlainForm(options))
     group = await backend.sample_group([Message("user", "What is 17 + 25?")], sampling, range(6))
     scored = [ScoredResponse(one, True, ResponseOutcome.KEPT, False, float(i % 2), 0) for i, one in enumerate(group.responses)]
     item = TaskItem("t", "qa", "t", 0, "train", "?", "42", AnswerKind.TEXT, 4)
