@@ -146,15 +146,19 @@ class Request:
         self.on_text, self.reads, self.filter, self.guide = on_text, reads, filter, guide
         self.opening = () if guide is None else guide.opening
         self.phrase_ids = tuple(phrase_ids)
-        self.phrase_logprobs: tuple[float, ...] = ()
-        self.unfinished: tuple[float, ...] = ()
-        self.wants_draft = bool(phrase_ids) and sampling.certainty != 0.0 and not sampling.suppress_help
         self.drafting = False
-        self.unsure: float | None = None
+        self.begin_again()
         self.future: Future[PromptGroup] = Future()
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
         self.prompt_logits: Floats | None = None
+
+    def begin_again(self) -> None:
+        """Forget what is known of the decision at the start: another adapter will answer."""
+        self.phrase_logprobs: tuple[float, ...] = ()
+        self.unfinished: tuple[float, ...] = ()
+        self.unsure: float | None = None
+        self.wants_draft = bool(self.phrase_ids) and self.sampling.certainty != 0.0 and not self.sampling.suppress_help
 
     @property
     def waiting(self) -> bool:
@@ -317,6 +321,8 @@ class Batcher:
     def forget_prompts(self) -> None:
         """What rows hold is void (another adapter is in use); waiting requests decode their prompts again."""
         self._prompt_in_row = [None] * self._engine.rows
+        for _, _, request in self._waiting:
+            request.begin_again()
 
     def _take_in(self) -> None:
         while self._inbox:

@@ -156,6 +156,39 @@ def test_recorded_log_probabilities_are_those_of_the_model_itself() -> None:
             assert logprob == pytest.approx(float(own), abs=1e-4)
 
 
+class MovedEngine(TableEngine):
+    """After another adapter is in use the model is another one."""
+
+    moved = False
+
+    def _logits(self, row: int) -> np.ndarray:
+        return super()._logits(row) + (np.arange(len(TEXTS), dtype=np.float32) if self.moved else 0.0)
+
+
+def test_a_decision_is_never_made_of_two_adapters() -> None:
+    def log_odds_of(swaps: bool, moved: bool) -> tuple[float, ...]:
+        engine = MovedEngine(2)
+        engine.moved = moved
+        batcher = Batcher(engine, Tokens(), rollout_rows=2)  # type: ignore[arg-type]
+        request = Request(
+            [PROMPT], Sampling(1.0, LENGTH, form=PlainForm(), certainty=5.0), range(4), Priority.ROLLOUT, phrase_ids=PHRASE
+        )
+        batcher.add(request)
+        batcher.has_work(Priority.TRAINING)
+        batcher.step()  # the prompt is read and the draft begun
+        batcher.hold = swaps
+        while swaps and batcher.has_work(Priority.TRAINING):
+            batcher.step()
+        if swaps:
+            batcher.forget_prompts()
+            batcher.hold, engine.moved = False, True
+        while batcher.has_work(Priority.TRAINING):
+            batcher.step()
+        return tuple(one.help_log_odds or 0.0 for one in request.future.result().responses)
+
+    assert log_odds_of(True, False) == log_odds_of(False, True) != log_odds_of(False, False)
+
+
 @pytest.mark.parametrize(("bias", "asked"), [*itertools.product([-3.0, 0.0, 0.7, 5.0], [True, False]), (-math.inf, False)])
 def test_the_slope_is_the_gradient_of_the_policy(bias: float, asked: bool) -> None:
     logits = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
