@@ -45,17 +45,20 @@ def running_agent(folder: Path, path: str) -> AbstractContextManager[str]:
 
 
 @pytest.mark.parametrize(
-    ("family", "control_tokens"),
-    [("mistral", ("<s>", "</s>")), ("smolvlm", ("<s>", "<|im_end|>"))],
+    ("family", "control_tokens", "begun_by_the_model"),
+    [("mistral", ("<s>", "</s>"), 400), ("smolvlm", ("<s>", "<|im_end|>"), 200)],
 )
-async def test_a_model_of_another_family_answers_and_learns(family: str, control_tokens: tuple[str, ...], tmp_path: Path) -> None:
+async def test_a_model_of_another_family_answers_and_learns(
+    family: str, control_tokens: tuple[str, ...], begun_by_the_model: int, tmp_path: Path
+) -> None:
+    """A template that wants the user's turn first refuses a conversation that the model begins: nothing is put before it."""
     path = model(tmp_path, (TEMPLATES / f"{family}.jinja").read_text(encoding="utf-8"), control_tokens)
 
     with running_agent(tmp_path, path) as url:
-        await answers_and_learns(url)
+        await answers_and_learns(url, begun_by_the_model)
 
 
-async def answers_and_learns(url: str) -> None:
+async def answers_and_learns(url: str, begun_by_the_model: int) -> None:
     async with aiohttp.ClientSession(url) as client:
 
         async def chat(*messages: Any) -> int:
@@ -65,7 +68,8 @@ async def answers_and_learns(url: str) -> None:
 
         assert await chat(SYSTEM, QUESTION) == 200
         assert await chat(SYSTEM, QUESTION, ANSWER, QUESTION) == 200
-        assert await chat(QUESTION, QUESTION) == await chat(ANSWER, QUESTION) == await chat(QUESTION, SYSTEM, QUESTION) == 200
+        assert await chat(QUESTION, QUESTION) == await chat(QUESTION, SYSTEM, QUESTION) == 200
+        assert await chat(ANSWER, QUESTION) == begun_by_the_model
         async with asyncio.timeout(START_S):
             while True:
                 async with client.get("/api/steps") as response:
