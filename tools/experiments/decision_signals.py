@@ -13,6 +13,7 @@ import csv
 import json
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,7 @@ from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.inference.sampling import Doubles, Floats, log_probabilities, log_sum_exp
 from edge.models.catalogue import find_model
 from edge.tasks.registry import open_source
+from edge.tasks.source import TaskSource
 from tools.places import check_folder, put, put_json
 
 NOTE = f"If you cannot answer this yourself, reply exactly: {HELP_PHRASE}"
@@ -57,8 +59,13 @@ _WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _RESAMPLES = 2000
 _RIDGE = 1.0
 
-REASONED = {"gsm8k": 200, "arith": 100, "science": 100, "facts": 100}
-"""Sets that are answered in the reasoned form, and how many questions of each."""
+REASONED = {
+    "science": ("practice:science", 100),
+    "arith": ("practice:arith", 100),
+    "gsm8k": ("gsm8k:{data}/gsm8k", 200),
+    "mmlu": ("mmlu:{data}/mmlu_stem", 200),
+}
+"""Sets that are answered in the reasoned form: the source, and how many of its held-out questions."""
 
 QUESTIONS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", "Paris"),
@@ -398,12 +405,18 @@ class Records:
             file.write(json.dumps(asdict(record)) + "\n")
 
 
+def _sampled(source: TaskSource, count: int) -> list[TaskItem]:
+    """Held-out questions: of a data set drawn from all, as files are often sorted."""
+    items = source.test(count if source.name.startswith("practice:") else sys.maxsize)
+    return list(items) if len(items) <= count else stream(_SEED, source.name.partition(":")[0]).sample(list(items), count)
+
+
 def measure(name: str, data: Path, records: Records) -> None:
     """Answer what is not answered yet of a set."""
     path, done = find_model("smollm2"), {record.id for record in records.of(name)}
     if name in REASONED:
-        source = open_source(f"gsm8k:{data / 'gsm8k'}" if name == "gsm8k" else f"practice:{name}")
-        items = [item for item in source.test(REASONED[name]) if item.id not in done]
+        source, count = REASONED[name]
+        items = [item for item in _sampled(open_source(source.format(data=data)), count) if item.id not in done]
         asyncio.run(reasoned_records(path, items, partial(records.add, name)))
         return
     chat = Chat(path)
