@@ -60,12 +60,14 @@ _RESAMPLES = 2000
 _RIDGE = 1.0
 
 REASONED = {
-    "science": ("practice:science", 100),
-    "arith": ("practice:arith", 100),
-    "gsm8k": ("gsm8k:{data}/gsm8k", 200),
-    "mmlu": ("mmlu:{data}/mmlu_stem", 200),
+    "science": ("smollm2", "practice:science", 100),
+    "arith": ("smollm2", "practice:arith", 100),
+    "gsm8k": ("smollm2", "gsm8k:{data}/gsm8k", 200),
+    "mmlu": ("smollm2", "mmlu:{data}/mmlu_stem", 100),
+    **{f"nano-{family}": ("nano-edge", f"practice:{family}", 300) for family in ("arith", "science", "facts", "code")},
 }
-"""Sets that are answered in the reasoned form: the source, and how many of its held-out questions."""
+"""Sets that are answered after reasoning: the model, the source, and how many of its held-out questions. The bundled model writes
+the format by itself and was shown requests for help."""
 
 QUESTIONS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", "Paris"),
@@ -334,12 +336,15 @@ def _plain(text: str, answer: str) -> str:
 
 
 def reasoned_signals(response: LocalResponse, text_of: Callable[[int], bytes]) -> dict[str, float]:
-    """Signals of a guided response that was not allowed to ask: of what it chose before the decision, and of its answer."""
-    assert response.allowed is not None
+    """Signals of a response that was not allowed to ask: of what it chose before the decision, and of its answer.
+
+    Tokens that a form or the suppressed phrase left no choice about do not count.
+    """
     assert response.help_log_odds is not None
+    places = [0] * len(response.token_ids) if response.allowed is None else response.allowed.places
     written, lines, thinking = b"", list[list[float]](), True
     answer: list[float] = []
-    for token, logprob, place in zip(response.token_ids, response.logprobs, response.allowed.places, strict=True):
+    for token, logprob, place in zip(response.token_ids, response.logprobs, places, strict=True):
         if thinking and (not lines or written.endswith(b"\n")):
             lines.append([])
         if place != FORCED:
@@ -350,6 +355,7 @@ def reasoned_signals(response: LocalResponse, text_of: Callable[[int], bytes]) -
     last = next((line for line in reversed(lines) if len(line) > 1), lines[0])
     return {
         "z at the decision": response.help_log_odds,
+        "mean -log p, first 16": float(chosen[:16].mean()),
         "mean -log p, thinking": float(chosen.mean()),
         "max -log p, thinking": float(chosen.max()),
         "sum -log p, thinking": float(chosen.sum()),
@@ -364,16 +370,18 @@ def reasoned_signals(response: LocalResponse, text_of: Callable[[int], bytes]) -
 
 async def reasoned_records(path: Path, items: Sequence[TaskItem], take: Callable[[Record], None]) -> None:
     """Answers in the reasoned form, in lots that are decoded together."""
-    settings = RolloutSettings("signals", _SEED, 1, 0.0, _MAX_TOKENS, "full", "full", _MAX_TOKENS, guided=True)
-    verifier = build_verifier(AgentConfig())
-    worker = EngineWorker()
+    verifier, worker = build_verifier(AgentConfig()), EngineWorker()
     backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=_N_CTX, max_rows=_ROWS)
+    prompt_form = backend.model.prompt_form
+    settings = RolloutSettings(
+        "signals", _SEED, 1, 0.0, _MAX_TOKENS, prompt_form, "full", _MAX_TOKENS, guided=prompt_form == "full"
+    )
     try:
         for start in range(0, len(items), _ROWS):
             lot = items[start : start + _ROWS]
             groups = await asyncio.gather(
                 *(
-                    backend.sample_group(prompt_messages(item, "full"), settings.sampling(item, suppress_help=True), [0])
+                    backend.sample_group(prompt_messages(item, prompt_form), settings.sampling(item, suppress_help=True), [0])
                     for item in lot
                 )
             )
@@ -413,13 +421,13 @@ def _sampled(source: TaskSource, count: int) -> list[TaskItem]:
 
 def measure(name: str, data: Path, records: Records) -> None:
     """Answer what is not answered yet of a set."""
-    path, done = find_model("smollm2"), {record.id for record in records.of(name)}
+    done = {record.id for record in records.of(name)}
     if name in REASONED:
-        source, count = REASONED[name]
+        model, source, count = REASONED[name]
         items = [item for item in _sampled(open_source(source.format(data=data)), count) if item.id not in done]
-        asyncio.run(reasoned_records(path, items, partial(records.add, name)))
+        asyncio.run(reasoned_records(find_model(model), items, partial(records.add, name)))
         return
-    chat = Chat(path)
+    chat = Chat(find_model("smollm2"))
     done &= {record.id for record in records.of(f"{name}-noted")}
     if name == "mood":
         with (data / "mood" / "texts.csv").open(newline="") as file:
@@ -492,8 +500,8 @@ def left_out(x_NK: Doubles, wrong_N: NDArray[np.bool_]) -> tuple[Doubles, float]
 PAIRS = {
     "mood": ("z phrase, bare prompt", "-log p best, among options"),
     "mood-noted": ("z phrase, with note", "-log p best, among options"),
-    "chat": ("z phrase, bare prompt", "mean -log p, draft"),
-    "chat-noted": ("z phrase, with note", "mean -log p, draft"),
+    "chat": ("z phrase, bare prompt", "mean -log p, first 16"),
+    "chat-noted": ("z phrase, with note", "mean -log p, first 16"),
     **dict.fromkeys(REASONED, ("z at the decision", "mean -log p, thinking")),
 }
 """Log-odds of asking and certainty of each set, which are combined."""
