@@ -55,7 +55,9 @@ _TEXTS, _DRAFT, _SEED = 600, 32, 1
 _N_CTX, _ROWS = 768, 8
 _MAX_TOKENS = 288
 _RATES = (0.1, 0.3, 0.5)
-_WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_WEIGHTS = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0)
+_KNOWN = 100
+"""Questions before, with which a running value is standardised."""
 _RESAMPLES = 2000
 _RIDGE = 1.0
 
@@ -469,6 +471,11 @@ def standardised(values_N: Doubles) -> Doubles:
     return result
 
 
+def running(values_N: Doubles) -> Doubles:
+    """Each value standardised by itself and those of the last questions before it."""
+    return np.array([standardised(values_N[max(0, place - _KNOWN) : place + 1])[-1] for place in range(len(values_N))])
+
+
 def fitted(x_NK: Doubles, wrong_N: NDArray[np.bool_]) -> Doubles:
     """Weights [K] of a logistic regression for wrong, the last one free of the ridge (of a column of ones); Newton's method."""
     weights_K = np.zeros(x_NK.shape[1])
@@ -516,6 +523,8 @@ def analysed(name: str, records: Sequence[Record]) -> dict[str, Any]:
         signals[f"z + {weight:g} u, raw"] = z_N + weight * u_N
     for weight in _WEIGHTS:
         signals[f"z + {weight:g} u, standardised"] = standardised(z_N) + weight * standardised(u_N)
+    for weight in _WEIGHTS[-3:]:
+        signals[f"z + {weight:g} u, running"] = running(z_N) + weight * running(u_N)
     sides = {"u": standardised(u_N)[:, None], "z and u": np.column_stack([standardised(z_N), standardised(u_N)])}
     regressions: dict[str, Any] = {}
     for key, x_NK in sides.items():
