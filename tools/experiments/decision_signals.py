@@ -1,8 +1,9 @@
 """Which signal orders a model's wrong answers before its right ones, so that it decides what is sent to the cloud LLM?
 
-`python -m tools.experiments.decision_signals --data ../shared/data [SET...]` answers questions with SmolLM2-135M-Instruct at temperature 0,
-records the probabilities of what it wrote and of the help phrase, and prints tables. Records lie in `--out`, a line a question; the same
-command goes on where it was cut, and `--tables` makes the tables alone. Every signal is larger where the cloud should rather be asked.
+`python -m tools.experiments.decision_signals --data ../shared/data [SET...]` answers questions with SmolLM2-135M-Instruct, and some with
+the bundled model, records the probabilities of what was written and of the help phrase, and prints tables. Records lie in `--out`, a line a
+question; the same command goes on where it was cut, and `--tables` makes the tables alone. Every signal is larger where the cloud should
+rather be asked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edge.cli.exits import ending
 from edge.config.schema import AgentConfig
 from edge.core.errors import UsageError
 from edge.core.forms import THINKING_ENDS
-from edge.core.rng import stream
+from edge.core.rng import derive_seed, stream
 from edge.core.types import FORCED, LocalResponse, Message, TaskItem
 from edge.core.worker import EngineWorker
 from edge.dagrpo.prompts import HELP_PHRASE, prompt_messages
@@ -40,6 +41,7 @@ from edge.inference.llamacpp import LlamaCppBackend
 from edge.inference.model_tokenizer import gguf_tokenizer
 from edge.inference.sampling import Doubles, Floats, log_probabilities, log_sum_exp
 from edge.models.catalogue import find_model
+from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
 from tools.places import check_folder, put, put_json
@@ -60,16 +62,21 @@ _KNOWN = 100
 """Questions before, with which a running value is standardised."""
 _RESAMPLES = 2000
 _RIDGE = 1.0
+_SOLVED = 1e-7
+_PRIOR, _PRIOR_STRENGTH = (0.25, 0.75), 10.0
+_LEAST, _WINDOW = 10, 300
+"""Questions from which on a regression is fitted on the way, and of how many of the last ones."""
 
 REASONED = {
-    "science": ("smollm2", "practice:science", 100),
-    "arith": ("smollm2", "practice:arith", 100),
-    "gsm8k": ("smollm2", "gsm8k:{data}/gsm8k", 200),
-    "mmlu": ("smollm2", "mmlu:{data}/mmlu_stem", 100),
-    **{f"nano-{family}": ("nano-edge", f"practice:{family}", 300) for family in ("arith", "science", "facts", "code")},
+    "science": ("smollm2", "practice:science", 100, 0.0),
+    "arith": ("smollm2", "practice:arith", 100, 0.0),
+    "gsm8k": ("smollm2", "gsm8k:{data}/gsm8k", 200, 0.0),
+    "mmlu": ("smollm2", "mmlu:{data}/mmlu_stem", 100, 0.0),
+    **{f"nano-{family}": ("nano-edge", f"practice:{family}", 300, 0.0) for family in FAMILIES},
+    **{f"nano-{family}-sampled": ("nano-edge", f"practice:{family}", 300, 1.0) for family in FAMILIES},
 }
-"""Sets that are answered after reasoning: the model, the source, and how many of its held-out questions. The bundled model writes
-the format by itself and was shown requests for help."""
+"""Sets that are answered after reasoning: the model, the source, how many of its held-out questions, and the temperature. The bundled model
+writes the format by itself and was shown requests for help."""
 
 QUESTIONS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", "Paris"),
@@ -370,20 +377,24 @@ def reasoned_signals(response: LocalResponse, text_of: Callable[[int], bytes]) -
     }
 
 
-async def reasoned_records(path: Path, items: Sequence[TaskItem], take: Callable[[Record], None]) -> None:
+async def reasoned_records(path: Path, items: Sequence[TaskItem], temperature: float, take: Callable[[Record], None]) -> None:
     """Answers in the reasoned form, in lots that are decoded together."""
     verifier, worker = build_verifier(AgentConfig()), EngineWorker()
     backend = LlamaCppBackend(path, worker, n_threads=1, n_ctx=_N_CTX, max_rows=_ROWS)
     prompt_form = backend.model.prompt_form
     settings = RolloutSettings(
-        "signals", _SEED, 1, 0.0, _MAX_TOKENS, prompt_form, "full", _MAX_TOKENS, guided=prompt_form == "full"
+        "signals", _SEED, 1, temperature, _MAX_TOKENS, prompt_form, "full", _MAX_TOKENS, guided=prompt_form == "full"
     )
     try:
         for start in range(0, len(items), _ROWS):
             lot = items[start : start + _ROWS]
             groups = await asyncio.gather(
                 *(
-                    backend.sample_group(prompt_messages(item, prompt_form), settings.sampling(item, suppress_help=True), [0])
+                    backend.sample_group(
+                        prompt_messages(item, prompt_form),
+                        settings.sampling(item, suppress_help=True),
+                        [derive_seed(_SEED, item.id)],
+                    )
                     for item in lot
                 )
             )
@@ -425,9 +436,9 @@ def measure(name: str, data: Path, records: Records) -> None:
     """Answer what is not answered yet of a set."""
     done = {record.id for record in records.of(name)}
     if name in REASONED:
-        model, source, count = REASONED[name]
+        model, source, count, temperature = REASONED[name]
         items = [item for item in _sampled(open_source(source.format(data=data)), count) if item.id not in done]
-        asyncio.run(reasoned_records(find_model(model), items, partial(records.add, name)))
+        asyncio.run(reasoned_records(find_model(model), items, temperature, partial(records.add, name)))
         return
     chat = Chat(find_model("smollm2"))
     done &= {record.id for record in records.of(f"{name}-noted")}
@@ -476,16 +487,42 @@ def running(values_N: Doubles) -> Doubles:
     return np.array([standardised(values_N[max(0, place - _KNOWN) : place + 1])[-1] for place in range(len(values_N))])
 
 
-def fitted(x_NK: Doubles, wrong_N: NDArray[np.bool_]) -> Doubles:
-    """Weights [K] of a logistic regression for wrong, the last one free of the ridge (of a column of ones); Newton's method."""
-    weights_K = np.zeros(x_NK.shape[1])
-    ridge_KK = np.diag([_RIDGE] * (len(weights_K) - 1) + [1e-9])
+def fitted(
+    x_NK: Doubles,
+    wrong_N: NDArray[np.bool_],
+    centre: Sequence[float] = (),
+    strength: float = _RIDGE,
+    start_K: Doubles | None = None,
+) -> Doubles:
+    """Weights [K] of a logistic regression for wrong, the last one that of a column of ones and nearly free; Newton's method.
+
+    The ridge of this strength pulls the others towards `centre` (nothing: 0).
+    """
+    width = x_NK.shape[1]
+    centre_K = np.array([*(centre or [0.0] * (width - 1)), 0.0])
+    ridge_KK = np.diag([strength] * (width - 1) + [0.01])
+    weights_K = centre_K.copy() if start_K is None else start_K
     for _ in range(25):
         chance_N = 1.0 / (1.0 + np.exp(-x_NK @ weights_K))
-        gradient_K = x_NK.T @ (chance_N - wrong_N) + ridge_KK @ weights_K
-        curvature_KK = (x_NK * (chance_N * (1.0 - chance_N))[:, None]).T @ x_NK + ridge_KK
-        weights_K -= np.linalg.solve(curvature_KK, gradient_K)
+        gradient_K = x_NK.T @ (chance_N - wrong_N) + ridge_KK @ (weights_K - centre_K)
+        step_K = np.linalg.solve((x_NK * (chance_N * (1.0 - chance_N))[:, None]).T @ x_NK + ridge_KK, gradient_K)
+        weights_K = weights_K - step_K * min(1.0, 2.0 / float(np.abs(step_K).max()))
+        if np.abs(step_K).max() < _SOLVED:
+            break
     return weights_K
+
+
+def learned_on_the_way(z_N: Doubles, u_N: Doubles, wrong_N: NDArray[np.bool_]) -> Doubles:
+    """Scores of a regression on the last questions before each one, whose ridge pulls towards the weights `_PRIOR`."""
+    weights_K, used_NK = np.array([*_PRIOR, 0.0]), []
+    for place in range(len(wrong_N)):
+        if place >= _LEAST:
+            before = slice(max(0, place - _WINDOW), place)
+            x_NK = np.column_stack([standardised(z_N[before]), standardised(u_N[before]), np.ones(len(wrong_N[before]))])
+            weights_K = fitted(x_NK, wrong_N[before], _PRIOR, _PRIOR_STRENGTH, weights_K)
+        used_NK.append(weights_K[:2])
+    scores_N: Doubles = (np.array(used_NK) * np.column_stack([running(z_N), running(u_N)])).sum(axis=1)
+    return scores_N
 
 
 def left_out(x_NK: Doubles, wrong_N: NDArray[np.bool_]) -> tuple[Doubles, float]:
@@ -525,6 +562,7 @@ def analysed(name: str, records: Sequence[Record]) -> dict[str, Any]:
         signals[f"z + {weight:g} u, standardised"] = standardised(z_N) + weight * standardised(u_N)
     for weight in _WEIGHTS[-3:]:
         signals[f"z + {weight:g} u, running"] = running(z_N) + weight * running(u_N)
+    signals["z and u, weights learned on the way"] = learned_on_the_way(z_N, u_N, wrong_N)
     sides = {"u": standardised(u_N)[:, None], "z and u": np.column_stack([standardised(z_N), standardised(u_N)])}
     regressions: dict[str, Any] = {}
     for key, x_NK in sides.items():
