@@ -68,7 +68,7 @@ class ModelConfig(Section):
         description="Responses are held to their form by the engine (guided), or free; auto: guided but for bundled models.",
     )
     certainty: float = Field(
-        12.0,
+        16.0,
         ge=0.0,
         le=1000.0,
         description="Nats by which each nat of doubt in a plain answer raises the log-odds of asking, where a dial holds the rate.",

@@ -11,8 +11,8 @@ The model writes the lines and the content of the answer; it chooses after each 
 whether it asks. Everything else is the only possibility and is written without asking the model. So the decision to ask exists once in
 every response, as a choice between two tokens. The policy that is sampled and learned is the one over allowed tokens.
 
-In the plain form the whole turn is the answer, as in any chat, and the decision is taken at its start: among the possible answers where
-there are few, else by how likely the help phrase is as the beginning of the turn (edge/dagrpo/turn_start.py).
+In the plain form the whole turn is the answer, as in any chat, and the decision is taken before it, by how likely the help phrase is as the
+beginning of the turn (edge/dagrpo/turn_start.py).
 """
 
 from __future__ import annotations

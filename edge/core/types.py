@@ -217,6 +217,8 @@ class TurnStart:
     bias: float
     """Added to z (nats), a·u included; -inf where asking was impossible."""
     asked: bool
+    among_few: bool = False
+    """An answer is one of few, whatever the model would have said; else it is drawn from what is left of the model's distribution."""
 
 
 FORCED = -1

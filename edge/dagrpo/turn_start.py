@@ -49,11 +49,12 @@ def unfinished(phrase_logprobs_K: Sequence[float]) -> tuple[float, ...]:
     return (*(_log_of_rest(total) for total in left), -math.inf)
 
 
-def slope(phrase_logprobs_K: Sequence[float], bias: float, asked: bool) -> float:
-    """What multiplies ∇ log p in the gradient of a response's log-probability."""
+def slope(phrase_logprobs_K: Sequence[float], bias: float, asked: bool, among_few: bool = False) -> float:
+    """What multiplies ∇ log p in the gradient of a response's log-probability. `among_few`: where it does not ask, it is one of a few
+    answers, among which the phrase is not; its tokens' log-probabilities leave nothing out."""
     own = log_odds(phrase_logprobs_K)
-    change = float(asked) - ask_probability(own, bias) if asked else _sigmoid(own) - ask_probability(own, bias)
-    return change / _sigmoid(-own)
+    unasked = 0.0 if among_few else _sigmoid(own)
+    return ((1.0 if asked else unasked) - ask_probability(own, bias)) / _sigmoid(-own)
 
 
 def unsure(draft_logprobs_N: Sequence[float]) -> float:

@@ -161,17 +161,17 @@ class BatchedBackend:
         self, ids: Sequence[int], sampling: Sampling, seeds: Sequence[int], priority: Priority, **further: Any
     ) -> Request:
         """A request whose responses are held to their form, where they have one, or decide at their start."""
-        if sampling.form is None:
+        form, prefix = sampling.form, further.get("prefix", "")
+        if form is None:
             return Request(ids, sampling, seeds, priority, **further)
-        if isinstance(sampling.form, PlainForm) and not sampling.form.options:
-            phrase_ids = () if further.get("prefix") else self._phrase_ids(len(ids))  # the turn has begun already
-            return Request(ids, sampling, seeds, priority, phrase_ids=phrase_ids, **further)
-        guide = self._guide(sampling, len(ids))
-        if further.get("prefix"):
-            if not isinstance(sampling.form, ReasonedForm) or not further["prefix"].endswith(THINKING_ENDS):
-                raise UsageError("a response in a form goes on after its thinking only")
+        guide = None if isinstance(form, PlainForm) and not form.options else self._guide(sampling, len(ids))
+        if isinstance(form, ReasonedForm) and prefix.endswith(THINKING_ENDS):
             guide = cast("ReasonedGuide", guide).after_thinking()
-        return Request(ids, sampling, seeds, priority, guide=guide, **further)
+        elif guide is not None and prefix:
+            raise UsageError("a response in a form goes on after its thinking only")
+        # a plain turn decides at its start; one that goes on has begun already
+        phrase_ids = self._phrase_ids(len(ids)) if isinstance(form, PlainForm) and not prefix else ()
+        return Request(ids, sampling, seeds, priority, guide=guide, phrase_ids=phrase_ids, **further)
 
     def _phrase_ids(self, prompt_tokens: int) -> Sequence[int]:
         """The help phrase as a turn begins with it; () where a turn cannot: of a vocabulary or a context that has no room for it."""

@@ -158,7 +158,8 @@ class Request:
         self.phrase_logprobs: tuple[float, ...] = ()
         self.unfinished: tuple[float, ...] = ()
         self.unsure: float | None = None
-        self.wants_draft = bool(self.phrase_ids) and self.sampling.certainty != 0.0 and not self.sampling.suppress_help
+        certain = bool(self.phrase_ids) and self.sampling.certainty != 0.0
+        self.wants_draft = certain and self.guide is None and not self.sampling.suppress_help
 
     @property
     def waiting(self) -> bool:
@@ -362,6 +363,9 @@ class Batcher:
         self._engine.fork(row, row, length)
         request.phrase_logprobs = tuple(map(float, logprobs))
         request.unfinished = unfinished(request.phrase_logprobs)
+        if request.guide is not None:  # of few answers the likeliest shows how sure the model is
+            answers_A = request.prompt_logits[~request.guide.outside(request.guide.allowed())]
+            request.unsure = log_sum_exp(answers_A) - float(answers_A.max())
 
     def _start_draft(self, request: Request, row: int) -> None:
         """Begin the likeliest answer that does not ask, whose first tokens show how sure the model is."""
@@ -404,14 +408,14 @@ class Batcher:
         """Take the decision at the start of a turn; the response, where it asks."""
         request, sampling = sequence.request, sequence.request.sampling
         z = log_odds(request.phrase_logprobs)
-        if request.unsure is not None:
+        if request.unsure is not None and sampling.certainty:
             sequence.doubt = sampling.certainty * request.unsure
         if request.unsure is not None or not sampling.certainty:  # else it cannot be compared with those of other answers
             sequence.help_log_odds = z + (sequence.doubt or 0.0)
         shift = sequence.doubt or 0.0
         uniform, bias = sequence.uniform(), -np.inf if sampling.suppress_help else sampling.help_bias + shift
         asks, would_ask = (uniform < ask_probability(z, one, sequence.temperature) for one in (bias, shift))
-        sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks)
+        sequence.start = TurnStart(request.phrase_ids, request.phrase_logprobs, bias, asks, request.guide is not None)
         if asks != would_ask and not sampling.suppress_help:
             sequence.overridden = "to ask" if asks else "not to ask"
         if not asks:
@@ -419,7 +423,7 @@ class Batcher:
         sequence.token_ids, sequence.logprobs = list(request.phrase_ids), list(request.phrase_logprobs)
         if request.on_text is not None:
             request.on_text(HELP_PHRASE, ())
-        return replace(sequence.response(FinishReason.EOS), text=HELP_PHRASE)
+        return replace(sequence.response(FinishReason.EOS), text=HELP_PHRASE, allowed=None)
 
     def _next_request(self, busy_rows: int) -> Request | None:
         """The most urgent request with a response to start, if a row is left for it when this many are busy."""
@@ -586,11 +590,6 @@ class Batcher:
         if guide.deciding:
             answers = np.flatnonzero(~guide.outside(guide.allowed(may_ask=False)))
             sequence.help_log_odds = log_odds_of(np.append(logits_V[ask], logits_V[answers]), np.array([0]))
-            if (
-                sampling.certainty and not sequence.token_ids
-            ):  # one of few answers; what a model thought says little of its certainty
-                sequence.doubt = sampling.certainty * (log_sum_exp(logits_V[answers]) - float(logits_V[answers].max()))
-                sequence.help_log_odds += sequence.doubt
             if sampling.suppress_help and len(answers) == 1:
                 forced = int(answers[0])
         if forced >= 0:
@@ -601,12 +600,10 @@ class Batcher:
             return
         sequence.places.append(sequence.sets.setdefault(bits, len(sequence.sets)))
         logits_V[guide.outside(bits)] = -np.inf
-        shift = sequence.doubt or 0.0
-        if guide.deciding and (sampling.help_bias or shift) and not sampling.suppress_help:
-            logits_V[ask] += np.float32(shift)
+        if guide.deciding and sampling.help_bias and not sampling.suppress_help:
             sequence.free_choice = self._choice(sequence, logits_V, uniform)
             logits_V[ask] += np.float32(sampling.help_bias)
-            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias + shift, (ask,)))
+            sequence.biased.append(BiasedDecision(len(sequence.token_ids), sampling.help_bias, (ask,)))
 
     def _leave_phrase(self, sequence: _Sequence, logits_V: Floats) -> None:
         """A turn that does not ask: where it is a beginning of the help phrase so far, the phrase goes on only as far as it stays

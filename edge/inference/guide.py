@@ -126,7 +126,7 @@ class Guide(Protocol):
     opening: Sequence[int]
     """What every response begins with; the guide begins after it."""
     ask: int
-    """The token that asks, where the decision is taken."""
+    """The token that asks, where the decision is taken; -1 for a form that decides before its first token."""
     least: int
     """The lowest limit of tokens that a response may have."""
 
@@ -167,21 +167,20 @@ class Guide(Protocol):
 
 
 class OptionsGuide:
-    """Of a plain response that is one of few answers: the decision is among their first tokens and that of the help phrase."""
+    """Of a plain response that is one of few answers."""
 
     def __init__(self, form: PlainForm, vocabulary: FormVocabulary) -> None:
-        """Raises Unsupported where the tokens of an option do not tell it from the help phrase, or from an option that goes on."""
+        """Raises Unsupported where the tokens of an option are the beginning of another one's."""
         self._vocabulary = vocabulary
-        self._left = [[*vocabulary.ids(text), *vocabulary.end] for text in (HELP_PHRASE, *dict.fromkeys(form.options))]
+        self._left = [[*vocabulary.ids(text), *vocabulary.end] for text in dict.fromkeys(form.options)]
         self.opening: Sequence[int] = ()
-        self.ask = self._left[0][0]
+        self.ask = -1
         self.least = max(map(len, self._left))
         self._written = 0
-        for place, text in enumerate(self._left):
-            other = next((one for one in self._left[place + 1 :] if text[: len(one)] == one or one[: len(text)] == text), None)
-            if other is not None or (place and text[0] == self.ask):
+        for text in self._left:
+            if any(other is not text and other[: len(text)] == text for other in self._left):
                 raise Unsupported(
-                    f"the option {form.options[place - 1]!r} begins like another one or like the help phrase",
+                    f"an option begins with another one, and the model has no token that ends a turn: {list(form.options)}",
                     parameter="model.responses",
                     hint="give the options other names, or set model.responses to free",
                 )
@@ -190,11 +189,11 @@ class OptionsGuide:
         """One of the options as a turn of the model; None for any other text."""
         guide, places, sets = self.fork(max_tokens), list[int](), dict[bytes, int]()
         ids = [*self._vocabulary.ids(text), *self._vocabulary.end] if text else []
-        if ids not in self._left[1:] or len(ids) > max_tokens:
+        if ids not in self._left or len(ids) > max_tokens:
             return None
         for token in ids:
-            bits = guide.allowed(may_ask=False)
-            places.append(FORCED if guide.rest is not None or guide.forced >= 0 else sets.setdefault(bits, len(sets)))
+            bits = guide.allowed()
+            places.append(FORCED if guide.forced >= 0 else sets.setdefault(bits, len(sets)))
             guide.accept(token)
         return Turn(tuple(ids), AllowedTokens(tuple(places), tuple(sets)))
 
@@ -212,17 +211,17 @@ class OptionsGuide:
 
     @property
     def deciding(self) -> bool:
-        """The first token decides."""
-        return self._written == 0
+        """Never: the turn decides before it."""
+        return False
 
     @property
     def rest(self) -> Sequence[int] | None:
         """All that is left, where no choice is; None before."""
-        return self._left[0][self._written :] if len(self._left) == 1 else None
+        return self._left[0][self._written :] if len(self._left) == 1 and self._written else None
 
     def allowed(self, *, may_ask: bool = True) -> bytes:
         """The tokens with which the answers that are left go on."""
-        return self._vocabulary.set_of(self._following - (set() if may_ask or self._written else {self.ask}))
+        return self._vocabulary.set_of(self._following)
 
     def outside(self, bits: bytes) -> NDArray[np.bool_]:
         """True for each token [V] that is not in a set that `allowed` gave."""

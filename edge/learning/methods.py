@@ -48,7 +48,7 @@ class GroupAdvantages:
         starts = [(one.start, advantage) for one, advantage in pairs if one.start is not None]
         if starts:
             phrase = starts[0][0]
-            pull = sum(advantage * slope(one.phrase_logprobs, one.bias, one.asked) for one, advantage in starts)
+            pull = sum(advantage * slope(one.phrase_logprobs, one.bias, one.asked, one.among_few) for one, advantage in starts)
             samples.append(TrainingSample(phrase.phrase_ids, phrase.phrase_logprobs, pull))
         if self.cloud_advantage is not None and self.group.cloud_sample is not None:
             turn = self.group.cloud_sample

@@ -189,18 +189,19 @@ def test_a_decision_is_never_made_of_two_adapters() -> None:
     assert log_odds_of(True, False) == log_odds_of(False, True) != log_odds_of(False, False)
 
 
+@pytest.mark.parametrize("among_few", [False, True])
 @pytest.mark.parametrize(("bias", "asked"), [*itertools.product([-3.0, 0.0, 0.7, 5.0], [True, False]), (-math.inf, False)])
-def test_the_slope_is_the_gradient_of_the_policy(bias: float, asked: bool) -> None:
+def test_the_slope_is_the_gradient_of_the_policy(bias: float, asked: bool, among_few: bool) -> None:
     logits = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
     phrase_3 = logits.log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 2])]
     total = phrase_3.sum()
     rest = torch.log(-torch.expm1(total))
     shifted = total - rest + bias
     # the decision, and for a response that does not ask what is left of the model's distribution: π(y) / (1 - p)
-    policy = torch.nn.functional.logsigmoid(shifted if asked else -shifted) - (0.0 if asked else rest)
+    policy = torch.nn.functional.logsigmoid(shifted if asked else -shifted) - (0.0 if asked or among_few else rest)
     (exact,) = torch.autograd.grad(policy, logits, retain_graph=True)
     (of_phrase,) = torch.autograd.grad(total, logits)
-    found = slope(phrase_3.detach().tolist(), bias, asked)
+    found = slope(phrase_3.detach().tolist(), bias, asked, among_few)
     torch.testing.assert_close(found * of_phrase, exact)
 
 
