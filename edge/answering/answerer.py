@@ -137,7 +137,7 @@ class Answerer:
     async def _as_the_model_decides(self, draft: AnswerDraft) -> Pieces:
         """Mode auto: the model answers, or asks for help. The budget dial acts here: its bias shifts the log-odds of asking."""
         hold, dial = HelpHoldBack(draft.sampling.form), self._access.dials.of(draft.task)
-        setting, draft.might_ask = dial.setting(self._backend.adapter_version), True
+        setting, draft.might_ask = dial.setting(self._backend.adapter_version, draft.form), True
         draft.sampling = replace(draft.sampling, help_bias=setting.bias)
         async with closing(self._local.pieces(draft, draft.sampling)) as texts:
             async for text in texts:

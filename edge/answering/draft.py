@@ -130,6 +130,14 @@ class AnswerDraft:
     """What the local model's answer has beyond text, as CloudCompletion carries it."""
 
     @property
+    def form(self) -> str:
+        """The form of the local answer, whose log-odds can be compared with those of others in it; "" where it is free."""
+        if draft_form := self.sampling.form:
+            held = self.request.form is not None or bool(self.request.beyond.wants)
+            return "held" if held else "reasoned" if isinstance(draft_form, ReasonedForm) else "plain"
+        return ""
+
+    @property
     def overridden(self) -> DialOverride:
         """The decision that the budget dial forced in the last local response, "" where it forced none."""
         return self.responses[-1].overridden if self.responses else ""
@@ -248,6 +256,6 @@ class AnswerRecorder:
             cloud_output_tokens=usage.output_tokens if usage else 0,
             question_chars=draft.question_chars,
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
-            reasoned=isinstance(draft.sampling.form, ReasonedForm),
+            form=draft.form,
             doubt=first.doubt if first else None,
         )

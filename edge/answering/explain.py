@@ -32,15 +32,12 @@ def decision(record: Mapping[str, Any]) -> str:
     odds, bias, rate = record.get("help_log_odds"), float(record.get("help_bias") or 0.0), record.get("target_rate")
     if record.get("mode") != "auto" or not record.get("local_text"):
         return str(record.get("reason"))
-    dial = f"the dial (τ {100 * rate:g} %) added {bias:+.2f}" if rate is not None else "no dial was set"
     if odds is None:
-        stood = "the response came to no place where it could have asked"
-    else:
-        doubt = record.get("doubt")
-        of_it = "" if doubt is None else f" ({doubt:+.2f} of it its doubt in the answer)"
-        stood = f"the model's log-odds of asking were {odds:+.2f}{of_it}, {dial}" + (
-            f": {odds + bias:+.2f}" if rate is not None else ""
-        )
+        return f"the response came to no place where it could have asked; {_outcome(record)}"
+    doubt = record.get("doubt")
+    of_parts = "" if doubt is None else f" ({odds - doubt:+.2f} for the help phrase, {doubt:+.2f} for its doubt in the answer)"
+    dial = "no dial was set" if rate is None else f"the dial (τ {100 * rate:g} %) added {bias:+.2f}: {odds + bias:+.2f}"
+    stood = f"the model's log-odds of asking were {odds:+.2f}{of_parts}, {dial}"
     return f"{stood}; {_outcome(record)}"
 
 

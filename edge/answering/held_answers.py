@@ -68,7 +68,7 @@ class HeldAnswers:
             return
         dial = self._access.dials.of(draft.task)
         asks = draft.mode == "auto" and not off and no_form is None
-        setting = dial.setting(self._backend.adapter_version) if asks else None
+        setting = dial.setting(self._backend.adapter_version, draft.form) if asks else None
         draft.might_ask = setting is not None
         if setting is None:
             unasked = "the cloud LLM follows no form of an answer" if draft.mode == "auto" and no_form is not None else ""

@@ -120,6 +120,6 @@ def update_dial(dial: HelpDial, draft: AnswerDraft, setting: Setting | None) -> 
     if response is None:
         return
     if setting is None:
-        dial.seen(response.help_log_odds, response.adapter_version)
+        dial.seen(response.help_log_odds, response.adapter_version, draft.form)
     else:
         dial.answered(setting, draft.asked, response.help_log_odds, response.adapter_version)

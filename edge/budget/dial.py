@@ -19,7 +19,7 @@ from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
 
 DIAL_LR = 0.3
-BIAS_BOUND = 30.0
+BIAS_BOUND = 100.0
 STEADINESS = 4.0
 """H·τ(1 - τ): larger leaves the choice of questions more to the model, smaller holds the rate more tightly."""
 WINDOW = 100
@@ -33,7 +33,7 @@ _LEAST_SPREAD = 1.0
 
 
 def dial_step(bias: float, asked: bool, target_rate: float, lr: float = DIAL_LR) -> float:
-    """b ← b - η_b (asked - τ), held within ±30 nats so that it cannot wind up while the rate cannot move."""
+    """b ← b - η_b (asked - τ), held within ±BIAS_BOUND so that it cannot wind up while the rate cannot move."""
     return _bounded(bias - lr * (float(asked) - target_rate))
 
 
@@ -62,10 +62,12 @@ def threshold(log_odds_N: Sequence[float], rate: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one question is asked with: the bias b (nats) and the rate it was made for among answers that reach a decision."""
+    """What one question is asked with: the bias b (nats), the rate it was made for among answers that reach a decision, and the form of its
+    answer."""
 
     bias: float
     rate: float
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class DialSnapshot:
 class HelpDial:
     """The dial of one task: the bias for the next question, and the rate it steers to (None: no bias, the model decides alone).
 
+    Log-odds of answers in different forms lie nats apart, so each form has a threshold of its own; the rate is one.
     `own`: τ was set for this task alone. `set_at`: seconds since the epoch, None where τ comes from the configuration.
     """
 
@@ -102,12 +105,12 @@ class HelpDial:
         self.own = own
         self.set_at = set_at
         self.target_rate = check_rate(target_rate)
-        self._correction = 0.0
+        self._corrections: dict[str, float] = {}
         self._accumulated_error = 0.0
         self._questions = 0
         self._asks = 0
         self._asked: deque[bool] = deque(maxlen=RATE_WINDOW)
-        self._seen: deque[tuple[int, float | None]] = deque(maxlen=WINDOW)
+        self._seen: deque[tuple[int, float | None, str]] = deque(maxlen=WINDOW)
 
     def set(self, target_rate: float | None, *, own: bool, at: float | None) -> None:
         """Steer to another rate from the next question on; counting begins again, what is known of the model stays.
@@ -118,47 +121,48 @@ class HelpDial:
         self._accumulated_error, self._questions, self._asks = 0.0, 0, 0
         self._asked.clear()
 
-    def setting(self, adapter_version: int = 0) -> Setting:
-        """What to ask the next question with, answered by this adapter."""
+    def setting(self, adapter_version: int = 0, form: str = "") -> Setting:
+        """What to ask the next question with, answered by this adapter in this form."""
         if self.target_rate is None:
-            return Setting(0.0, 0.0)
+            return Setting(0.0, 0.0, form)
         rate = wanted_rate(self.target_rate, self._accumulated_error)
-        seen = self._of_adapter(adapter_version)
+        seen = self._comparable(adapter_version, form)
         known = [log_odds for log_odds in seen if log_odds is not None]
         rate = min(1.0, rate * len(seen) / len(known)) if known else rate
         if rate in (0.0, 1.0):
-            return Setting(BIAS_BOUND if rate else -BIAS_BOUND, rate)
-        return Setting(_bounded(self._correction - (threshold(known, rate) if known else 0.0)), rate)
+            return Setting(BIAS_BOUND if rate else -BIAS_BOUND, rate, form)
+        correction = self._corrections.get(form, 0.0)
+        return Setting(_bounded(correction - (threshold(known, rate) if known else 0.0)), rate, form)
 
     def answered(self, setting: Setting, asked: bool, log_odds: float | None, adapter_version: int = 0) -> None:
         """Count one question that was asked with `setting`, and whether the model asked; `log_odds` None: it reached no decision."""
         if self.target_rate is not None and (log_odds is not None or asked) and 0.0 < setting.rate < 1.0:
-            self._correction = dial_step(self._correction, asked, setting.rate)
-        self.seen(log_odds, adapter_version)
+            self._corrections[setting.form] = dial_step(self._corrections.get(setting.form, 0.0), asked, setting.rate)
+        self.seen(log_odds, adapter_version, setting.form)
         self._questions += 1
         self._asks += asked
         self._asked.append(asked)
         self._accumulate(asked)
 
-    def seen(self, log_odds: float | None, adapter_version: int = 0) -> None:
+    def seen(self, log_odds: float | None, adapter_version: int = 0, form: str = "") -> None:
         """Take note of an answer for which asking was impossible: it shows the model, and does not count."""
         usable = log_odds is not None and math.isfinite(log_odds)
-        self._seen.append((adapter_version, log_odds if usable else None))
+        self._seen.append((adapter_version, log_odds if usable else None, form))
 
-    def warm(self, earlier: Iterable[tuple[int, float | None]]) -> None:
-        """Begin with what earlier answers showed, oldest first, as (adapter version, log-odds); for a dial that has seen nothing."""
+    def warm(self, earlier: Iterable[tuple[int, float | None, str]]) -> None:
+        """Begin with what earlier answers showed, oldest first, as (adapter version, log-odds, form); for a dial that has seen nothing."""
         if not self._seen:
-            for adapter_version, log_odds in earlier:
-                self.seen(log_odds, adapter_version)
+            for adapter_version, log_odds, form in earlier:
+                self.seen(log_odds, adapter_version, form)
 
     def snapshot(self, adapter_version: int = 0) -> DialSnapshot:
         """The dial now."""
-        reached = sum(log_odds is not None for _, log_odds in self._seen)
+        reached = sum(log_odds is not None for _, log_odds, _ in self._seen)
         return DialSnapshot(
             task=self.task,
             target_rate=self.target_rate,
             own=self.own,
-            bias=self.setting(adapter_version).bias,
+            bias=self.setting(adapter_version, self._seen[-1][2] if self._seen else "").bias,
             realised_rate=sum(self._asked) / len(self._asked) if self._asked else None,
             realised_since_set=self._asks / self._questions if self._questions else None,
             questions=self._questions,
@@ -175,7 +179,7 @@ class HelpDial:
                 "target_rate": self.target_rate,
                 "own": self.own,
                 "set_at": self.set_at,
-                "correction": self._correction,
+                "corrections": self._corrections,
                 "owed": self._accumulated_error,
                 "questions": self._questions,
                 "asks": self._asks,
@@ -189,10 +193,10 @@ class HelpDial:
         """The dial that `to_json` was made of."""
         kept = json.loads(text)
         dial = cls(kept["target_rate"], task, own=kept["own"], set_at=kept["set_at"])
-        dial._correction, dial._accumulated_error = kept["correction"], kept["owed"]
+        dial._corrections, dial._accumulated_error = kept["corrections"], kept["owed"]
         dial._questions, dial._asks = kept["questions"], kept["asks"]
         dial._asked.extend(mark == "1" for mark in kept["asked"])
-        dial._seen.extend((version, log_odds) for version, log_odds in kept["seen"])
+        dial._seen.extend((version, log_odds, form) for version, log_odds, form in kept["seen"])
         return dial
 
     def _accumulate(self, asked: bool) -> None:
@@ -203,10 +207,11 @@ class HelpDial:
         most, least = STEADINESS / rate, -STEADINESS / (1.0 - rate)
         self._accumulated_error = min(most, max(least, self._accumulated_error + rate - float(asked)))
 
-    def _of_adapter(self, version: int) -> list[float | None]:
-        """The log-odds seen under the adapter in use where there are enough of them, else all."""
-        own = [log_odds for adapter_version, log_odds in self._seen if adapter_version == version]
-        return own if len(own) >= ENOUGH_OF_ONE_ADAPTER else [log_odds for _, log_odds in self._seen]
+    def _comparable(self, version: int, form: str) -> list[float | None]:
+        """The log-odds seen in a form under the adapter in use where there are enough of them, else under all."""
+        in_form = [(adapter_version, log_odds) for adapter_version, log_odds, its_form in self._seen if its_form == form]
+        own = [log_odds for adapter_version, log_odds in in_form if adapter_version == version]
+        return own if len(own) >= ENOUGH_OF_ONE_ADAPTER else [log_odds for _, log_odds in in_form]
 
 
 def check_rate(rate: float | None) -> float | None:
@@ -353,8 +358,8 @@ def _default_of(state: StateReader, configured: float | None) -> _Default:
     return _Default(configured, None) if kept is None else _Default(**json.loads(kept))
 
 
-def _recorded(state: StateFolder, task: str) -> Iterator[tuple[int, float | None]]:
+def _recorded(state: StateFolder, task: str) -> Iterator[tuple[int, float | None, str]]:
     """What the last answers to a task showed, oldest first; answers that the local model had no part in show nothing."""
     for record in reversed(state.requests(WINDOW)):
         if record.get("task") == task and record.get("local_text"):
-            yield int(record["adapter_version"]), record["help_log_odds"]
+            yield int(record["adapter_version"]), record["help_log_odds"], str(record.get("form", ""))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.core.formatting import STEERING, counted, money, practice_note, shown
 from edge.core.formatting import visible as visible
+from edge.dagrpo.prompts import HELP_PHRASE
 
 if TYPE_CHECKING:
     from edge.serve.agent_schemas import ExplanationView, FeedbackView
@@ -121,7 +122,7 @@ def why_lines(answer: ExplanationView) -> list[str]:
         "adapter": answer.adapter_version,
         "feedback": None if answer.verdict == "none" else answer.verdict,
         "correction": answer.correction,
-        "own attempt": answer.local_text,
+        "own attempt": None if answer.local_text == HELP_PHRASE else answer.local_text,
         "cloud said": answer.cloud_text,
     }
     indent = "\n" + " " * 16

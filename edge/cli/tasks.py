@@ -120,10 +120,11 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     lines += [f"note:    {note}" for note in described.notes]
     console = _console()
     print(visible("\n".join(lines)))
-    seen: set[str] = set()
+    seen: set[tuple[str, object]] = set()
     for item in items:
-        _show_example(console, item, None if item.family in seen else rollout)
-        seen.add(item.family)
+        kind = (item.family, rollout.form_of(item) if rollout.guided else None)
+        _show_example(console, item, None if kind in seen else rollout)
+        seen.add(kind)
 
 
 @app.command("sample")

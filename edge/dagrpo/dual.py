@@ -103,7 +103,7 @@ def proportional_integral_step(state: DualState, assist_rate: float, target_rate
     return DualState(min(rule.ceiling, dual), () if gain == 0.0 and not any(recent) else recent)
 
 
-MOST_BIAS = 40.0
+MOST_BIAS = 100.0
 EXPLORED_RATE = 0.02
 """The share that is kept asking where asking does not help, so that it shows when that changes."""
 HelpBiasRule = Literal["solved", "integrated"]

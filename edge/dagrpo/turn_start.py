@@ -26,6 +26,8 @@ import math
 from collections.abc import Sequence
 
 MOST_LOG_ODDS = 60.0
+_SUREST = 10.0
+"""Beyond these log-odds ∇ log p, which falls as 1 - p does, is rounding in single precision, and is multiplied no further."""
 
 
 def log_odds(phrase_logprobs_K: Sequence[float]) -> float:
@@ -52,7 +54,7 @@ def unfinished(phrase_logprobs_K: Sequence[float]) -> tuple[float, ...]:
 def slope(phrase_logprobs_K: Sequence[float], bias: float, asked: bool, among_few: bool = False) -> float:
     """What multiplies ∇ log p in the gradient of a response's log-probability. `among_few`: where it does not ask, it is one of a few
     answers, among which the phrase is not; its tokens' log-probabilities leave nothing out."""
-    own = log_odds(phrase_logprobs_K)
+    own = min(_SUREST, log_odds(phrase_logprobs_K))
     unasked = 0.0 if among_few else _sigmoid(own)
     return ((1.0 if asked else unasked) - ask_probability(own, bias)) / _sigmoid(-own)
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -192,9 +193,10 @@ class BatchedBackend:
                 hint="shorten it or raise model.context_tokens",
             )
         if sampling.max_tokens < guide.least:
-            raise UsageError(
+            raise Unsupported(
                 f"a response of this form needs {guide.least} tokens, not {sampling.max_tokens}",
-                hint="allow more (max_tokens of a request, serve.max_tokens, learning.max_tokens), or set model.responses to free",
+                parameter="max_tokens",
+                hint="allow more tokens",
             )
         return guide.fork(min(sampling.max_tokens, room))
 
@@ -207,11 +209,15 @@ class BatchedBackend:
             self._guides[form] = ReasonedGuide(form, words) if isinstance(form, ReasonedForm) else OptionsGuide(form, words)
         return self._guides[form]
 
-    def _grammar(self, sampling: Sampling) -> Grammar | None:
-        """What holds a response to its grammar, where it has one."""
+    def _grammar(self, sampling: Sampling) -> Callable[[], Grammar] | None:
+        """Makes what holds one response to its grammar, where it has one. Raises Unsupported at once for a grammar that is none."""
         from edge.inference.guide import Grammar
 
-        return Grammar(self._vocabulary(), sampling.grammar) if sampling.grammar else None
+        if not sampling.grammar:
+            return None
+        make = partial(Grammar, self._vocabulary(), sampling.grammar)
+        make()
+        return make
 
     def _vocabulary(self) -> FormVocabulary:
         """What guides and grammars need of the vocabulary; made once."""

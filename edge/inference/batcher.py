@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -121,9 +121,9 @@ class Request:
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
-    one go, and the one response reports how likely its tokens were. `filter` holds a single response to its grammar. Responses are held
-    to their form by forks of `guide`; what it forces first is read with the prompt. With `phrase_ids` they decide at their start whether to
-    ask for help, which are the tokens of a request.
+    one go, and the one response reports how likely its tokens were. `filter` makes what holds one response to its grammar. Responses are
+    held to their form by forks of `guide`; what it forces first is read with the prompt. With `phrase_ids`, the tokens of a request, they
+    decide at their start whether to ask for help.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Request:
         on_text: Listener | None = None,
         forced_ids: Sequence[int] = (),
         reads: bool = False,
-        filter: TokenFilter | None = None,
+        filter: Callable[[], TokenFilter] | None = None,
         guide: Guide | None = None,
         phrase_ids: Sequence[int] = (),
     ) -> None:
@@ -185,7 +185,7 @@ class _Sequence:
     def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
         self.request, self.index, self.version = request, index, version
         self.is_forced = bool(request.forced_ids)
-        self.filter, self.stuck = request.filter, False
+        self.filter, self.stuck = request.filter() if request.filter else None, False
         self.guide = None if request.guide is None else request.guide.fork(min(request.sampling.max_tokens, room))
         self.temperature = request.sampling.temperature
         self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
@@ -230,6 +230,11 @@ class _Sequence:
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self.pieces.append(piece)
+
+    def cut(self, count: int) -> None:
+        """Leave the first tokens only."""
+        for one in (self.token_ids, self.logprobs, self.pieces, self.unseen):
+            del one[count:]
 
     def finish_reason(self, ends: bool) -> FinishReason | None:
         """Why the response is over after its last token, or None."""
@@ -370,34 +375,36 @@ class Batcher:
     def _start_draft(self, request: Request, row: int) -> None:
         """Begin the likeliest answer that does not ask, whose first tokens show how sure the model is."""
         request.wants_draft, request.drafting = False, True
-        room = min(DRAFT_TOKENS, self._engine.n_ctx - len(request.prompt_ids))
+        room = self._engine.n_ctx - len(request.prompt_ids)
         sequence = _Sequence(request, 0, self._help, room, self.adapter_version)
-        sequence.drafts, sequence.temperature = True, 0.0
+        sequence.drafts, sequence.temperature, sequence.limit = True, 0.0, min(DRAFT_TOKENS, room)
         assert request.prompt_logits is not None
         self._prompt_in_row[row] = request
         self._active.append(sequence)
         self._close_gaps([*[False] * row, *self._sample([sequence], request.prompt_logits[None].copy())])
 
     def _end_draft(self, sequence: _Sequence, ends: bool) -> bool:
-        """The draft is there. At temperature 0, or with a grammar, which follows one text only, it is the beginning of the answer, unless
-        that asks; else the responses start now. True when the sequence is over."""
-        request = sequence.request
-        request.drafting = False
-        request.unsure = unsure(sequence.logprobs)
-        sequence.drafts, sequence.temperature = False, request.sampling.temperature
-        goes_on = sequence.temperature == 0.0 and len(request.seeds) == 1 and sequence.occurrences is None
-        if not goes_on and request.filter is None:
+        """The draft is there. At temperature 0 it is the beginning of the answer, unless that asks; else the responses start now. True when
+        the sequence is over."""
+        request, sampling = sequence.request, sequence.request.sampling
+        request.drafting, request.unsure = False, unsure(sequence.logprobs)
+        sequence.drafts = False
+        if sampling.temperature > 0.0 or len(request.seeds) > 1 or sequence.occurrences is not None:
             heapq.heappush(self._waiting, (int(request.priority), next(self._ticket), request))
             return True
         request.started = 1
         if (asking := self._decide(sequence)) is not None:
             request.finish_one(0, asking)
             return True
-        sequence.limit = min(self._engine.n_ctx - len(request.prompt_ids), request.sampling.max_tokens)
+        sequence.limit = min(self._engine.n_ctx - len(request.prompt_ids), sampling.max_tokens)
+        if len(sequence.token_ids) > sequence.limit:
+            sequence.cut(sequence.limit)
+            ends = False
         finish = sequence.finish_reason(ends)
         for place, (piece, scored) in enumerate(sequence.unseen, 1):
             last = finish is not None and place == len(sequence.unseen)
             if sequence.detokenizer is not None and sequence.detokenizer.add(piece, scored, last):
+                sequence.cut(place)
                 finish = FinishReason.STOP
                 break
         if finish is not None:
@@ -557,6 +564,7 @@ class Batcher:
         for row, sequence in enumerate(sequences):
             if sequence.own_logits_V is not None:
                 logprobs[row] = log_probabilities(sequence.own_logits_V[None], ids[row : row + 1])[0]
+                sequence.logits_V = sequence.own_logits_V if sequence.attended else None
                 sequence.own_logits_V = None
         return [self._take(*taken) for taken in zip(sequences, ids.tolist(), logprobs.tolist(), strict=True)]
 

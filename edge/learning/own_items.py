@@ -102,7 +102,7 @@ def _gathered(answers: Iterable[RatedAnswer], *, use_ratings: bool, agreement: b
             continue
         final, whole = final_answer(str(record.get("final") or "")), record.get("finish", "stop") == "stop"
         one = known.setdefault((task, plain_words(prompt)), _Known(task, prompt))
-        one.reasoned = bool(record.get("reasoned"))
+        one.reasoned = record.get("form") == "reasoned"
         one.sent = one.sent or bool(record.get("call_state") in _LEFT or record.get("cloud_text"))
         if use_ratings and feedback.correction:
             one.corrections.append(final_answer(feedback.correction))

@@ -100,8 +100,8 @@ class AnswerRecord:
     cloud_output_tokens: int = 0
     question_chars: int = 0
     held: bool = False
-    reasoned: bool = False
-    """The local answer was held to the reasoned form."""
+    form: str = ""
+    """Of the local answer: reasoned, plain, held (to what the request gave), or "" where it was free."""
     doubt: float | None = None
     """a·u: what of help_log_odds is the model's doubt in its answer (nats); None where that had no part in the decision."""
 

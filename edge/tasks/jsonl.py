@@ -10,7 +10,7 @@ One object a line, or one row:
 | tests | text, texts, or object | `program` only, for `answer`: Python text, asserts, or {"inputs": [...], "outputs": [...]} |
 | label, or task | text | "chat"; the label whose τ and λ apply |
 | kind | the name of an AnswerKind (edge.core.types) | what the answer looks like (edge.tasks.forms.fitting_kind) |
-| form | "reasoned" or "plain" | of guided responses: reasoned for `math`, `choice` and `program`, else plain |
+| form | "reasoned" or "plain" | reasoned for `program`, and for `math` and `choice` of a label with 100 questions or more; else plain |
 | options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
@@ -143,13 +143,19 @@ def read_file(path: Path) -> TaskFile:
     repeats, states_split = len(read) - len(items), any("split" in record.fields for record, _ in read)
     if not states_split:
         sizes = Counter(item.task for item in items)
-        items = [item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else replace(item, split="train") for item in items]
+        items = [item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else _by_heart(item) for item in items]
     notes = (
         f"{counted(repeats, 'line repeats', 'lines repeat')} an earlier one, which counts once" if repeats else "",
         _note_on_long_answers(items),
         _note_on_tests(items),
     )
     return TaskFile(tuple(items), tuple(filter(None, notes)), states_split)
+
+
+def _by_heart(item: TaskItem) -> TaskItem:
+    """An item that is memorised, not an example of a rule: nothing to hold out, and nothing to work out unless the file does."""
+    plain = item.form is None and not item.solution and item.kind in (AnswerKind.MATH, AnswerKind.CHOICE)
+    return replace(item, split="train", form="plain" if plain else item.form)
 
 
 def _note_on_long_answers(items: Sequence[TaskItem]) -> str:
@@ -246,6 +252,8 @@ def _item(record: Record, family: str) -> TaskItem:
         context=asked.context,
         form=cast(FormName, record.one_of("form", get_args(FormName), "")) if "form" in record.fields else None,
     )
+    if item.form == "plain" and kind is AnswerKind.PROGRAM:
+        raise record.bad("form", "of a program is reasoned")
     if not is_open(item):
         return item
     if record.fields.get("split") == "test":

@@ -13,6 +13,7 @@ from edge.core.answer_key import without_invisible
 from edge.core.types import TaskItem
 from edge.dagrpo.answers import judged_answer
 from edge.verifiers.equivalence import Equivalence, equivalence_available
+from edge.verifiers.text_answer import says
 
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
@@ -37,7 +38,10 @@ class MathAnswer:
         self._equivalence = Equivalence() if equivalence is None and match == "equivalent" else equivalence
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
-        """True when the last `\\boxed{}` of the response is the reference answer under the chosen match."""
+        """True when the last `\\boxed{}` of the response is the reference answer under the chosen match; a plain answer may say it in a
+        sentence."""
+        if item.form == "plain" and says(response, item.answer):
+            return True
         if self._match == "exact":
             return _exact(item, judged_answer(response, plain=item.form == "plain"))
         return bool(self.verdict(item, response).equivalent)

@@ -50,7 +50,7 @@ async def test_a_greeting_is_answered_as_a_greeting_and_decided_upon(agent: Agen
     record, shown = await ask(agent, "Hello, who are you?")
     assert record.source == "local" and "Step" not in record.text and "<think>" not in record.text
     assert record.final == readable_answer("".join(shown), plain=True)
-    assert record.help_log_odds is not None and not record.reasoned
+    assert record.help_log_odds is not None and record.form == "plain"
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
@@ -72,14 +72,14 @@ async def test_what_the_dial_moves_is_the_same_question_after_question(agent: Ag
     assert len(set(again[0])) == len(QUESTIONS)
     record, _ = await ask(agent, QUESTIONS[0])
     assert record.doubt is not None and record.doubt > 0.0
-    assert f"({record.doubt:+.2f} of it its doubt in the answer)" in decision(record.to_json())
+    assert f"{record.doubt:+.2f} for its doubt in the answer" in decision(record.to_json())
 
 
 async def test_an_answer_is_reasoned_on_request(agent: Agent) -> None:
     for rate, source in ((0.0, "local"), (1.0, "cloud")):
         agent.access.dials.set(rate)
         record, shown = await ask(agent, "What is 17 + 25?", reasoned=True, max_tokens=None)
-        assert record.source == source and record.reasoned
+        assert record.source == source and record.form == "reasoned"
         assert "".join(shown).startswith("<think>\nStep 1:")
         assert HELP_PHRASE not in "".join(shown)
 

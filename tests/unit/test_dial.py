@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_warm_dial_asks_at_its_rate_from_the_first_questions(rate: float) -> N
     shares = []
     for seed in range(60):
         rng, dial = random.Random(seed), HelpDial(rate)
-        dial.warm((0, rng.gauss(-8.0, 2.0)) for _ in range(100))
+        dial.warm((0, rng.gauss(-8.0, 2.0), "") for _ in range(100))
         shares.append(ask(dial, rng, MODELS["far below"], 20, lambda rng: 0.0))
         later = ask(dial, rng, MODELS["far below"], 180, lambda rng: 0.0)
         assert abs((20 * shares[-1] + 180 * later) / 200 - rate) <= TOLERANCE
@@ -124,7 +125,7 @@ def test_many_concurrent_questions_reach_the_rate_nearly_as_well(rate: float) ->
 
 def test_log_odds_of_another_adapter_are_used_only_until_there_are_enough_current_ones() -> None:
     dial = HelpDial(0.5)
-    dial.warm((1, -10.0 + number / 100) for number in range(60))
+    dial.warm((1, -10.0 + number / 100, "") for number in range(60))
     assert dial.setting(2).bias == pytest.approx(9.7, abs=0.1)
     for number in range(20):
         dial.seen(4.0 + number / 100, 2)
@@ -146,7 +147,7 @@ def test_zero_never_asks_and_one_always_does() -> None:
 
 def test_step_of_the_formula_is_bounded() -> None:
     assert dial_step(0.0, True, 0.2) == pytest.approx(-0.24)
-    assert dial_step(-30.0, True, 0.0) == -30.0
+    assert dial_step(-BIAS_BOUND, True, 0.0) == -BIAS_BOUND
 
 
 @given(st.lists(st.floats(-40, 40), min_size=1, max_size=60), st.floats(0.001, 0.999), st.floats(0.001, 0.999))
@@ -278,7 +279,7 @@ async def test_while_the_cloud_is_paused_the_dial_neither_counts_nor_moves(tmp_p
 
 def test_rate_rises_among_answers_with_a_decision_where_others_have_none() -> None:
     dial = HelpDial(0.3)
-    dial.warm([(0, log_odds) for number in range(50) for log_odds in (float(number), None)])
+    dial.warm([(0, log_odds, "") for number in range(50) for log_odds in (float(number), None)])
     assert dial.setting().rate == pytest.approx(0.6)
 
 
@@ -289,3 +290,19 @@ def test_new_rate_restarts_the_count() -> None:
     found = dial.snapshot()
     assert (found.realised_rate, found.realised_since_set, found.questions, found.asked) == (None, None, 0, 0)
     assert found.known_log_odds == 1
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.6])
+def test_forms_whose_log_odds_lie_nats_apart_ask_at_one_rate_each(rate: float) -> None:
+    rng, dial = random.Random(1), HelpDial(rate)
+    asked: dict[str, list[bool]] = {"plain": [], "reasoned": []}
+    for number in range(600):
+        form = "plain" if number % 3 else "reasoned"
+        log_odds = rng.gauss(-25.0, 4.0) if form == "plain" else rng.gauss(-3.0, 0.5)
+        setting = dial.setting(0, form)
+        asks = rng.random() < 1.0 / (1.0 + math.exp(-(log_odds + setting.bias)))
+        dial.answered(setting, asks, log_odds)
+        asked[form].append(asks)
+    for form, asks in asked.items():
+        assert abs(sum(asks) / len(asks) - rate) <= 0.08, form
+    assert HelpDial.from_json("", dial.to_json()).setting(0, "plain") == dial.setting(0, "plain")

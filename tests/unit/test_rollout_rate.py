@@ -87,7 +87,7 @@ async def test_policy_that_reaches_no_decision_has_no_bias_and_one_beyond_reach_
     none = await learning(tmp_path / "none", 0.3, 3, decider=Decider(undecided=1.0)).learn()
     assert [step.control.help_bias for step in none] == [0.0, 0.0, 0.0]
     certain = await learning(tmp_path / "certain", 0.3, 3, decider=Decider(lambda version: -200.0)).learn()
-    assert certain[-1].control.help_bias == pytest.approx(MOST_BIAS)
+    assert 50.0 < (certain[-1].control.help_bias or 0.0) <= MOST_BIAS
 
 
 async def test_each_task_has_a_bias_of_its_own(tmp_path: Path) -> None:
