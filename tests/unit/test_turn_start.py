@@ -156,6 +156,29 @@ def test_recorded_log_probabilities_are_those_of_the_model_itself() -> None:
             assert logprob == pytest.approx(float(own), abs=1e-4)
 
 
+def test_the_decision_does_not_depend_on_how_much_may_be_written() -> None:
+    found = [sampled(1, temperature=0.0, certainty=5.0, help_bias=-50.0, max_tokens=most)[0] for most in range(1, 12)]
+    assert len({one.help_log_odds for one in found}) == 1 and found[0].doubt
+    for most, one in enumerate(found, 1):
+        assert len(one.token_ids) <= most and found[-1].token_ids[: len(one.token_ids)] == one.token_ids
+
+
+def test_a_stop_string_in_the_draft_ends_text_and_tokens_there() -> None:
+    (whole,) = sampled(1, temperature=0.0, certainty=5.0, help_bias=-50.0, max_tokens=8)
+    word = TEXTS[whole.token_ids[1]]
+    (cut,) = sampled(1, temperature=0.0, certainty=5.0, help_bias=-50.0, max_tokens=8, stops=(word,))
+    assert cut.finish is FinishReason.STOP and cut.text == whole.text[: whole.text.index(word)]
+    assert len(cut.token_ids) <= 2
+
+
+def test_reported_chances_are_those_of_the_model_itself() -> None:
+    for response in sampled(8, help_bias=-20.0, top_logprobs=len(TEXTS)):
+        for place, token in enumerate(response.tokens):
+            own = torch.tensor(logits_after(response.token_ids[:place])).double().log_softmax(-1)
+            assert token.logprob == pytest.approx(float(own[token.token_id]), abs=1e-4)
+            assert {one.token_id: one.logprob for one in token.top} == pytest.approx(dict(enumerate(own.tolist())), abs=1e-4)
+
+
 class MovedEngine(TableEngine):
     """After another adapter is in use the model is another one."""
 
