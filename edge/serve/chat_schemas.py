@@ -269,8 +269,13 @@ class ChatRequest(SamplingFields):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Also stop strings where the answer has a form, which they may not cut."""
-        return (*super().ignored, *(("stop",) if self.stop and self.has_form else ()))
+        """Also stop strings where the content has a form, which they may not cut, and reasoning where that or tools hold the answer."""
+        unreasoned = (self.metadata or {}).get("form") == "reasoned" and (self.has_form or self._may_call)
+        return (
+            *super().ignored,
+            *(("stop",) if self.stop and self.has_form else ()),
+            *(("metadata.form",) if unreasoned else ()),
+        )
 
     def question(
         self,

@@ -13,9 +13,10 @@ LAST = 300
 """Judged answers of each kind, the newest ones, that count for a label."""
 _RECENT_STEPS = 300
 _RATED = """
-SELECT task, version, log_odds, is_right, place FROM (
+SELECT task, version, form, log_odds, is_right, place FROM (
     SELECT *, row_number() OVER (PARTITION BY task ORDER BY place DESC) AS nth FROM (
         SELECT json_extract(r.record, '$.task') AS task, json_extract(r.record, '$.adapter_version') AS version,
+            json_extract(r.record, '$.form') AS form,
             json_extract(r.record, '$.help_log_odds') AS log_odds, f.verdict = 'good' AS is_right, max(f.rowid) AS place
         FROM (SELECT rowid, request_id, verdict FROM feedback ORDER BY rowid DESC LIMIT 2000) f CROSS JOIN requests r ON r.id = f.request_id
         WHERE json_extract(r.record, '$.source') != 'cloud' AND json_extract(r.record, '$.help_log_odds') IS NOT NULL
@@ -54,10 +55,10 @@ def _examined(state: StateReader) -> Iterator[tuple[str, RankedAnswers]]:
 
 
 def _rated(state: StateReader) -> Iterator[tuple[str, RankedAnswers]]:
-    of_adapter: dict[tuple[str, int], list[tuple[int, float, bool]]] = {}
-    for task, version, log_odds, is_right, place in state.rows(_RATED, (LAST,)):
-        of_adapter.setdefault((str(task), version), []).append((place, log_odds, bool(is_right)))
-    for (task, _), answers in of_adapter.items():
+    comparable: dict[tuple[str, int, str], list[tuple[int, float, bool]]] = {}
+    for task, version, form, log_odds, is_right, place in state.rows(_RATED, (LAST,)):
+        comparable.setdefault((str(task), version, str(form)), []).append((place, log_odds, bool(is_right)))
+    for (task, _, _), answers in comparable.items():
         yield task, ranked(answers)
 
 
