@@ -145,7 +145,10 @@ class HelpDial:
         self._accumulate(asked)
 
     def seen(self, log_odds: float | None, adapter_version: int = 0, form: str = "") -> None:
-        """Take note of an answer for which asking was impossible: it shows the model, and does not count."""
+        """Take note of an answer for which asking was impossible: it shows the model, and does not count. In a form every answer decides,
+        so one without log-odds shows nothing."""
+        if log_odds is None and form:
+            return
         usable = log_odds is not None and math.isfinite(log_odds)
         self._seen.append((adapter_version, log_odds if usable else None, form))
 

@@ -71,7 +71,7 @@ class ModelConfig(Section):
         16.0,
         ge=0.0,
         le=1000.0,
-        description="Nats by which each nat of doubt in a plain answer raises the log-odds of asking (0: the model's wish alone counts).",
+        description="Nats by which each nat of doubt in a plain answer raises the log-odds of asking (0, and with controller paper: none).",
     )
 
 

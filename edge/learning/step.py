@@ -66,6 +66,7 @@ class LearningStep:
         opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
             batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost())
+            phase.report("rollout", 0, prompts)
             if self.settings.rollout.guided and self.reporter.must_look(opened):
                 opened = replace(opened, help_bias=solved_help_bias(await self.rollout.log_odds(batch), opened.target_rate))
                 batch = replace(batch, opened=opened)

@@ -306,3 +306,12 @@ def test_forms_whose_log_odds_lie_nats_apart_ask_at_one_rate_each(rate: float) -
     for form, asks in asked.items():
         assert abs(sum(asks) / len(asks) - rate) <= 0.08, form
     assert HelpDial.from_json("", dial.to_json()).setting(0, "plain") == dial.setting(0, "plain")
+
+
+def test_answers_in_a_form_that_could_not_ask_do_not_raise_the_rate_of_the_others() -> None:
+    dial = HelpDial(0.3)
+    dial.warm((0, float(number), "plain") for number in range(40))
+    before = dial.setting(0, "plain")
+    for _ in range(40):
+        dial.seen(None, 0, "plain")
+    assert dial.setting(0, "plain") == before
