@@ -12,7 +12,7 @@ from edge.app.coordinator import build_embedded, coordinator_address, egress_cli
 from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
+from edge.app.settings import agent_settings, build_registry, model_file, skills, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
 from edge.core.machine import physical_cores, usable_cores
@@ -108,7 +108,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             learning.seed,
             learning.prompts_per_step,
             demonstrates,
-            learning.imitation.skills,
+            skills(config),
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))

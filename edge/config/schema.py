@@ -279,13 +279,14 @@ class ImitationConfig(Section):
 
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
-        description="Where less than half of a group's responses are right (none, and no options, where a label has held-out questions), "
-        "learn from the given answer, too: of one's own questions (feedback, task files), of all tasks, or of none.",
+        description="Learn from a given answer that the model would not give (of a label with held-out questions: where no response is "
+        "right, and there are no options), too: of one's own questions (feedback, task files), of all tasks, or of none.",
     )
-    skills: list[str] = Field(
-        ["practice:group1", "practice:group2"],
-        description="Sources that learning must not make worse: right answers to them are trained along with given ones, and the gate "
-        "examines them though no phase learns them ([]: none).",
+    skills: list[str] | None = Field(
+        None,
+        description="Sources that learning must not make worse: the model is held to what it makes of their questions while it learns "
+        "given answers, and the gate examines them though no phase learns them (null: practice:group1 and practice:group2 for a bundled "
+        "model, general for others; []: none).",
     )
 
 
@@ -375,6 +376,10 @@ class GateConfig(Section):
         0.2,
         description="Most that a task's share of right answers may fall from its best so far (all together a quarter of it); more counts "
         "where it is beyond chance.",
+    )
+    skill_anchors: int = Field(60, ge=1, description="Questions of each of learning.imitation.skills that are answered.")
+    max_skill_drop: Rate = Field(
+        0.02, description="The same for a skill's questions: what learning must not cost; more counts where it is beyond chance."
     )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
     max_refusals: int = Field(

@@ -329,7 +329,7 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A right response that the model did not sample, as the learner sees it: to be imitated, whatever its probability is.
+    """A right response that the model did not sample, as the learner sees it: to be imitated where it is not likely yet.
 
     `variants`: prompts that mean the same, which it answers, too; each update takes the prompt and the next of them.
     """
@@ -341,7 +341,8 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """A response of the model itself to another question, which it goes on giving while it learns from demonstrations."""
+    """A response to another question: while the model learns from demonstrations, it is held to the probabilities that it had at each of
+    these tokens before."""
 
     prompt_ids: tuple[int, ...]
     turn: Turn

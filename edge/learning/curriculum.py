@@ -48,8 +48,10 @@ class StepPlan:
     """Given answers are learned from where few responses are right."""
     generalises: bool = False
     """Some questions of the label are held out: what is learned should hold for questions like these, too."""
-    rehearsed: tuple[TaskItem, ...] = ()
-    """Items of one's own whose answers are trained again in this step, so that they are not forgotten."""
+    ends_when_known: bool = False
+    """The phase has nothing but answers that are learned by heart, and ends with the step that finds all of them known."""
+    by_heart: tuple[TaskItem, ...] = ()
+    """Further items whose given answers are to be known: those that were learned by heart before, or the others of a label that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class Curriculum:
             return None
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
+        generalises = demonstrates and bool(part.source.test(1))
+        by_heart = demonstrates and not generalises
         return StepPlan(
             step=position.steps_done + 1,
             steps_planned=self.steps_planned,
@@ -208,7 +212,9 @@ class Curriculum:
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
             demonstrates=demonstrates,
-            generalises=demonstrates and bool(part.source.test(1)),
+            generalises=generalises,
+            ends_when_known=by_heart and len(self._parts[position.phase]) == 1,
+            by_heart=part.source.train_items if by_heart and isinstance(part.source, ListedItems) else (),
         )
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:

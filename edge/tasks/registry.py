@@ -1,7 +1,7 @@
 """Finds a task source by the name a person writes.
 
-`practice:FAMILY`, a data set's name (`gsm8k`: from the hub), `NAME:PATH` (from a local folder or file), `hf:OWNER/NAME` for the same data
-sets by their hub id, or the path of a task file (.jsonl, .csv, .tsv).
+`practice:FAMILY`, `general` (edge.tasks.general), a data set's name (`gsm8k`: from the hub), `NAME:PATH` (from a local folder or file),
+`hf:OWNER/NAME` for the same data sets by their hub id, or the path of a task file (.jsonl, .csv, .tsv).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.formatting import shown
+from edge.tasks import general
 from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
@@ -24,6 +25,8 @@ def open_source(name: str) -> TaskSource:
         if rest not in FAMILIES and rest not in GROUPS:
             raise UsageError(f"unknown practice family {shown(rest)!r}", hint=f"known: {', '.join([*FAMILIES, *GROUPS])}")
         return PracticeSource(rest)
+    if name == general.LABEL:
+        return general.general_source()
     data_set = data_set_of(name)
     if data_set is None:
         return _task_file(name)
@@ -36,7 +39,7 @@ def open_source(name: str) -> TaskSource:
 
 def is_own(name: str) -> bool:
     """Whether a source is a person's own: a task file, or use of the agent; not the practice world or a data set."""
-    return not name.startswith("practice:") and data_set_of(name) is None
+    return not name.startswith("practice:") and name != general.LABEL and data_set_of(name) is None
 
 
 def data_set_of(name: str) -> DataSet | None:
