@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge.config.schema import PhaseConfig, UseConfig
 from edge.core.answer_key import OwnKey
-from edge.core.types import AnswerKind, TaskItem
+from edge.core.types import AnswerKind, Demonstration, TaskItem, Turn
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, given_answer, similar_question, with_words_left_out
 from edge.dagrpo.format import check_format
@@ -24,10 +24,11 @@ from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
 from edge.learning.own_use import MOST_SHOWN
 from edge.learning.rollout import ResponseOutcome
-from edge.state.events import Notice
+from edge.state.events import Notice, RunFinished
 from edge.state.folder import StateFolder
 from edge.tasks.jsonl import read_file
 from edge.tasks.registry import is_own
+from edge.tasks.source import ListedItems
 from edge.testing.backend import ScriptedBackend
 from edge.testing.learner import ScriptedLearner
 from edge.verifiers.by_kind import VerifierByKind
@@ -103,8 +104,8 @@ def test_a_similar_question_differs_in_its_first_line_by_a_number_or_a_word(text
 
 
 def test_own_files_are_demonstrated_and_practice_and_data_sets_are_not() -> None:
-    assert [is_own(name) for name in ("facts.jsonl", "practice:arith", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
-        True, False, False, False, False,
+    assert [is_own(name) for name in ("facts.jsonl", "practice:arith", "general", "gsm8k", "gsm8k:folder", "hf:openai/gsm8k")] == [
+        True, False, False, False, False, False,
     ]  # fmt: skip
 
 
@@ -296,6 +297,38 @@ async def test_item_is_repeated_until_right_in_all_passes_and_then_rehearsed(tmp
     (learner,) = world.learners
     others = len(sources[sources.index("mine:math") :]) - OWN.passes
     assert len(learner.demonstrations) == others, "not in the steps in which it was right"
+
+
+class Facts(ListedItems):
+    """Five given answers that are learned by heart."""
+
+    def __init__(self) -> None:
+        super().__init__([item(number) for number in range(5)], name="facts", order_name="facts", hint="")
+
+
+async def test_phase_of_given_answers_shows_those_that_are_not_known_and_ends_when_all_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = ignorant(World(tmp_path / "state", phases=(PhaseConfig(source="facts", target_rate=0.3, steps=9),)))
+    world.open_source, world.prompts_per_step = lambda name: Facts(), 2
+    known: set[Turn] = set()
+
+    async def nats(learner: ScriptedLearner, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """What was read once is known after it."""
+        found = [0.0 if one.turn in known else 9.0 for one in demonstrations]
+        known.update(one.turn for one in demonstrations)
+        return found
+
+    monkeypatch.setattr(ScriptedLearner, "nats", nats)
+    steps = await world.learn()
+    assert [(step.update.given_known, step.update.demonstrations) for step in steps] == [(0, 5), (5, 0)]
+    (learner,) = world.learners
+    assert len(learner.demonstrations[0]) == 5, "also those that the step did not sample"
+    assert [event.reason for event in world.events(RunFinished)] == ["done"]
+    assert [notice.text for notice in world.events(Notice)] == [
+        "facts: 0 of 5 given answers known", "facts: 5 of 5 given answers known",
+    ]  # fmt: skip
+    assert len(await world.learn()) == 2, "and stays done"
 
 
 async def test_unlearnable_item_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:

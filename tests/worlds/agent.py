@@ -223,7 +223,13 @@ class World:
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
         curriculum = Curriculum(
-            self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step, skills=self.skills
+            self.phases,
+            self.open_source,
+            state,
+            seed=7,
+            prompts_per_step=self.prompts_per_step,
+            demonstrates=lambda source: source == "facts",
+            skills=self.skills,
         )
         parts = AgentComponents(
             state=state,
