@@ -39,6 +39,7 @@ from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
 from edge.state.events import Notice, RunFinished
 from edge.state.folder import CHECKPOINTS
+from edge.state.text_questions import kept_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,8 @@ class Agent:
         state, access, clock = components.state, self.access, components.clock
         recorder = AnswerRecorder(backend, state, access, components.sink, clock)
         asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, answers)
-        self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers)
+        asked = kept_questions(state, components.curriculum.asked)
+        self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers, asked=asked)
         unconfirmed = access.unconfirmed  # calls that an earlier process left, and those that this one will lose
         if unconfirmed.waiting():
             unconfirmed.wake.set()

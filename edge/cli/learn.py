@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge.learning.run_folder import RunFolder
 
 
-@takes("tasks target_rate seed model coordinator state mode unsafe_programs device_profile")
+@takes("tasks question answer ask target_rate seed model coordinator state mode unsafe_programs device_profile")
 def command(
     files: Sources = None,
     steps: Annotated[int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase (150).")] = None,
