@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -28,6 +28,7 @@ from edge.core.concurrency import ServingPrecedence, Stop
 from edge.core.errors import EdgeError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
+from edge.dagrpo.prompts import TextQuestion
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoints
@@ -83,6 +84,8 @@ class AgentStatus:
     """Cloud calls for people whose end is not known yet."""
     budget: BudgetSnapshot | None = None
     """The budget of the task at hand, with its λ; None where the coordinator was not asked, or cannot be."""
+    text_tasks: Mapping[str, TextQuestion] = field(default_factory=dict)
+    """By label what is asked about each of its texts."""
 
 
 _FIT_THREADS_S = 2.0
@@ -217,6 +220,7 @@ class Agent:
             paused=self.learning.paused,
             quota=self.access.quota(),
             unsettled_calls=len(self.access.unconfirmed.waiting()),
+            text_tasks=self.answerer.asked,
         )
 
     async def _open(self) -> None:
