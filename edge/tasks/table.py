@@ -18,6 +18,7 @@ _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab"}
 _PAIRS = (("question", "answer"), ("question", "tests"), ("prompt", "completion"))
 _NUMBERS = ("level", "max_steps")
 _HEADER = "let its first line name the columns question and answer, or prompt and completion"
+_OTHER_NAMES = "name the two columns to read with --question and --answer"
 _SEPARATOR_LINE = re.compile(r'\s*"?sep=[^\r\n]*', re.IGNORECASE)
 """A first line that gives Excel the delimiter."""
 _NAMELESS = re.compile(r"unnamed: [\d.]+")
@@ -42,7 +43,7 @@ def table_records(path: Path, text: str, known: Collection[str], wanted: Sequenc
     columns = [name if name in wanted or not wanted else "" for name in _names(header)]
     if unknown := [(place, name) for place, name in enumerate(columns, 1) if name and name not in known]:
         place, name = unknown[0]
-        hint = f"remove it or name it otherwise; known columns: {', '.join(sorted(known))}"
+        hint = f"remove it, or {_OTHER_NAMES}; known columns: {', '.join(sorted(known))}"
         raise TaskFileError(f"{path}:{first}: unknown column {shown(name)!r}, number {place} of the header", hint=hint)
     if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
         raise TaskFileError(f"{path}:{first}: the column {shown(twice[0])!r} is there twice", hint="remove one of them")
@@ -92,7 +93,7 @@ def _delimiter(path: Path, text: str, pairs: Sequence[Sequence[str]]) -> str:
         raise no_column(f"{path}:{number}", missing, header)
     raise TaskFileError(
         f"{path}:{number}: the header names no question and answer (it is {shown(first_line)!r})",
-        hint=f"{_HEADER}, separated by {', '.join(_DELIMITERS.values())}",
+        hint=f"{_HEADER}, separated by {', '.join(_DELIMITERS.values())}; {_OTHER_NAMES}",
     )
 
 

@@ -46,7 +46,7 @@ def texts_of(path: Path, records: Sequence[Record], columns: Columns) -> Texts:
     spelling = dict[str, str]()  # of answers that differ in case or blanks alone the most frequent one counts
     for answer, _ in Counter(answer for _, answer, _ in rows).most_common():
         spelling.setdefault(plain_words(answer), answer)
-    answers = sorted(spelling.values(), key=lambda answer: (int(answer) if answer.isdecimal() else 0, answer))
+    answers = sorted(spelling.values(), key=lambda answer: (int(answer) if answer.isdecimal() else 0, answer.casefold()))
     if len(rows) > 1 and len(answers) == 1:
         raise TaskFileError(
             f"{path}: every answer in column {shown(columns.answer)!r} is {shown(answers[0])!r}, so there is nothing to choose",
