@@ -128,7 +128,7 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
 
 
 @app.command("sample")
-@takes("question answer ask")
+@takes("question answer ask state")
 def tasks_sample(
     source: Source,
     count: Annotated[int, Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
