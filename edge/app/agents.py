@@ -41,7 +41,7 @@ def check_inputs(config: AgentConfig) -> None:
     """
     from edge.tasks.registry import open_source
 
-    sources = [open_source(phase.source) for phase in config.phases]
+    sources = [open_source(phase.source, phase.columns) for phase in config.phases]
     check_serving(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
@@ -103,7 +103,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
         ]
         curriculum = Curriculum(
             config.phases,
-            open_source,
+            lambda name: open_source(name, config.columns.get(name)),
             state,
             learning.seed,
             learning.prompts_per_step,

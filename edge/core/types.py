@@ -144,6 +144,8 @@ class Sampling:
     form: ResponseForm | None = None
     """The form that the response is held to; None: free. Of a guided response only tokens that the form allows are drawn, and its
     log-probabilities are those of the policy over allowed tokens."""
+    enumerates: bool = False
+    """Of a form with options a group reports each of them, too (`PromptGroup.answers`)."""
     grammar: str = ""
     """Grammar that a streamed response must follow, in llguidance's dialect of Lark; "": none. No decision to ask is taken in it then, and
     log-probabilities are those of the model itself, without the grammar."""
@@ -283,6 +285,9 @@ class PromptGroup:
 
     prompt_ids: tuple[int, ...]
     responses: tuple[LocalResponse, ...]
+    answers: tuple[LocalResponse, ...] = ()
+    """Where `Sampling.enumerates` asked for them, every response that answers with one of the form's options, in their order; not sampled.
+    Their log-probabilities are those of a turn that does not ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted
 from edge.core.types import TaskItem
+from edge.dagrpo.prompts import TextQuestion
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
+from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.source import ListedItems, TaskSource
 
 _PLAN = "plan"
@@ -113,6 +115,7 @@ class Curriculum:
             for phase in phases
         ]
         self._parts = [[part for part in parts if part.share] for parts in phase_parts]
+        self._asked = [source.asked if isinstance(source := opened[phase.source], JsonLinesSource) else None for phase in phases]
         self._named: dict[str, _Part] = {}
         for part in (one for parts in phase_parts for one in parts):
             self._named.setdefault(part.name, part)
@@ -133,6 +136,11 @@ class Curriculum:
     def tasks(self) -> list[str]:
         """The task labels, each once, in order."""
         return list(dict.fromkeys(part.task for parts in self._parts for part in parts))
+
+    @property
+    def asked(self) -> dict[str, TextQuestion | None]:
+        """What is asked about each text of a label, by label; None where the label has questions of its own."""
+        return {part.task: asked for parts, asked in zip(self._parts, self._asked, strict=True) for part in parts}
 
     @property
     def tasks_ahead(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge.core.columns import Columns
 from edge.core.errors import TaskFileError, UsageError
 from edge.core.formatting import shown
 from edge.tasks import general
@@ -18,8 +19,12 @@ from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
 from edge.tasks.source import TaskSource
 
 
-def open_source(name: str) -> TaskSource:
-    """The source called `name`. Raises UsageError for a name that cannot be meant, TaskFileError for what cannot be read."""
+def open_source(name: str, columns: Columns | None = None) -> TaskSource:
+    """The source called `name`; of a task file `columns` are learned from. Raises UsageError for a name that cannot be meant,
+    TaskFileError for what cannot be read."""
+    if columns is not None and not is_own(name):
+        hint = "leave out --question, --answer and --ask (in a configuration: of the phase)"
+        raise UsageError(f"{shown(name)}: only your own task files have columns to choose from", hint=hint)
     kind, colon, rest = name.partition(":")
     if colon and kind == "practice":
         if rest not in FAMILIES and rest not in GROUPS:
@@ -29,7 +34,7 @@ def open_source(name: str) -> TaskSource:
         return general.general_source()
     data_set = data_set_of(name)
     if data_set is None:
-        return _task_file(name)
+        return _task_file(name, columns)
     if not colon or kind == "hf":
         return DataSetSource.from_hub(data_set, name)
     if not rest:
@@ -57,12 +62,12 @@ def data_set_of(name: str) -> DataSet | None:
     return found[0]
 
 
-def own_file(name: str) -> JsonLinesSource | None:
+def own_file(name: str, columns: Columns | None = None) -> JsonLinesSource | None:
     """The task file that a source's name means, read; None for practice and data sets. Raises UsageError, TaskFileError."""
-    return _task_file(name) if is_own(name) else None
+    return _task_file(name, columns) if is_own(name) else None
 
 
-def _task_file(name: str) -> JsonLinesSource:
+def _task_file(name: str, columns: Columns | None) -> JsonLinesSource:
     path = _expanded(name)
     try:
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -77,7 +82,7 @@ def _task_file(name: str) -> JsonLinesSource:
     if not is_file:
         known = ", ".join([*(f"practice:{name}" for name in (*FAMILIES, *GROUPS)), *DATA_SETS])
         raise TaskFileError(f"{shown(name)}: no such task file", hint=f"give a .jsonl or .csv file, or one of {known}")
-    return JsonLinesSource(path)
+    return JsonLinesSource(path, columns)
 
 
 def _expanded(path: str) -> Path:
