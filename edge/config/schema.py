@@ -253,6 +253,14 @@ class OptimiserConfig(Section):
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
     weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+    live_group_scaling: Switch = Field(
+        "auto",
+        description="Multiply a step's learning rate by the share of its groups that have an advantage; auto: for guided responses.",
+    )
+    collapse: Literal["go-back", "ignore"] = Field(
+        "go-back",
+        description="Where learning has collapsed (all ask, or far fewer are right), go back to the last good adapter, at half the rate.",
+    )
     updates_per_rollout: int | None = Field(
         None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
     )

@@ -216,8 +216,8 @@ class StepAdapter:
     serving_version: int = -1
     """The version that serves after the step; -1: this step's."""
     gate: str = ""
-    """promoted, refused, rolled back (training goes on from the active adapter), left (a person went back to another version);
-    "": no judgement was due."""
+    """promoted, refused, rolled back (training goes back: after too many refusals to the active adapter, after a collapse to the last good
+    one), left (a person went back to another version); "": no judgement was due."""
     gate_reason: str = ""
     gate_before: float | None = None
     """Share of all anchors right before."""

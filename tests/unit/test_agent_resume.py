@@ -39,6 +39,7 @@ from edge.state.rows import Position, StoredTerms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.test_agent_promotion import gated
+from tests.unit.test_collapse import STUCK_AT, fragile
 from tests.unit.test_dual_unit import CostWorld, Ticking
 from tests.unit.test_own_use import corrected, world_in
 from tests.worlds.agent import HELP, Crash, World, crash_at, item, local_answer, numbers, used_by
@@ -81,6 +82,10 @@ def with_a_gate(folder: Path) -> World:
     return gated(folder, steps=8, worse=[4, 6])
 
 
+def with_a_collapse(folder: Path) -> World:
+    return fragile(folder, steps=STUCK_AT + 2)
+
+
 async def to_the_end(world: World) -> tuple[Any, ...]:
     """Learn with a new agent; returns all that a crash before it must not change."""
     async with world.agent() as agent:
@@ -103,6 +108,7 @@ async def to_the_end(world: World) -> tuple[Any, ...]:
         *((with_priced_calls, place, 3) for place in PLACES[:3]),
         *((with_a_help_bias, place, 3) for place in PLACES),
         *((with_own_questions, place, 2) for place in PLACES),
+        *((with_a_collapse, place, STUCK_AT) for place in PLACES[2:]),
         *((with_a_gate, place, times) for place in (*PLACES[2:], "judged") for times in (2, 4, 6, 7)),
     ],
 )

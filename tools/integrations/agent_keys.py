@@ -33,6 +33,8 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.control.help_bias_rule": "responses are sampled without a help bias here; edge-agent learn has one",
     "learning.control.step_dual": "λ is the coordinator's here; edge-agent learn can estimate it",
     "learning.control.dual_unit": "λ acts on calls here; edge-agent learn can have it act on tokens or money",
+    "learning.optimiser.live_group_scaling": "every step has the learning rate of the schedule here; edge-agent learn can shorten it",
+    "learning.optimiser.collapse": "there are no versions to go back to here; edge-agent learn has them",
     "learning.imitation.demonstrations": "only what the engine sampled is learned from; edge-agent learn imitates given answers, too",
     "learning.imitation.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up",
     "learning.objective.cloud_samples": "only what the engine sampled is learned from; edge-agent learn takes cloud answers, too",
