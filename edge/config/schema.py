@@ -308,6 +308,11 @@ class LearningConfig(Section):
     )
     group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
     prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
+    questions: Literal["stream", "teaching"] = Field(
+        "stream",
+        description="Which questions of a file or data set a step takes: the next ones in a random order, or more of those that teach more "
+        "(right in some responses, or not yet right where their answers are shown). Practice is always a stream.",
+    )
     max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."

@@ -58,9 +58,13 @@ class CountedStep(NamedTuple):
 
     @classmethod
     def of(cls, event: StepFinished) -> CountedStep:
-        """Counted from its event."""
-        scores = event.scores
-        kept = round(scores.coverage * scores.responses)
+        """Counted from its event; where questions were drawn by what they can teach, over all questions of the source."""
+        scores, control = event.scores, event.control
+        asked = control.assist_rate if control.source_rate is None else control.source_rate
+        kept = round((1.0 - asked) * scores.responses)
+        right = round((scores.kept_accuracy or 0.0) * kept)
+        if scores.source_right is not None:
+            right = min(kept, round(scores.source_right * scores.responses))
         return cls(
             event.source,
             event.step,
@@ -68,7 +72,7 @@ class CountedStep(NamedTuple):
             scores.responses,
             scores.responses - kept,
             kept,
-            round((scores.kept_accuracy or 0.0) * kept),
+            right,
             event.update.frac_reward_zero_std,
             event.control.target_rate,
         )

@@ -70,10 +70,11 @@ class LearningStep:
         method, group_size, prompts = self.settings.method, self.settings.rollout.group_size, len(plan.items)
         opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
-            batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost())
+            batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost(), plan.draws)
             phase.report("rollout", 0, prompts)
             if self.settings.rollout.guided and self.reporter.must_look(opened):
-                opened = replace(opened, help_bias=solved_help_bias(await self.rollout.log_odds(batch), opened.target_rate))
+                look = await self.rollout.log_odds(batch)
+                opened = replace(opened, help_bias=solved_help_bias(look.log_odds_N, opened.target_rate, look.weights_N))
                 batch = replace(batch, opened=opened)
             groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
             given = await self.given.batch(plan, groups)  # answers to imitate, and to keep

@@ -116,6 +116,16 @@ class StateReader:
         rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
 
+    def drawn_questions(self, source: str, last: int) -> list[tuple[int, str, int, int]]:
+        """(step, question, responses, right alone) of the questions of a source that its steps among the last ones drew by what they can
+        teach."""
+        query = (
+            "SELECT step, json_extract(one.value, '$.question'), json_extract(one.value, '$.responses'),"
+            " json_extract(one.value, '$.right') FROM steps, json_each(steps.event, '$.drawn') AS one"
+            " WHERE json_extract(event, '$.source') = ? AND step > (SELECT max(step) FROM steps) - ? ORDER BY step, one.key"
+        )
+        return self._db.execute(query, (source, last)).fetchall()
+
     def waiting_reports(self) -> list[tuple[int, Report]]:
         """Step reports that the coordinator has not taken, oldest first, with their row ids."""
         rows = self._db.execute("SELECT * FROM waiting_reports ORDER BY id")

@@ -106,7 +106,7 @@ class HelpRecord:
     log_odds_N: tuple[float | None, ...] = ()
     """Log-odds (nats) of asking at each response's decision, without the bias; None: it reached none."""
     weights_N: tuple[float, ...] = ()
-    """What the call of each is expected to cost, in calls of mean cost."""
+    """What each counts in the rate: what its call is expected to cost, in calls of mean cost, times the weight of its question's draw."""
 
     def followed_by(self, newer: HelpRecord) -> HelpRecord:
         """The newer responses, and of these as many as are needed: a step moves the policy, so old ones mislead."""

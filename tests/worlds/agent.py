@@ -179,6 +179,7 @@ class World:
     context_tokens: int = 1 << 20
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
     calls_tools: bool = False
+    teaching: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -223,7 +224,13 @@ class World:
     def agent(self, failpoint: Callable[[str], None] = lambda name: None) -> Agent:
         state = StateFolder(self.folder)
         curriculum = Curriculum(
-            self.phases, self.open_source, state, seed=7, prompts_per_step=self.prompts_per_step, skills=self.skills
+            self.phases,
+            self.open_source,
+            state,
+            seed=7,
+            prompts_per_step=self.prompts_per_step,
+            skills=self.skills,
+            drawn_questions=state.drawn_questions if self.teaching else None,
         )
         parts = AgentComponents(
             state=state,
