@@ -120,7 +120,7 @@ class LearningStep:
         collapsed = watched is not None and watched.collapse != ""
         with phase("gate"):
             judgement = None
-            if self.gate is not None and manifest.gate_due and not collapsed and manifest.base == state.lineage().latest:
+            if self.gate is not None and manifest.gate_due and manifest.base == state.lineage().latest and not collapsed:
                 judgement = await self.gate.judge(saved, event, manifest.base)
         async with self.adapter.switching:
             with phase("swap"):
