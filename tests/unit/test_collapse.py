@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge.config.schema import GateConfig, PhaseConfig
+from edge.app.settings import agent_settings
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig, GateConfig, PhaseConfig
 from edge.core.errors import Collapsed
 from edge.core.rng import stream
 from edge.core.types import AdapterRef, Message, Sampling, TrainingGroup
@@ -209,6 +211,19 @@ async def test_learning_that_collapses_again_and_again_ends_with_what_to_change(
     world.learning_rate = 2e-5
     await world.learn(max_steps=2)
     assert world.learners[-1].shares == [1.0] * 2, "another learning rate holds in full"
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ([], (5e-4, True, "auto")),
+        (["learning.optimiser.collapse=ignore", "learning.optimiser.learning_rate=1e-4"], (1e-4, False, "auto")),
+        (["learning.optimiser.live_group_scaling=off"], (5e-4, True, "off")),
+    ],
+)
+def test_settings_of_the_optimiser_reach_the_step(sets: list[str], expected: tuple[float, bool, str]) -> None:
+    settings = agent_settings(resolve(AgentConfig, sets=sets).config, "run")
+    assert (settings.learning_rate, settings.watches_collapse, settings.live_group_scaling) == expected
 
 
 async def test_collapse_that_is_ignored_changes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from edge.config.schema import PhaseConfig
+from edge.app.agents import build_components
+from edge.config.loader import resolve
+from edge.config.schema import AgentConfig, PhaseConfig
+from edge.core.events import MemorySink
 from edge.core.rng import stream
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.dual import dual_step
@@ -207,6 +210,19 @@ async def test_each_label_of_a_file_has_draws_of_its_own(tmp_path: Path) -> None
     for step in steps:
         assert {one.question.split("-")[0] for one in step.scores.drawn} == {step.task}
     assert {step.task for step in steps} == {"math", "code"}
+
+
+@pytest.mark.parametrize("questions", ["stream", "teaching"])
+def test_the_setting_chooses_how_a_task_file_is_learned(tmp_path: Path, questions: str) -> None:
+    file = tmp_path / "sums.csv"
+    file.write_text("question,answer,split\n" + "".join(f"What is {number} + 1?,{number + 1},train\n" for number in range(20)))
+    sets = [f"state_folder={tmp_path / 'state'}", f"learning.questions={questions}", f"phases.0.source={file}"]
+    components, _ = build_components(resolve(AgentConfig, sets=sets).config, MemorySink())
+    with components.state:
+        plan = components.curriculum.next_step()
+        again = components.curriculum.next_step()
+    assert plan is not None and plan == again and len(plan.items) == 8
+    assert len(plan.draws) == (8 if questions == "teaching" else 0)
 
 
 class Ahead:
