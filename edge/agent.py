@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -28,6 +28,7 @@ from edge.core.concurrency import ServingPrecedence, Stop
 from edge.core.errors import EdgeError
 from edge.core.limits import OWN_LABEL
 from edge.core.rng import stream
+from edge.dagrpo.prompts import TextQuestion
 from edge.inference.backend import InferenceBackend, ModelInfo
 from edge.learning.adapters import ServingAdapter, Versions
 from edge.learning.checkpoints import Checkpoints
@@ -39,6 +40,7 @@ from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
 from edge.state.events import Notice, RunFinished
 from edge.state.folder import CHECKPOINTS
+from edge.state.text_questions import kept_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class AgentStatus:
     """Cloud calls for people whose end is not known yet."""
     budget: BudgetSnapshot | None = None
     """The budget of the task at hand, with its λ; None where the coordinator was not asked, or cannot be."""
+    text_tasks: Mapping[str, TextQuestion] = field(default_factory=dict)
+    """By label what is asked about each of its texts."""
 
 
 _FIT_THREADS_S = 2.0
@@ -216,6 +220,7 @@ class Agent:
             paused=self.learning.paused,
             quota=self.access.quota(),
             unsettled_calls=len(self.access.unconfirmed.waiting()),
+            text_tasks=self.answerer.asked,
         )
 
     async def _open(self) -> None:
@@ -256,7 +261,8 @@ class Agent:
         state, access, clock = components.state, self.access, components.clock
         recorder = AnswerRecorder(backend, state, access, components.sink, clock)
         asker = CloudQuestions(self.link.client, access, recorder.record, clock, state.run_id, answers)
-        self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers)
+        asked = kept_questions(state, components.curriculum.asked)
+        self.answerer = Answerer(backend, self.precedence, access, asker, recorder, clock, answers, asked=asked)
         unconfirmed = access.unconfirmed  # calls that an earlier process left, and those that this one will lose
         if unconfirmed.waiting():
             unconfirmed.wake.set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
@@ -14,9 +14,10 @@ from edge.budget.access import CloudAccess
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
 from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
-from edge.core.types import Mode, Sampling
+from edge.core.types import Message, Mode, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import help_trigger_span
+from edge.dagrpo.prompts import TextQuestion
 from edge.inference.backend import InferenceBackend
 from edge.rpc.client import question_chars
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest, TaskStanding
@@ -37,7 +38,9 @@ class Answerer:
         clock: Clock,
         settings: AnswerSettings,
         new_id: Callable[[], str] = lambda: secrets.token_hex(6),
+        asked: Mapping[str, TextQuestion] | None = None,
     ) -> None:
+        """`asked`: what is asked about each text of a label."""
         self._backend = backend
         self._precedence = precedence
         self._access = access
@@ -46,6 +49,7 @@ class Answerer:
         self._new_id = new_id
         self._asker = asker
         self._recorder = recorder
+        self.asked = asked or {}
         self._local = LocalText(backend, clock, settings)
         self._held = HeldAnswers(backend, self._local, access, asker, recorder)
 
@@ -58,7 +62,7 @@ class Answerer:
         """Answer a conversation whose last message is the user's. Raises CoordinatorError only in mode cloud-only."""
         if not request.messages or request.messages[-1].role != "user" or not request.messages[-1].content.strip():
             raise UsageError("the last message must be the user's and not empty")
-        draft = self._draft(request)
+        draft = self._draft(self._as_learned(request))
         with self._precedence.serving(), self._access.unconfirmed.waited_for(lambda: draft.call_key):
             async with closing(self._answered(draft)) as pieces:
                 async for piece in pieces:
@@ -91,6 +95,19 @@ class Answerer:
             tokens_left=quota.tokens_left,
             spend_left_uusd=quota.spend_left_uusd,
         )
+
+    def _as_learned(self, request: AnswerRequest) -> AnswerRequest:
+        """A text of a label about whose texts something is asked, by itself and in the words that were learned; any other request as it is.
+
+        The label is the request's, or that of the question after the text.
+        """
+        text, settings = request.messages[-1].content, self._settings
+        label = request.task or next((task for task, question in self.asked.items() if question.ends(text)), settings.task)
+        question = self.asked.get(label)
+        if question is None:
+            return request
+        prompt = question.prompt(text, settings.prompt_form, plain=settings.guided)
+        return replace(request, messages=(Message("user", prompt),), task=label, options=question.options)
 
     def _draft(self, request: AnswerRequest) -> AnswerDraft:
         settings = self._settings

@@ -92,8 +92,9 @@ class AnswerSettings:
         """The form of the local answer; None: it is free."""
         if not self.guided:
             return None
-        reasoned = request.reasoned and request.form is None and not request.beyond.wants
-        return ReasonedForm(self.max_steps or REASONED_STEPS) if reasoned else PlainForm()
+        if request.form is not None or request.beyond.wants:
+            return PlainForm()
+        return ReasonedForm(self.max_steps or REASONED_STEPS) if request.reasoned else PlainForm(request.options)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from edge.app.coordinator import build_embedded, coordinator_address, egress_cli
 from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.settings import agent_settings, build_registry, model_file, state_folder, with_hint_cut
+from edge.app.settings import agent_settings, build_registry, model_file, skills, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.events import EventSink
 from edge.core.machine import physical_cores, usable_cores
@@ -41,7 +41,7 @@ def check_inputs(config: AgentConfig) -> None:
     """
     from edge.tasks.registry import open_source
 
-    sources = [open_source(phase.source) for phase in config.phases]
+    sources = [open_source(phase.source, phase.columns) for phase in config.phases]
     check_serving(config)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
@@ -103,12 +103,12 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
         ]
         curriculum = Curriculum(
             config.phases,
-            open_source,
+            lambda name: open_source(name, config.columns.get(name)),
             state,
             learning.seed,
             learning.prompts_per_step,
             demonstrates,
-            learning.imitation.skills,
+            skills(config),
             drawn_questions=state.drawn_questions if learning.questions == "teaching" else None,
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False

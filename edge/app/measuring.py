@@ -82,7 +82,7 @@ async def train_router(config: AgentConfig, sink: EventSink, plan: EvalPlan, rat
     from edge.state.events import EvalProgress
     from edge.tasks.registry import open_source
 
-    sources = [open_source(name) for name in plan.sources]
+    sources = [open_source(name, plan.columns.get(name)) for name in plan.sources]
     # not the questions that the adapter was trained on, in that order
     seed = derive_seed(config.learning.seed, "router") % LARGEST_SEED
     items = [item for source in sources for item in islice(source.train(seed), plan.limit)]
@@ -112,7 +112,7 @@ def eval_candidates(plan: EvalPlan) -> list[Candidate]:
         return list(plan.candidates)
     by_source: list[list[Candidate]] = []
     for name in plan.sources:
-        source = open_source(name)
+        source = open_source(name, plan.columns.get(name))
         hint = 'give the items to be measured "split": "test"'
         if isinstance(source, JsonLinesSource):
             hint = next(iter(source.notes), hint)

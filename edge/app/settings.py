@@ -159,6 +159,13 @@ def local_prompt_form(config: AgentConfig) -> str:
     return "compact" if bundled and config.model.prompt_form == "auto" else config.model.prompt_form
 
 
+def skills(config: AgentConfig) -> list[str]:
+    """What learning given answers must not cost: what a bundled model was made for, or what any instruct model knows."""
+    if config.learning.imitation.skills is not None:
+        return config.learning.imitation.skills
+    return ["practice:group1", "practice:group2"] if local_prompt_form(config) == "compact" else ["general"]
+
+
 def responses_are_guided(config: AgentConfig) -> bool:
     """Whether responses are held to their form; "auto" is for every model but the bundled ones, which write their format by themselves."""
     wanted = config.model.responses
@@ -190,6 +197,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         guided=None if (config.model.responses, local_prompt_form(config)) == ("auto", "auto") else responses_are_guided(config),
         hint_chars=coordinator.hint_chars,
         cloud_samples=learning.objective.cloud_samples == "on",
+        enumerates=learning.objective.options == "exact",
         certainty=config.model.certainty if learning.control.controller != "paper" else 0.0,
     )
     answers = AnswerSettings(

@@ -33,7 +33,7 @@ _LONGEST_NAME = 200
 """Bytes; the usual limit is 255, and unfinished files have longer names than what they become."""
 
 
-@takes("model coordinator state seed unsafe_programs")
+@takes("question answer ask model coordinator state seed unsafe_programs")
 def command(
     files: Sources = None,
     tasks: Annotated[
@@ -123,8 +123,10 @@ def command(
     if off and (cloud_all or record) and not replay:
         raise UsageError(f"{off}, so nobody can be asked", hint="leave out --cloud-all and --record, or --replay a recording")
     journal = None if json_out is None else json_out.with_name(json_out.name + ".partial.jsonl")
+    sources = sources_of([*(files or ()), *(tasks or ())], config)
     plan = EvalPlan(
-        sources=sources_of([*(files or ()), *(tasks or ())], config),
+        sources=sources,
+        columns=settings.columns_of(sources, config),
         limit=limit or _DEFAULT_LIMIT,
         per_level=per_level,
         adapters=adapter_folders(adapter, config, run_folder),
@@ -144,7 +146,7 @@ def command(
     try:
         with open_console(SystemClock(), quiet=json) as console:
             described = adapter_described(plan.adapters, adapter, config, run_folder)
-            for line in task_file_lines(plan.sources, config, measured=True):
+            for line in task_file_lines(plan.columns, config, measured=True):
                 console.say(line)
             console.say(f"evaluating {', '.join(plan.sources)} with {described}")
             outcome = asyncio.run(evaluate(config, console.sink, plan))

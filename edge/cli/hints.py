@@ -25,7 +25,7 @@ app = Typer(help="Whether hints to the cloud LLM pay.", no_args_is_help=True, ri
 
 
 @app.command("measure")
-@takes("model coordinator state seed unsafe_programs")
+@takes("question answer ask model coordinator state seed unsafe_programs")
 def hints_measure(
     tasks: Annotated[
         list[str] | None, Option("--tasks", help="Task source. Repeatable (default: the configuration's).", metavar="SOURCE")
@@ -54,8 +54,10 @@ def hints_measure(
     config = settings.config()
     if replay is None and (off := switched_off(config)):
         raise UsageError(f"{off}, so nobody can be asked", hint="replay a recording with --replay")
+    sources = sources_of(tasks, config)
     plan = EvalPlan(
-        sources=sources_of(tasks, config),
+        sources=sources,
+        columns=settings.columns_of(sources, config),
         limit=limit,
         adapters=adapter_folders(SERVING, config),
         cloud="replay" if replay else "coordinator",

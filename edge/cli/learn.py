@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge.learning.run_folder import RunFolder
 
 
-@takes("tasks target_rate seed model coordinator state mode unsafe_programs device_profile")
+@takes("tasks question answer ask target_rate seed model coordinator state mode unsafe_programs device_profile")
 def command(
     files: Sources = None,
     steps: Annotated[int | None, Option("--steps", min=1, max=MOST_STEPS, metavar="N", help="Steps of each phase (150).")] = None,
@@ -47,7 +47,7 @@ def command(
 ) -> int:
     """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
     from edge.app.agents import check_inputs
-    from edge.app.settings import cloud_name, own_profile
+    from edge.app.settings import cloud_name, own_profile, state_folder
     from edge.learning.run_folder import RunFolder, require_same_run
 
     if eval_every is not None and not eval_limit:
@@ -68,14 +68,17 @@ def command(
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
         try:
             learning = _learn(resolved.config, run_folder, lines, eval_limit=eval_limit, eval_every=eval_every, json_lines=json)
-            summary = asyncio.run(learning)
+            summary, text_tasks = asyncio.run(learning)
         except asyncio.CancelledError:
             return INTERRUPTED
     if not json and not summary["phases"]:
         print(f"no step was finished; the same command goes on with it (run folder {folder})", flush=True)
     elif not json:
         lines = list(summary_lines(summary, folder, cloud_name(resolved.config)))
-        print("\n".join([*lines, f"to measure it: edge-agent eval --run {folder}"]), flush=True)
+        lines.append(f"to measure it: edge-agent eval --run {folder}")
+        place = f"--state {state_folder(resolved.config)} --model {resolved.config.model.path}"
+        lines += [f'to sort a text: edge-agent ask --task {label} {place} "TEXT"' for label in text_tasks]
+        print("\n".join(lines), flush=True)
     return INTERRUPTED if summary["reason"] == "stopped" else 0
 
 
@@ -95,8 +98,9 @@ def with_an_end(settings: Settings) -> Settings:
 
 async def _learn(
     config: AgentConfig, run_folder: RunFolder, lines: Sequence[str], *, eval_limit: int, eval_every: int | None, json_lines: bool
-) -> dict[str, Any]:
-    """Learn through all phases, scoring held-out items in between where some are wanted; the summary of the run."""
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Learn through all phases, scoring held-out items in between where some are wanted; the summary of the run, and the labels of tasks
+    that sort texts."""
     from edge.app.agents import build_agent
     from edge.console import open_console
     from edge.learning.figures import SHOWN_STEPS, LiveFigures
@@ -127,7 +131,8 @@ async def _learn(
             with stop_on_signals(stop):
                 async with figures.open(agent.components.state.steps(SHOWN_STEPS), run_folder.held_out(run_id), at_the_end=False):
                     finished = await agent.learn(between_steps=between_steps)
-            return run_folder.finish(agent.components.state.steps(), finished, agent.adapter.in_use())
+            summary = run_folder.finish(agent.components.state.steps(), finished, agent.adapter.in_use())
+            return summary, list(agent.answerer.asked)
 
 
 def summary_lines(summary: dict[str, Any], folder: Path, cloud: str = "") -> Iterator[str]:

@@ -239,7 +239,9 @@ def _messages(config: AgentConfig, backend: BatchedBackend) -> list[tuple[Messag
     form = settings.local_prompt_form(config)
     form = backend.model.prompt_form if form == "auto" else form
     try:
-        items = list(islice(open_source(config.phases[0].source).train(config.learning.seed), _SAMPLE_PROMPTS))
+        items = list(
+            islice(open_source(config.phases[0].source, config.phases[0].columns).train(config.learning.seed), _SAMPLE_PROMPTS)
+        )
     except EdgeError:  # a data set that is not here yet is no reason not to measure
         items = list(islice(open_source(_PRACTICE).train(config.learning.seed), _SAMPLE_PROMPTS))
     return [prompt_messages(item, form) for item in items]

@@ -23,7 +23,7 @@ app = Typer(help="A classifier that decides what is handed over: the baseline.",
 
 
 @app.command("train")
-@takes("model state seed unsafe_programs")
+@takes("question answer ask model state seed unsafe_programs")
 def router_train(
     out: Annotated[Path, Argument(help="File to write.", metavar="OUT.onnx")],
     tasks: Annotated[
@@ -53,7 +53,10 @@ def router_train(
     if out.exists() and not force:
         raise UsageError(f"{shown(str(out))}: exists already", hint="give another name, or --force to replace it")
     share, config = rate_given(rate), settings.config()
-    plan = EvalPlan(sources_of(tasks, config), limit, adapters=adapter_folders(adapter, config), cloud="none")
+    sources = sources_of(tasks, config)
+    plan = EvalPlan(
+        sources, limit, adapters=adapter_folders(adapter, config), cloud="none", columns=settings.columns_of(sources, config)
+    )
     with open_console(SystemClock(), quiet=json) as console:
         console.say(f"the local model answers {plan.limit} training items of {', '.join(plan.sources)}")
         quality = asyncio.run(train_router(config, console.sink, plan, share, out))

@@ -30,7 +30,7 @@ _WAIT_S = 5.0
 """How long all phases done wait before own use is asked for something new."""
 
 
-@takes("model coordinator state tasks target_rate mode port seed unsafe_programs device_profile never_send")
+@takes("model coordinator state tasks question answer ask target_rate mode port seed unsafe_programs device_profile never_send")
 def command(
     *,
     settings: Settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Option
 
 from edge.cli import completion
+from edge.core.columns import Columns
 from edge.core.environment import state_folder_at
 from edge.core.errors import UsageError
 from edge.core.formatting import shown
@@ -70,6 +71,17 @@ class Settings:
             autocompletion=completion.sources,
         ),
     ] = None
+    question: Annotated[
+        str | None,
+        Option(
+            "--question", help="Column of the files that has the texts (default: question); others are ignored.", metavar="COLUMN"
+        ),
+    ] = None
+    answer: Annotated[
+        str | None,
+        Option("--answer", help="Column with the answers; where few differ, they are the options.", metavar="COLUMN"),
+    ] = None
+    ask: Annotated[str | None, Option("--ask", help="Question that is put to each text of the files.", metavar="TEXT")] = None
     target_rate: Annotated[
         str | None,
         Option("--target-rate", help="τ: share of responses that may ask for help, as 30% or 0.3.", metavar="TAU"),
@@ -114,7 +126,13 @@ class Settings:
             if (value := getattr(self, name)) is not None and value is not False
         ]
         below = resolve_agent_config(file, sets, [flag for flag in flags if flag.key == "device_profile"]).config
-        phase = {"target_rate": (self.target_rate, "--target-rate"), "steps": (self.phase_steps, "--steps")}
+        phase = {
+            "target_rate": (self.target_rate, "--target-rate"),
+            "steps": (self.phase_steps, "--steps"),
+            "question": (self.question, "--question"),
+            "answer": (self.answer, "--answer"),
+            "ask": (self.ask, "--ask"),
+        }
         given = {key: (value, name) for key, (value, name) in phase.items() if value is not None}
         if self.tasks:
             flags.append(Flag("phases", [{"source": source} for source in self.tasks], "--tasks"))
@@ -123,6 +141,15 @@ class Settings:
         if self.never_send:
             flags.append(Flag("privacy.never_send", [*below.privacy.never_send, *self.never_send], "--never-send"))
         return resolve_agent_config(file, sets, flags, pick)
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of task files, where an option names any."""
+        return Columns.given(self.question, self.answer, self.ask)
+
+    def columns_of(self, sources: Iterable[str], config: AgentConfig) -> dict[str, Columns | None]:
+        """The columns that are read of these sources: those of the options, else those of a phase with this source."""
+        return {name: self.columns or config.columns.get(name) for name in sources}
 
     def config(self) -> AgentConfig:
         """The configuration without its origins."""
@@ -155,13 +182,14 @@ _WORDS = {
 }
 
 
-def task_file_lines(sources: Iterable[str], config: AgentConfig, *, measured: bool = False) -> Iterator[str]:
-    """What a person should know of their own task files among the sources, one line each; `measured`: they are evaluated, not learned."""
+def task_file_lines(sources: Mapping[str, Columns | None], config: AgentConfig, *, measured: bool = False) -> Iterator[str]:
+    """What a person should know of their own task files among the sources, each with its columns, one line each; `measured`: they are
+    evaluated, not learned."""
     from edge.app.settings import local_prompt_form
     from edge.tasks.descriptions import file_lines
     from edge.tasks.registry import own_file
 
-    for file in filter(None, map(own_file, dict.fromkeys(sources))):
+    for file in filter(None, map(own_file, sources, sources.values())):
         yield from file_lines(file)
         talks = sum(bool(item.context) for item in (*file.train_items, *file.test_items))
         if talks and local_prompt_form(config) == "compact":
@@ -173,7 +201,7 @@ def task_file_lines(sources: Iterable[str], config: AgentConfig, *, measured: bo
 def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator[str]:
     """What a person should know of the settings before a command begins to work, one line each."""
     if learns:
-        yield from task_file_lines((phase.source for phase in resolved.config.phases), resolved.config)
+        yield from task_file_lines(resolved.config.columns, resolved.config)
     from edge.app.measuring import measured_hints
     from edge.app.settings import model_file
     from edge.config.device_profile import KNOWN, MEASURED, NOT_PICKED

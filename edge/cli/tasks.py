@@ -82,7 +82,7 @@ def tasks_list(json: Json = False) -> None:
 
 
 @app.command("show")
-@takes("model state")
+@takes("question answer ask model state")
 def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     """Levels, label and step limit of a source, an example of each level, and the prompt as the model sees it."""
     from edge.app.settings import agent_settings, local_prompt_form, responses_are_guided
@@ -90,9 +90,9 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
     from edge.tasks.jsonl import as_record
     from edge.tasks.registry import open_source
 
-    opened = open_source(source)
-    described, items = about(opened), examples(opened)
     config = settings.config()
+    opened = open_source(source, settings.columns_of([source], config)[source])
+    described, items = about(opened), examples(opened)
     form = local_prompt_form(config)
     form = "full" if form == "auto" else form  # without reading the model's file
     rollout = replace(agent_settings(config, "").rollout, prompt_form=form, guided=responses_are_guided(config))
@@ -128,12 +128,15 @@ def tasks_show(source: Source, settings: Settings, json: Json = False) -> None:
 
 
 @app.command("sample")
+@takes("question answer ask state")
 def tasks_sample(
     source: Source,
     count: Annotated[int, Option("--n", min=1, max=MOST_ITEMS, help="How many items.", metavar="N")] = 5,
     level: Annotated[int | None, Option("--level", min=0, help="Only this level.", metavar="N")] = None,
     split: Annotated[str, Option("--split", help="train or test.", metavar="SPLIT")] = "train",
     seed: Annotated[int, Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the choice.", metavar="N")] = 0,
+    *,
+    settings: Settings,
     json: Annotated[bool, Option("--json", help="One task item a line, as a .jsonl task file has it.")] = False,
 ) -> None:
     """Some items of a source."""
@@ -143,7 +146,8 @@ def tasks_sample(
     if split not in ("train", "test"):
         raise UsageError(f"--split is train or test, not {split!r}")
     chosen: Any = split
-    items = descriptions.sample(open_source(source), count, level=level, split=chosen, seed=seed)
+    opened = open_source(source, settings.columns_of([source], settings.config())[source])
+    items = descriptions.sample(opened, count, level=level, split=chosen, seed=seed)
     if json:
         _write_records(items)
     else:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from edge.config.device import DeviceConfig
 from edge.config.secret_refs import require_one_reference
 from edge.config.section import NotNegative, Positive, Rate, Section
+from edge.core.columns import Columns
 from edge.core.engines import ENGINES
 from edge.core.limits import (
     LARGEST_ALPHA,
@@ -171,6 +172,10 @@ class ObjectiveConfig(Section):
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
+    options: Literal["sampled", "exact"] = Field(
+        "sampled",
+        description="Where a plain answer is one of few options, learn from the sampled responses, or from each option by its probability.",
+    )
     assist_reward: NotNegative = Field(
         0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
     )
@@ -184,6 +189,17 @@ class ObjectiveConfig(Section):
     def _cloud_samples_are_not_scaled(self) -> ObjectiveConfig:
         if self.cloud_samples == "on" and self.advantage_scale != "none":
             raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_not_samples(self) -> ObjectiveConfig:
+        other = {
+            f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
+            "cloud_samples on": self.cloud_samples == "on",
+            "unanimous_calls skip": self.unanimous_calls == "skip",
+        }
+        if self.options == "exact" and (named := next((name for name, used in other.items() if used), "")):
+            raise ValueError(f"options exact does not go with {named}, which is of samples")
         return self
 
 
@@ -287,13 +303,14 @@ class ImitationConfig(Section):
 
     demonstrations: Literal["own", "all", "none"] = Field(
         "own",
-        description="Where less than half of a group's responses are right (none, and no options, where a label has held-out questions), "
-        "learn from the given answer, too: of one's own questions (feedback, task files), of all tasks, or of none.",
+        description="Learn from a given answer that the model would not give (of a label with held-out questions: where no response is "
+        "right, and there are no options), too: of one's own questions (feedback, task files), of all tasks, or of none.",
     )
-    skills: list[str] = Field(
-        ["practice:group1", "practice:group2"],
-        description="Sources that learning must not make worse: right answers to them are trained along with given ones, and the gate "
-        "examines them though no phase learns them ([]: none).",
+    skills: list[str] | None = Field(
+        None,
+        description="Sources that learning must not make worse: the model is held to what it makes of their questions while it learns "
+        "given answers, and the gate examines them though no phase learns them (null: practice:group1 and practice:group2 for a bundled "
+        "model, general for others; []: none).",
     )
 
 
@@ -333,6 +350,7 @@ class LearningConfig(Section):
         beyond_the_paper = {
             "objective.cloud_samples on": self.objective.cloud_samples == "on",
             f"objective.advantage_scale {self.objective.advantage_scale}": self.objective.advantage_scale != "none",
+            "objective.options exact": self.objective.options == "exact",
             f"control.dual_unit {self.control.dual_unit}": self.control.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
@@ -389,6 +407,10 @@ class GateConfig(Section):
         description="Most that a task's share of right answers may fall from its best so far (all together a quarter of it); more counts "
         "where it is beyond chance.",
     )
+    skill_anchors: int = Field(60, ge=1, description="Questions of each of learning.imitation.skills that are answered.")
+    max_skill_drop: Rate = Field(
+        0.02, description="The same for a skill's questions: what learning must not cost; more counts where it is beyond chance."
+    )
     rate_window: int = Field(10, ge=1, description="Steps whose mean is reported as the share that asks.")
     max_refusals: int = Field(
         5, ge=1, description="This many rejected adapters in a row take training back to the adapter in use."
@@ -427,8 +449,15 @@ class PhaseConfig(Section):
 
     source: str = Field(
         "practice:group1",
-        description="Where items come from: a name that edge-agent tasks list shows, or a .jsonl file.",
+        description="Where items come from: a name that edge-agent tasks list shows, or a .jsonl or .csv file.",
     )
+    question: str | None = Field(
+        None, description="Column (of JSON Lines: key) of the file that has the texts (null: question); others are passed over."
+    )
+    answer: str | None = Field(
+        None, description="Column that has their answers (null: answer); where few differ, they are the options of each text."
+    )
+    ask: str | None = Field(None, description="Question that is put to each text of the file (null: the text is the question).")
     target_rate: Rate = Field(0.3, description="τ: the share of responses that may ask for help.")
     steps: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Steps of the phase (null: without end; only the last phase)."
@@ -441,6 +470,11 @@ class PhaseConfig(Section):
         if not source.strip():
             raise ValueError("is empty; write practice:group1 or a path to a .jsonl file")
         return source
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of the file that are learned from; None: those of the usual names."""
+        return Columns.given(self.question, self.answer, self.ask)
 
 
 FIRST_PHASE_STEPS = 150
@@ -752,6 +786,26 @@ class AgentConfig(Section):
     budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
     chat: ChatConfig = Field(ChatConfig(), description="Talking in the terminal.")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="What stays on the device, and what is kept of what left it.")
+
+    @model_validator(mode="after")
+    def _a_router_is_no_part_of_the_policy(self) -> AgentConfig:
+        if self.routing.policy == "router" and self.learning.objective.options == "exact":
+            raise ValueError(
+                "learning.objective.options exact needs routing.policy self: its probability of asking is the model's own"
+            )
+        return self
+
+    @property
+    def columns(self) -> dict[str, Columns | None]:
+        """For each source of the phases the columns that are learned from."""
+        return {phase.source: phase.columns for phase in self.phases}
+
+    @model_validator(mode="after")
+    def _one_reading_of_a_file(self) -> AgentConfig:
+        for phase in self.phases:
+            if phase.columns != self.columns[phase.source]:
+                raise ValueError(f"two phases read other columns of {phase.source}; give one of them a copy under another name")
+        return self
 
     @model_validator(mode="after")
     def _only_the_last_phase_is_endless(self) -> AgentConfig:

@@ -19,7 +19,8 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm)\s*\{(.*)\}", re.D
 _LETTER = re.compile(r"\(?\s*([A-Za-z])\s*[).:]*")
 _INDEX = re.compile(r"\(?\s*([0-9]{1,2})\s*[).:]*")
 _LETTER_AND_TEXT = re.compile(r"\(?\s*([A-Za-z])\s*[).:]+\s*(\S.*)", re.DOTALL)
-_LISTED_LETTER = re.compile(r"\(?([A-J])[.):]\s+(\S.*)")
+MOST_OPTIONS = 20
+_LISTED_LETTER = re.compile(r"\(?([A-T])[.):]\s+(\S.*)")
 _LISTED_NUMBER = re.compile(r"\(?([0-9]{1,2})[.):]\s+(\S.*)")
 
 

@@ -144,6 +144,8 @@ class Sampling:
     form: ResponseForm | None = None
     """The form that the response is held to; None: free. Of a guided response only tokens that the form allows are drawn, and its
     log-probabilities are those of the policy over allowed tokens."""
+    enumerates: bool = False
+    """Of a form with options a group reports each of them, too (`PromptGroup.answers`)."""
     grammar: str = ""
     """Grammar that a streamed response must follow, in llguidance's dialect of Lark; "": none. No decision to ask is taken in it then, and
     log-probabilities are those of the model itself, without the grammar."""
@@ -283,6 +285,9 @@ class PromptGroup:
 
     prompt_ids: tuple[int, ...]
     responses: tuple[LocalResponse, ...]
+    answers: tuple[LocalResponse, ...] = ()
+    """Where `Sampling.enumerates` asked for them, every response that answers with one of the form's options, in their order; not sampled.
+    Their log-probabilities are those of a turn that does not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +334,7 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A right response that the model did not sample, as the learner sees it: to be imitated, whatever its probability is.
+    """A right response that the model did not sample, as the learner sees it: to be imitated where it is not likely yet.
 
     `variants`: prompts that mean the same, which it answers, too; each update takes the prompt and the next of them.
     """
@@ -341,7 +346,8 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """A response of the model itself to another question, which it goes on giving while it learns from demonstrations."""
+    """A response to another question: while the model learns from demonstrations, it is held to the probabilities that it had at each of
+    these tokens before."""
 
     prompt_ids: tuple[int, ...]
     turn: Turn

@@ -7,6 +7,7 @@ conversation as it is, or SYSTEM_PROMPT and a templated user prompt where the an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edge.core.choices import first_number, listed_options
 from edge.core.types import AnswerKind, Message, TaskItem
@@ -39,7 +40,48 @@ def plain_prompt(item: TaskItem) -> str:
     """The user turn for one item whose answer is a plain turn: as a person would ask it, with the possible answers where they are few."""
     if not item.options or ((listed := listed_options(item.question)) is not None and listed.options == item.options):
         return item.question
-    return f"{item.question}\nAnswer with one of: {', '.join(item.options)}."
+    return f"{item.question}\n{_one_of(item.options)}"
+
+
+def _one_of(options: Sequence[str]) -> str:
+    return f"Answer with one of: {', '.join(options)}." if options else ""
+
+
+MOST_TEXT_CHARS = 2000
+"""Of a text that a task's question is put to: about 500 tokens of English. The middle of a longer one is left out, in learning and in
+serving, so that it fits into the rows that learn."""
+_GAP, _END_CHARS = " ... ", 500
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuestion:
+    """What a task asks about each of its texts, as into which folder a mail goes."""
+
+    ask: str = ""
+    """The question; "": the text alone is put."""
+    options: tuple[str, ...] = ()
+    """The possible answers; (): any."""
+
+    def about(self, text: str) -> str:
+        """The question about one text, without the options; also of a text after which somebody has put the question already."""
+        text = self._without_options(text).removesuffix(self.ask).rstrip()
+        if len(text) > MOST_TEXT_CHARS:
+            text = text[: MOST_TEXT_CHARS - _END_CHARS - len(_GAP)] + _GAP + text[-_END_CHARS:]
+        return "\n\n".join(filter(None, [text, self.ask]))
+
+    def ends(self, text: str) -> bool:
+        """Whether a person has put this question after a text."""
+        asked = self._without_options(text)
+        return bool(self.ask) and asked.endswith(self.ask) and asked != self.ask
+
+    def prompt(self, text: str, prompt_form: str, *, plain: bool) -> str:
+        """The user's turn about one text, as in learning (`prompt_messages`)."""
+        kind = AnswerKind.CHOICE if self.options else AnswerKind.TEXT
+        item = TaskItem("", "", "", 0, "train", self.about(text), "", kind, 1, self.options, form="plain")
+        return prompt_messages(item, prompt_form, plain=plain)[-1].content
+
+    def _without_options(self, text: str) -> str:
+        return text.strip().removesuffix(_one_of(self.options)).rstrip()
 
 
 def prompt_messages(item: TaskItem, prompt_form: str, *, plain: bool = False) -> tuple[Message, ...]:

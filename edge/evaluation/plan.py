@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edge.core.clock import Clock
+from edge.core.columns import Columns
 from edge.core.errors import StateError
 from edge.core.events import EventSink
 from edge.core.files import drop_cut_line
@@ -117,6 +118,8 @@ class EvalPlan:
     journal: Path | None = None
     candidates: tuple[Candidate, ...] | None = None
     policy: str = "self"
+    columns: Mapping[str, Columns | None] = field(default_factory=dict)
+    """Of task files among the sources, what is read of them (None: the columns of the usual names)."""
 
 
 @dataclass(frozen=True, slots=True)

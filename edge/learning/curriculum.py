@@ -13,9 +13,11 @@ from edge.core.errors import TaskFileError
 from edge.core.formatting import counted
 from edge.core.rng import stream
 from edge.core.types import TaskItem
+from edge.dagrpo.prompts import TextQuestion
 from edge.learning.teaching import LOOKED_BACK, NOTHING_SEEN, Draw, draws, ignorance, seen, variance
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
+from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.source import ListedItems, TaskSource, listed_items
 
 _PLAN = "plan"
@@ -52,8 +54,10 @@ class StepPlan:
     """Some questions of the label are held out: what is learned should hold for questions like these, too."""
     draws: tuple[Draw, ...] = ()
     """How each of its items was drawn, where they are drawn by what they can teach; (): they are the next ones of a stream."""
-    rehearsed: tuple[TaskItem, ...] = ()
-    """Items of one's own whose answers are trained again in this step, so that they are not forgotten."""
+    ends_when_known: bool = False
+    """The phase has nothing but answers that are learned by heart, and ends with the step that finds all of them known."""
+    by_heart: tuple[TaskItem, ...] = ()
+    """Further items whose given answers are to be known: those that were learned by heart before, or the others of a label that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Curriculum:
             for phase in phases
         ]
         self._parts = [[part for part in parts if part.share] for parts in phase_parts]
+        self._asked = [source.asked if isinstance(source := opened[phase.source], JsonLinesSource) else None for phase in phases]
         self._named: dict[str, _Part] = {}
         for part in (one for parts in phase_parts for one in parts):
             self._named.setdefault(part.name, part)
@@ -138,6 +143,11 @@ class Curriculum:
     def tasks(self) -> list[str]:
         """The task labels, each once, in order."""
         return list(dict.fromkeys(part.task for parts in self._parts for part in parts))
+
+    @property
+    def asked(self) -> dict[str, TextQuestion | None]:
+        """What is asked about each text of a label, by label; None where the label has questions of its own."""
+        return {part.task: asked for parts, asked in zip(self._parts, self._asked, strict=True) for part in parts}
 
     @property
     def tasks_ahead(self) -> list[str]:
@@ -202,7 +212,9 @@ class Curriculum:
             return None
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
-        step, generalises = position.steps_done + 1, demonstrates and bool(part.source.test(1))
+        generalises = demonstrates and bool(part.source.test(1))
+        by_heart = demonstrates and not generalises
+        step = position.steps_done + 1
         drawn = self._drawn(part, step, demonstrates, generalises)
         return StepPlan(
             step=step,
@@ -219,6 +231,8 @@ class Curriculum:
             ends_phase=position.phase_step + 1 == phase.steps,
             demonstrates=demonstrates,
             generalises=generalises,
+            ends_when_known=by_heart and len(self._parts[position.phase]) == 1,
+            by_heart=part.source.train_items if by_heart and isinstance(part.source, ListedItems) else (),
         )
 
     def _drawn(self, part: _Part, step: int, demonstrates: bool, generalises: bool) -> list[tuple[TaskItem, Draw]]:

@@ -1,9 +1,12 @@
-"""What a step imitates: given answers where few of its responses are right, and also answers that the model is to keep.
+"""What a step imitates: given answers that the model would not give, and also answers that the model is to keep.
+
+Whether it would give an answer is read from the probability that it has after its question; no response has to be sampled for that.
 
 Updates on a few given answers would change what the model answers to other questions: of forty sums that nano-edge had right, it had
-thirteen after five corrections (tools/experiments/LOG.md). So, before a given answer is shown for the first time, the model answers
-questions that differ from its question in a number or a word. Where its responses agree, it knows the answer, and this answer is trained
-along. In each such step the model also answers a few questions of other skills; its right answers there are trained along, too.
+thirteen after five corrections (tools/experiments/LOG.md). So in each such step the model also answers questions of other skills, right or
+not, and is held to the probabilities that it has along these responses. A bundled model knows nothing but such skills; before one is shown
+an answer for the first time, it also answers questions that differ from its question in a number or a word. Where its responses agree, it
+knows the answer, and is held to it, too.
 
 A label that has enough questions to hold some out teaches a rule. Answers learned by heart get in the way of a rule, and so do the model's
 answers to similar questions. So of such a label an answer is shown only where no response is right, and never for multiple choice, where
@@ -20,41 +23,48 @@ from typing import TypeVar
 
 from edge.core.concurrency import all_of
 from edge.core.errors import ContextOverflow, EdgeError
+from edge.core.forms import PlainForm
 from edge.core.rng import derive_seed, stream
-from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, TaskItem
+from edge.core.types import Demonstration, FinishReason, KeptAnswer, LocalResponse, PromptGroup, TaskItem, Turn
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.demonstrations import demonstration, similar_question, with_words_left_out
-from edge.evaluation.judging import Candidate, RolloutSettings, judge
+from edge.evaluation.judging import Candidate, RolloutSettings
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
 from edge.learning.rollout import ScoredGroup, as_a_turn
 from edge.state.folder import StateFolder
 from edge.state.rows import SimilarAnswer
 from edge.tasks.source import TaskSource
-from edge.training.learner import MOST_IMITATIONS
-from edge.verifiers.verifier import Verifier
+from edge.training.learner import KNOWN_NATS, SHOWN_AT_ONCE, Learner
 
 T = TypeVar("T")
 _KNOWN = 0.5
 """Share of right responses from which on an answer is known."""
 _SIMILAR, _SAMPLES = 16, 2
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
-_OF_A_SKILL, _TRIES_OF_EACH = 4, 2
-"""Questions of each skill in a step, and responses to each of them."""
+_OF_SKILLS = 64
+"""Questions of all skills together that are answered in a step."""
+_KEPT_TOKENS = 24
+"""Most tokens of a plain answer that the model is held to: what it begins with decides what it says."""
 _CHECKED_OF_A_SKILL = 64
 """Questions of each skill that are tried before learning begins, and from which those of a step are chosen."""
+_VARIANTS = 16
+"""Other wordings that are made of a question."""
 _MOST_WORDS, _TRIES = 256, 2000
 
 
 @dataclass(frozen=True, slots=True)
 class ImitationBatch:
-    """For `Learner.imitate`. `shown`: keys of the items whose answer has to be shown; `found`: what is to be kept from now on."""
+    """For `Learner.imitate`."""
 
     demonstrations: tuple[Demonstration, ...]
     kept: tuple[KeptAnswer, ...] = ()
-    most: int = MOST_IMITATIONS
     shown: tuple[str, ...] = ()
+    """Keys of the step's own items among the demonstrations; others are rehearsed."""
     found: tuple[SimilarAnswer, ...] = ()
+    """What is to be kept from now on."""
+    known: int = 0
+    """Given answers that were read and that the model would give."""
 
 
 NOTHING_GIVEN = ImitationBatch(())
@@ -62,12 +72,13 @@ NOTHING_GIVEN = ImitationBatch(())
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """An item of the step with its given answer. `is_known`: half of the responses are right, so the answer is only kept up."""
+    """An item with its given answer. `is_own`: of the step; `is_right`: half of its responses are right by themselves."""
 
     item: TaskItem
     key: str
     demonstration: Demonstration
-    is_known: bool
+    is_own: bool
+    is_right: bool
 
 
 @dataclass
@@ -77,7 +88,6 @@ class GivenAnswers:
     backend: InferenceBackend
     settings: RolloutSettings
     state: StateFolder
-    verifier: Verifier
     skills: Mapping[str, TaskSource] = field(default_factory=dict)
 
     def check_skills(self) -> list[str]:
@@ -92,41 +102,48 @@ class GivenAnswers:
                 )
         return notes
 
-    async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> ImitationBatch:
-        """The step's given answers: as many updates as it takes where few responses to a question are right by themselves, since what is
-        hardly ever sampled cannot be learned from samples; else one update that keeps them up, as in steps on other tasks."""
+    async def batch(self, plan: StepPlan, groups: Sequence[ScoredGroup], learner: Learner) -> ImitationBatch:
+        """Given answers that are not known: those of the step's items, and others that are learned by heart. As many as one step shows,
+        with what is to be kept meanwhile."""
         given = self._given(plan, groups)
-        if not given:
-            return NOTHING_GIVEN
-        items = {one.key: one.item for one in given}
+        nats = await learner.nats([one.demonstration for one in given])
+        to_show = [one for one, nat in zip(given, nats, strict=True) if nat > KNOWN_NATS and not one.is_right]
+        unknown = to_show[:SHOWN_AT_ONCE]
+        if not unknown:
+            return ImitationBatch((), known=len(given))
+        known = [one.demonstration for one in given if one not in to_show]
+        items = {one.key: one.item for one in unknown}
         stored = {key: self.stored(key) for key in items}
         found: list[SimilarAnswer] = []
-        if plan.demonstrates and not plan.generalises:
+        if plan.demonstrates and not plan.generalises and self.settings.prompt_form == "compact":
             new = [(key, item) for key, item in items.items() if not stored[key]]
             found = list(chain.from_iterable(await all_of(self._found(key, item, plan.step) for key, item in new)))
         similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
+        similar += [KeptAnswer(one.prompt_ids, one.turn) for one in known]
         stream(self.settings.seed, "kept", plan.step).shuffle(similar)
         others = await self._of_skills(plan.step)
-        shown = tuple(one.key for one in given if not one.is_known)
         return ImitationBatch(
-            demonstrations=tuple(one.demonstration for one in given),
-            kept=tuple([one for pair in zip(similar, cycle(others), strict=False) for one in pair] or similar or others),
-            most=MOST_IMITATIONS if shown else 1,
-            shown=shown,
+            demonstrations=tuple(one.demonstration for one in unknown),
+            kept=tuple(_taking_turns(similar, others)),
+            shown=tuple(one.key for one in unknown if one.is_own),
             found=tuple(found),
+            known=len(known),
         )
 
     def _given(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> list[_Given]:
-        """The step's items whose answer is given, or else those that are rehearsed; without answers that do not fit."""
-        if plan.demonstrates:
-            to_show = [one for one in groups if not plan.generalises or (one.right_alone == 0 and not one.item.options)]
-            asked = [(group.item, group.right_alone >= _KNOWN) for group in to_show]
+        """Of the step's items and of those to be known by heart: what may have to be shown, without answers that do not fit."""
+        if not plan.demonstrates:
+            own = []
+        elif plan.generalises:
+            own = [group for group in groups if group.right_alone == 0 and not group.item.options]
         else:
-            asked = [(item, True) for item in plan.rehearsed]
+            own = list(groups)
+        right = {group.item.id: group.right_alone >= _KNOWN for group in own}
+        others = [item for item in plan.by_heart if item.id not in right]
         given = []
-        for index, (item, is_known) in enumerate(asked):
+        for index, item in enumerate([*(group.item for group in own), *others]):
             if (made := self._demonstration(item, plan.step, index)) is not None:
-                given.append(_Given(item, Candidate(item).key, made, is_known))
+                given.append(_Given(item, Candidate(item).key, made, item.id in right, right.get(item.id, False)))
         return given
 
     def _demonstration(self, item: TaskItem, step: int, index: int) -> Demonstration | None:
@@ -136,7 +153,7 @@ class GivenAnswers:
         if not prompt_ids or turn is None:
             return None
         rng = stream(self.settings.seed, "variants", step, index)
-        questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(MOST_IMITATIONS))
+        questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(_VARIANTS))
         variants = [self._prompt_ids(replace(item, question=question)) for question in questions]
         return Demonstration(prompt_ids, turn, tuple(filter(None, variants)))
 
@@ -156,21 +173,18 @@ class GivenAnswers:
         return [SimilarAnswer(key, item.question, ""), *answers]
 
     async def _of_skills(self, step: int) -> list[KeptAnswer]:
-        """What the model has right by itself of a few questions of each skill, others in each step."""
+        """What the model answers by itself to questions of its skills, others in each step."""
         seed = derive_seed(self.settings.seed, "skills", step)
         items: list[TaskItem] = []
         for source in self.skills.values():
             drawn = islice(source.train(seed), _CHECKED_OF_A_SKILL)
-            items += islice(filter(self._prompt_ids, drawn), _OF_A_SKILL)
+            items += islice(filter(self._prompt_ids, drawn), _OF_SKILLS // len(self.skills))
 
         async def answered(number: int, item: TaskItem) -> KeptAnswer | None:
-            seeds = [derive_seed(seed, number, sample) for sample in range(_TRIES_OF_EACH)]
-            group = await self._own_answers(item, seeds)
-            for response in group.responses:
-                turn = as_a_turn(self.backend, self.settings, item, response.text, len(group.prompt_ids))
-                if turn is not None and await judge(self.verifier, item, response.text):
-                    return KeptAnswer(group.prompt_ids, turn)
-            return None
+            most = _KEPT_TOKENS if isinstance(self.settings.form_of(item), PlainForm) else None
+            group = await self._own_answers(item, [derive_seed(seed, number)], most)
+            (response,) = group.responses
+            return KeptAnswer(group.prompt_ids, Turn(response.token_ids, response.allowed)) if response.token_ids else None
 
         return await _all_that_succeed(answered(number, item) for number, item in enumerate(items))
 
@@ -181,10 +195,11 @@ class GivenAnswers:
         except ContextOverflow:
             return ()
 
-    async def _own_answers(self, item: TaskItem, seeds: Sequence[int]) -> PromptGroup:
-        """What the model answers to a question by itself."""
+    async def _own_answers(self, item: TaskItem, seeds: Sequence[int], most: int | None = None) -> PromptGroup:
+        """What the model answers to a question by itself, in at most so many tokens."""
         settings = self.settings
         sampling = settings.sampling(item, suppress_help=True)
+        sampling = replace(sampling, max_tokens=min(most or sampling.max_tokens, sampling.max_tokens))
         return await self.backend.sample_group(settings.messages(item), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:
@@ -238,6 +253,14 @@ async def _all_that_succeed(answers: Iterable[Awaitable[T | None]]) -> list[T]:
             return None
 
     return [answer for answer in await all_of(map(one, answers)) if answer is not None]
+
+
+def _taking_turns(some: Sequence[T], others: Sequence[T]) -> list[T]:
+    """One of each in turn until all of the longer list have come; the shorter one begins again."""
+    if not some or not others:
+        return [*some, *others]
+    turns = zip(*(islice(cycle(each), max(len(some), len(others))) for each in (some, others)), strict=True)
+    return [*chain.from_iterable(turns)]
 
 
 def _agree(responses: Sequence[LocalResponse]) -> bool:

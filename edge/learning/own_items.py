@@ -25,7 +25,7 @@ MOST_ANSWERS = 2000
 _STEPS = 4
 _LEFT = ("completed", "in_doubt")
 """What becomes of calls that are known to have reached the cloud LLM."""
-_LETTER = re.compile(r"\(?([A-Ja-j])[.):]?\)?")
+_LETTER = re.compile(r"\(?([A-Ta-t])[.):]?\)?")
 
 
 @dataclass(frozen=True, slots=True)

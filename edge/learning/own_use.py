@@ -122,7 +122,7 @@ class OwnUse:
         sources, (uses, _) = await self.sources(), self._uses()
         ready = await asyncio.to_thread(self._ready, sources, uses) if turn > turn_before else []
         if not ready:
-            return plan and replace(plan, rehearsed=self._rehearsed(sources, uses, step))
+            return plan and replace(plan, by_heart=(*plan.by_heart, *self._rehearsed(sources, uses, step)))
         source, left = ready[turn % len(ready)]
         chosen = left[: self._prompts]
         passes_left = sum(self.use.passes - uses.get(one.key, 0) for _, items in ready for one in items)

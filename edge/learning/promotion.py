@@ -129,7 +129,7 @@ class PromotionGate:
         scores = (
             [] if examined is None else [_score(source, own, memory.right, right) for source, own in candidates.items() if own]
         )
-        reason = refusal_of(scores, self.rules.max_drop)
+        reason = refusal_of(scores, self.rules.max_drop, dict.fromkeys(self.skills, self.rules.max_skill_drop))
         exams = (*exams, *results(checkpoint.step, candidates, answers))
         if not reason:
             best = dict(memory.right) if scores else right
@@ -146,7 +146,8 @@ class PromotionGate:
             if (fresh := self.own_anchors(source, limit)) is not None:
                 anchors[source] = fresh
             else:
-                for name, some in self.anchors_of(source, limit).items():
+                own_limit = self.rules.skill_anchors if source in self.skills else limit
+                for name, some in self.anchors_of(source, own_limit).items():
                     if some:
                         anchors.setdefault(name, some)
         newest = dict(list(anchors.items())[-_MOST_SOURCES:])

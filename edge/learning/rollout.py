@@ -7,7 +7,7 @@ the generation of the others. A failed call is data: its responses are masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
@@ -18,7 +18,7 @@ from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.forms import PlainForm
 from edge.core.rng import derive_seed
-from edge.core.types import LocalResponse, TaskItem, Turn
+from edge.core.types import LocalResponse, TaskItem, Turn, TurnStart
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.costs import CallCost, weighted_rate
@@ -124,6 +124,8 @@ class ScoredGroup:
     """The completion as a turn of the SLM, where it is right, well formed and to be learned from."""
     lost_uusd: int | None = None
     """What a call cost that brought no answer; None: no such call."""
+    answers: tuple[tuple[LocalResponse, float], ...] = ()
+    """Every answer that is possible, with its reward, where they are few and learned from by their probabilities."""
     cost_weight: float = 1.0
     """w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same."""
     draw: Draw | None = None
@@ -144,6 +146,17 @@ class ScoredGroup:
         """Share of the responses that are right by themselves, 0 to 1."""
         right = sum(one.outcome is ResponseOutcome.KEPT and one.correct and one.format_ok for one in self.responses)
         return right / len(self.responses)
+
+    @property
+    def start(self) -> TurnStart | None:
+        """The decision before its first token, which all plain responses to a prompt take by the same chances."""
+        return self.responses[0].response.start
+
+    @property
+    def assisted_reward(self) -> float | None:
+        """The reward of a response that asked; None where none did, or it is not known."""
+        asked = [one.reward for one in self.unmasked if one.asked]
+        return asked[0] if asked else None
 
     @property
     def unmasked(self) -> tuple[ScoredResponse, ...]:
@@ -211,7 +224,7 @@ class Rollout:
         """Sample, ask, compose, verify: one prompt's group."""
         item, settings = batch.items[index], self.settings
         bias = batch.opened.help_bias or 0.0  # a part of the policy that is sampled from, and that learns
-        sampling = settings.sampling(item, help_bias=bias)
+        sampling = replace(settings.sampling(item, help_bias=bias), enumerates=settings.enumerates)
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
         sampled = await self.backend.sample_group(settings.messages(item), sampling, seeds)
         weight = 1.0
@@ -234,6 +247,7 @@ class Rollout:
             cloud_reason=outcome.reason,
             cloud_sample=await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
             lost_uusd=outcome.lost_uusd,
+            answers=tuple([(answer, await self._worth(item, answer)) for answer in sampled.answers]),
             cost_weight=weight,
             draw=batch.draw(index),
         )
@@ -261,6 +275,9 @@ class Rollout:
         turn = as_a_turn(self.backend, self.settings, item, text, prompt_tokens)
         known = turn is not None and await is_judged(self.verifier, item, text)
         return turn if known and await judge(self.verifier, item, text) else None
+
+    async def _worth(self, item: TaskItem, answer: LocalResponse) -> float:
+        return task_reward(Outcome(await judge(self.verifier, item, answer.text), is_well_formed(answer, item.max_steps)))
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""

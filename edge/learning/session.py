@@ -106,7 +106,7 @@ class TrainingSession:
                 settings.gate, anchors_of, self._exam(engine), components.state, adapter.checkpoints, skills=skills, **own
             )
         rollout = Rollout(engine, self.cloud, components.verifier, components.policy, components.clock, settings.rollout)
-        given = GivenAnswers(engine, settings.rollout, components.state, components.verifier, components.curriculum.skills)
+        given = GivenAnswers(engine, settings.rollout, components.state, components.curriculum.skills)
         return LearningStep(components, settings, adapter, rollout, given, self.learner, self.reporter, gate, self.pace)
 
     async def finish_cut_step(self) -> bool:

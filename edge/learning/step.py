@@ -77,8 +77,11 @@ class LearningStep:
                 opened = replace(opened, help_bias=solved_help_bias(look.log_odds_N, opened.target_rate, look.weights_N))
                 batch = replace(batch, opened=opened)
             groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
-            given = await self.given.batch(plan, groups)  # answers to imitate, and to keep
+            given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
+            if plan.ends_when_known:
+                text = f"{plan.source}: {given.known} of {counted(len(plan.by_heart), 'given answer')} known"
+                self.components.sink.emit(Notice(text, self.components.clock.now()))
         opened = self.reporter.estimated(opened, ask_slopes(groups))  # where λ is not the coordinator's
         self.interruptible = False
         try:
@@ -90,7 +93,7 @@ class LearningStep:
                 learner.scale_steps(rate_share * self._live_share(training_groups))
                 report = await learner.update(training_groups)
                 learner.scale_steps(rate_share)
-                imitation = await learner.imitate(given.demonstrations, given.kept, given.most) if given.demonstrations else None
+                imitation = await learner.imitate(given.demonstrations, given.kept) if given.demonstrations else None
             with phase("save"):
                 by_cost = self.pace is not None
                 result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost)
@@ -188,10 +191,13 @@ class LearningStep:
         plan, opened, before = result.plan, result.opened, next(iter(self.components.state.steps(last=1)), None)
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
+        learned = plan.ends_when_known and result.imitation is not None  # who gave these answers wants to have them
+        all_known = plan.ends_when_known and result.given.known == len(plan.by_heart)
+        position = Position(plan.step, plan.phase, plan.phase_step)
         return StepManifest(
             opened=opened,
             units=step_units(result.groups, with_bias=opened.help_bias is not None, by_cost=result.by_cost),
-            position=Position(plan.step, plan.phase, plan.phase_step),
+            position=Position(plan.step, plan.phase + 1, 0) if all_known else position,
             source=plan.source,
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
@@ -200,7 +206,7 @@ class LearningStep:
             kept=result.given.found,
             draft=step_event(result, seconds, before, self._measure()),
             base=base,
-            gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase),
+            gate_due=self.gate is not None and not own_between and self.gate.is_due(plan.step, plan.ends_phase or learned),
             help_record=self.components.state.help_record(plan.task).followed_by(help_record(result.groups)),
         )
 

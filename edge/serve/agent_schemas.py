@@ -157,6 +157,13 @@ class ModelView(ResponseBody):
     prompt_form: str
 
 
+class TextTaskView(ResponseBody):
+    """What is asked about each text of a task; without options any answer is possible."""
+
+    ask: str
+    options: tuple[str, ...]
+
+
 class StatusView(ResponseBody):
     """What the agent is doing now, or what its state folder holds while no agent runs; null where that is not known then."""
 
@@ -200,6 +207,8 @@ class StatusView(ResponseBody):
     """Cloud calls for people whose end is not known yet."""
     budget: LedgerBudgetView | None = None
     """The budget of the task at hand, with its λ; null where the coordinator was not asked, or cannot be."""
+    text_tasks: dict[str, TextTaskView] = Field(default_factory=dict)
+    """By label the tasks that sort texts: a message with such a label (`metadata.task`) is the text alone."""
 
 
 class UnitsView(ResponseBody):

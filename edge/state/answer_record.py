@@ -35,6 +35,8 @@ class AnswerRequest:
     tools: ToolUse | None = None
     reasoned: bool = False
     """The local answer is to be reasoned, where plain ones are usual."""
+    options: tuple[str, ...] = ()
+    """A plain local answer is one of these; (): any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,8 @@ class StepUpdate:
     learner_skipped: str
     demonstrations: int = 0
     """Given answers that were imitated."""
+    given_known: int = 0
+    """Given answers that the model would have given before."""
     imitation_updates: int = 0
     """The further updates in which they were."""
 

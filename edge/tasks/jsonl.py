@@ -11,7 +11,7 @@ One object a line, or one row:
 | label, or task | text | "chat"; the label whose τ and λ apply |
 | kind | the name of an AnswerKind (edge.core.types) | what the answer looks like (edge.tasks.forms.fitting_kind) |
 | form | "reasoned" or "plain" | reasoned for `program`, and for `math` and `choice` of a label with 100 questions or more; else plain |
-| options | list of texts; in CSV separated by a bar | [] (2 to 10 for `choice`) |
+| options | list of texts; in CSV separated by a bar | [] (2 to 20 for `choice`) |
 | preamble | text | ""; `program` only: code put before what the model writes |
 | level | whole number from 0 to 1000 | 0 |
 | max_steps | whole number from 1 to 1000 | the task label's limit, else 4 |
@@ -23,6 +23,9 @@ One object a line, or one row:
 Blank lines are skipped; unknown keys are rejected, so that a typing error is not silently ignored. `edge-agent tasks sample --json` writes
 this schema. Byte order marks are passed over wherever they are, as in files that were joined end to end. A line that repeats an earlier one
 counts once; the same question with another answer is an error. A number as an answer is kept as the text in the file.
+
+Where a person names the columns (keys) of texts and answers, all others are passed over (edge.tasks.texts): a question may be put to each
+text, and where few answers occur, they are its options. The label is then the name of the answers' column.
 
 An answer of which nobody stated the kind, and which is too long to be compared, makes an open item: of kind feedback, with the answer as
 the one that is known to be right (edge.core.answer_key.OwnKey). It is learned from and never held out.
@@ -41,19 +44,22 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from edge.core.answer_key import MOST_SHORT_WORDS, OwnKey, is_short, without_invisible
-from edge.core.choices import first_number, listed_options, reference_option, two_readings
+from edge.core.choices import MOST_OPTIONS, first_number, listed_options, reference_option, two_readings
+from edge.core.columns import Columns
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted, shown
 from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
 from edge.core.types import AnswerKind, FormName, Split, TaskItem
 from edge.dagrpo.format import check_format
 from edge.dagrpo.hyperparameters import STEP_LIMITS
+from edge.dagrpo.prompts import TextQuestion
 from edge.tasks.forms import FORM_KEYS, Exchange, exchange_of, fitting_kind, refuse_tools
 from edge.tasks.program_tests import why_not_judged
 from edge.tasks.record import Record, parsed_json
 from edge.tasks.source import ListedItems
 from edge.tasks.table import SUFFIXES as TABLES
 from edge.tasks.table import table_records
+from edge.tasks.texts import texts_of
 
 SUFFIXES = (".jsonl", *TABLES)
 """How the names of task files end; a file of any other name is read as JSON Lines."""
@@ -75,7 +81,6 @@ _FIELDS = (
 _KEYS = {*_FIELDS, *FORM_KEYS, "tests", "label"}
 _DEFAULT_STEP_LIMIT = 4
 _TEST_SHARE = 10
-_MOST_OPTIONS = 10
 _MOST_STEPS = _MOST_LEVELS = 1000
 _NAMED = 3
 _EXAMPLE = '{"question": "2+3?", "answer": 5}'
@@ -85,13 +90,14 @@ thirty facts wants all of them learned."""
 
 
 class JsonLinesSource(ListedItems):
-    """A TaskSource over one file, held-out items in file order. `notes` and `states_split` as of a TaskFile."""
+    """A TaskSource over one file, held-out items in file order. `notes`, `states_split` and `asked` as of a TaskFile."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: Columns | None = None) -> None:
         """Reads and checks the whole file, as `read_file` does."""
-        file = read_file(path)
+        file = read_file(path, columns)
         self.notes = file.notes
         self.states_split = file.states_split
+        self.asked = file.asked
         hint = 'leave "split" out or add lines with "split": "train"'
         super().__init__(file.items, name=str(path), order_name="jsonl", hint=hint)
 
@@ -109,24 +115,31 @@ class JsonLinesSource(ListedItems):
 class TaskFile:
     """All items of a file in order.
 
-    `notes`: what a person should know of them, a line each; `states_split`: whether the file itself has any held out or not.
+    `notes`: what a person should know of them, a line each; `states_split`: whether the file itself has any held out or not; `asked`: what
+    is asked about each of its texts, where it has texts and no questions.
     """
 
     items: tuple[TaskItem, ...]
     notes: tuple[str, ...]
     states_split: bool
+    asked: TextQuestion | None = None
 
 
-def read_file(path: Path) -> TaskFile:
-    """Reads and checks the whole file. Raises TaskFileError with FILE:LINE for the first bad line, or when there is no item."""
+def read_file(path: Path, columns: Columns | None = None) -> TaskFile:
+    """Reads and checks the whole file, of which `columns` are the texts and their answers. Raises TaskFileError with FILE:LINE for the
+    first bad line, or when there is no item."""
     is_table = path.suffix.lower() in TABLES
     try:
         text = path.read_bytes().decode("utf-8").replace("\ufeff", "")
     except (OSError, UnicodeDecodeError) as error:
         hint = "save it as CSV in UTF-8" if is_table else "give the path of a UTF-8 JSON Lines or CSV file"
         raise TaskFileError(f"{path}: cannot be read ({error})", hint=hint) from error
-    family, records = ("csv", table_records(path, text, _KEYS)) if is_table else ("jsonl", _json_records(path, text))
-    read = [(record, _item(record, family)) for record in records]
+    if columns is not None and is_table:
+        columns = replace(columns, question=columns.question.lower(), answer=columns.answer.lower())
+    wanted = () if columns is None else (columns.question, columns.answer)
+    family, records = ("csv", table_records(path, text, _KEYS, wanted)) if is_table else ("jsonl", _json_records(path, text))
+    texts = None if columns is None else texts_of(path, list(records), columns)
+    read = [(record, _item(record, family)) for record in (texts.records if texts else records)]
     if not read:
         example = "a header and one question a row" if is_table else f"one JSON object a line, e.g. {_EXAMPLE}"
         raise TaskFileError(f"{path}: no task item in the file", hint=example)
@@ -146,10 +159,11 @@ def read_file(path: Path) -> TaskFile:
         items = [item if sizes[item.task] >= FEWEST_TO_HOLD_OUT else _by_heart(item) for item in items]
     notes = (
         f"{counted(repeats, 'line repeats', 'lines repeat')} an earlier one, which counts once" if repeats else "",
+        *(texts.notes if texts else ()),
         _note_on_long_answers(items),
         _note_on_tests(items),
     )
-    return TaskFile(tuple(items), tuple(filter(None, notes)), states_split)
+    return TaskFile(tuple(items), tuple(filter(None, notes)), states_split, texts.asked if texts else None)
 
 
 def _by_heart(item: TaskItem) -> TaskItem:
@@ -304,8 +318,8 @@ def _answer_text(record: Record, asked: Exchange) -> str:
 
 
 def _check_choice(record: Record, asked: Exchange, answer: str, options: tuple[str, ...]) -> None:
-    if not 2 <= len(options) <= _MOST_OPTIONS:
-        raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {_MOST_OPTIONS} texts')
+    if not 2 <= len(options) <= MOST_OPTIONS:
+        raise TaskFileError(f'{record.where}: a "choice" item needs "options" with 2 to {MOST_OPTIONS} texts')
     if two := two_readings(answer, options):
         readings = " or ".join(f'"{chr(ord("A") + index)}) {shown(options[index])}"' for index in two)
         raise record.bad(

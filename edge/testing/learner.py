@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,6 @@ class ScriptedLearner:
         self.updates: list[tuple[TrainingGroup, ...]] = []
         self.demonstrations: list[tuple[Demonstration, ...]] = []
         self.kept: list[tuple[KeptAnswer, ...]] = []
-        self.most: list[int] = []
         self.exports: list[AdapterRef] = []
         self.shares: list[float] = []
         self.step = 0
@@ -55,11 +55,14 @@ class ScriptedLearner:
             skipped=skipped,
         )
 
-    async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = 1) -> Imitation:
-        """Record the demonstrations and the kept answers; one update."""
+    async def nats(self, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """None is known."""
+        return [math.inf for _ in demonstrations]
+
+    async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = ()) -> Imitation:
+        """Record the demonstrations and the kept answers; one update, of all of them."""
         self.demonstrations.append(tuple(demonstrations))
         self.kept.append(tuple(kept))
-        self.most.append(most)
         self.step += 1
         return Imitation(1, 0.0, 0.0, 0.0)
 

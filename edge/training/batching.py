@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,11 +21,20 @@ from edge.dagrpo.advantages import has_signal
 Item = TypeVar("Item")
 
 
+class Reference(NamedTuple):
+    """What a model holds of the places of N tokens: its K likeliest tokens there, -1 where fewer are allowed, and their log-probabilities
+    (nats)."""
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One response to learn from. `coefficient` = Â · w / P is what multiplies Σ_t ρ_t log π_t in the objective.
 
-    `off_policy`: not the sampler's; its ρ_t is edge.training.loss.shaped_weights. `imitated`: learned in full, ρ_t = 1.
+    `off_policy`: not the sampler's; its ρ_t is edge.training.loss.shaped_weights. `imitated`: learned in full, ρ_t = 1. `reference`: the
+    model is held to these probabilities at its learned tokens; the tokens themselves are not learned.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,6 +45,7 @@ class Row:
     imitated: bool = False
     biased: tuple[BiasedDecision, ...] = ()
     allowed: AllowedTokens | None = None
+    reference: Reference | None = None
 
     @property
     def learned(self) -> Sequence[int]:
@@ -84,7 +94,8 @@ class Targets(NamedTuple):
 
     `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full (rows of both
     kinds do not mix). `biased`: None where no token had a help bias. `learned_N`: where the targets lie among all tokens of the rows;
-    None: all of them are. `allowed`: None where nothing was excluded.
+    None: all of them are. `allowed`: None where nothing was excluded. `reference`: None but for rows that have one; these do not mix with
+    others.
     """
 
     ids_N: Tensor
@@ -96,6 +107,7 @@ class Targets(NamedTuple):
     biased: BiasedTargets | None = None
     learned_N: Tensor | None = None
     allowed: AllowedTargets | None = None
+    reference: Reference | None = None
 
 
 def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[Row]:
@@ -104,11 +116,15 @@ def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[
     return [_imitated(prompt, one.turn, 1.0 / len(pairs)) for one, prompt in pairs]
 
 
-def kept_rows(kept: Sequence[KeptAnswer], update: int, most: int) -> list[Row]:
-    """Rows whose loss is the mean negative log-likelihood (nats) of the next `most` kept answers; each update goes on where the one
-    before ended, and begins again."""
-    chosen = [kept[(update * most + place) % len(kept)] for place in range(min(most, len(kept)))]
-    return [_imitated(one.prompt_ids, one.turn, 1.0 / len(chosen)) for one in chosen]
+def kept_rows(kept: Sequence[KeptAnswer]) -> list[Row]:
+    """Rows of kept answers, still without a reference."""
+    return [_imitated(one.prompt_ids, one.turn, 0.0) for one in kept]
+
+
+def next_rows(rows: Sequence[Row], update: int, most: int) -> list[Row]:
+    """The next `most` rows, whose loss is a mean over them; each update goes on where the one before ended, and begins again."""
+    chosen = [rows[(update * most + place) % len(rows)] for place in range(min(most, len(rows)))]
+    return [replace(row, coefficient=1.0 / len(chosen)) for row in chosen]
 
 
 def _imitated(prompt_ids: tuple[int, ...], turn: Turn, share: float) -> Row:
@@ -208,6 +224,9 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
         targets = targets._replace(learned_N=torch.tensor(learned, device=device), allowed=allowed_targets(rows, device))
     if not any(row.off_policy for row in rows):
         return targets
+    if references := [row.reference for row in rows if row.reference]:
+        ids_NK, logprobs_NK = (torch.cat(parts).to(device) for parts in zip(*references, strict=True))
+        targets = targets._replace(reference=Reference(ids_NK, logprobs_NK))
     off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
     return targets._replace(off_policy_N=off_policy.to(device), imitated=rows[0].imitated)
 

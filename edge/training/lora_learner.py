@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ from edge.core.files import replacing, replacing_folder
 from edge.core.limits import MOST_STEPS
 from edge.core.types import GGUF_ADAPTER, AdapterRef, AllowedTokens, Demonstration, KeptAnswer, TrainingGroup
 from edge.core.worker import EngineWorker, Job, Priority
-from edge.training.batching import Row, imitated_rows, is_live, kept_rows, live_rows
+from edge.training.batching import Reference, Row, imitated_rows, is_live, kept_rows, live_rows, next_rows
 from edge.training.learner import (
-    ENOUGH_NATS,
-    KEPT_PER_DEMONSTRATION,
+    CHECKED_EVERY,
+    KEPT_AT_ONCE,
+    KNOWN_NATS,
+    LIKELIEST,
     MOST_IMITATIONS,
     Imitation,
     LearnerReport,
@@ -44,6 +46,8 @@ from edge.training.memory import does_not_fit
 AdapterConverter = Callable[[Path, Path], None]
 """Writes the GGUF form of a peft folder: (peft_folder, gguf_file)."""
 Slices = Generator[None, None, None]
+Readings = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, Reference | None]]
+"""log π (nats, summed over learned tokens) of responses, and what the model holds of each place, by prompt and tokens."""
 
 STATE_FILE = "learner.safetensors"
 FORMAT = 1
@@ -107,11 +111,13 @@ class LoraLearner(ABC):
         """
         return await self._worker.run(self._update_job(tuple(groups)), Priority.TRAINING)
 
-    async def imitate(
-        self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
-    ) -> Imitation:
-        """Supervised updates on right responses, until they are likely enough (edge/training/learner.py)."""
-        return await self._worker.run(self._imitate_job(tuple(demonstrations), tuple(kept), most), Priority.TRAINING)
+    async def nats(self, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """The negative log-likelihood of each demonstration after its prompt."""
+        return await self._worker.run(self._nats(demonstrations, Tally()), Priority.TRAINING)
+
+    async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = ()) -> Imitation:
+        """Supervised updates on right responses until they are known (edge/training/learner.py)."""
+        return await self._worker.run(self._imitate_job(tuple(demonstrations), tuple(kept)), Priority.TRAINING)
 
     async def probe(self, groups: Sequence[TrainingGroup]) -> None:
         """The passes of an update, while as much memory is held as the optimiser will take. Raises EdgeError when it runs out."""
@@ -151,6 +157,10 @@ class LoraLearner(ABC):
     @abstractmethod
     def _gradient(self, rows: Sequence[Row], tally: Tally) -> Slices:
         """Add up the gradient of all rows' loss, a micro-batch per slice, and each micro-batch's loss and mismatch in `tally`."""
+
+    @abstractmethod
+    def _read(self, rows: Sequence[Row], most: int, into: Readings) -> Slices:
+        """Of each row log π of its learned tokens, and of the `most` likeliest ones at their places; a micro-batch per slice."""
 
     @abstractmethod
     def _gradient_norm(self) -> float:
@@ -213,23 +223,33 @@ class LoraLearner(ABC):
         finally:
             self._discard_gradient()
 
-    def _imitate_job(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer], most: int) -> Job[Imitation]:
-        nats: list[float] = []
-        seconds, kept_each = 0.0, KEPT_PER_DEMONSTRATION * len(demonstrations)
+    def _imitate_job(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer]) -> Job[Imitation]:
+        time, updates = Tally(), 0
+        before = now = yield from self._nats(demonstrations, time)
+        rows = kept_rows(kept)
+        yield from self._timed(self._read(rows, LIKELIEST, as_before := Readings()), time)
+        to_keep = [replace(row, reference=as_before[row.prompt_ids, row.token_ids][1]) for row in rows]
         try:
-            while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
-                if kept:
-                    rows = kept_rows(kept, len(nats), kept_each)
-                    yield from self._timed(self._gradient(rows, of_kept := Tally()), of_kept)
-                    seconds += of_kept.seconds
-                report = yield from self._updated_on(imitated_rows(demonstrations, len(nats)), (), tally := Tally())
-                nats.append(tally.loss)
-                seconds += report.seconds
+            while updates < MOST_IMITATIONS and (not updates or max(now) > KNOWN_NATS):
+                if to_keep:
+                    yield from self._timed(self._gradient(next_rows(to_keep, updates, KEPT_AT_ONCE), of_kept := Tally()), of_kept)
+                    time.seconds += of_kept.seconds
+                report = yield from self._updated_on(imitated_rows(demonstrations, updates), (), Tally())
+                time.seconds += report.seconds
+                updates += 1
                 if report.skipped:
                     break
+                if updates % CHECKED_EVERY == 0:
+                    now = yield from self._nats(demonstrations, time)
         finally:
             self._discard_gradient()
-        return Imitation(len(nats), nats[0], nats[-1], seconds)
+        return Imitation(updates, _mean(before), _mean(now), time.seconds)
+
+    def _nats(self, demonstrations: Sequence[Demonstration], time: Tally) -> Job[list[float]]:
+        """The negative log-likelihood of each demonstration at its prompt."""
+        rows = kept_rows([KeptAnswer(one.prompt_ids, one.turn) for one in demonstrations])
+        yield from self._timed(self._read(rows, 0, found := Readings()), time)
+        return [-found[row.prompt_ids, row.token_ids][0] for row in rows]
 
     def _optimise_once(self, tally: Tally) -> tuple[float, str]:
         """Step the optimiser; (gradient norm, ""), or (norm or 0, the reason) with the weights untouched."""
@@ -347,6 +367,10 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _as_json(spec: LoraSpec) -> dict[str, Any]:
     return {**asdict(spec), "targets": list(spec.targets)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _finite(value: float) -> float:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from edge.training.batching import AllowedTargets, BiasedTargets
+from edge.training.batching import AllowedTargets, BiasedTargets, Reference
 
 EXCLUDED = -1e30
 """The logit of an excluded token. Finite, so that blocks of the vocabulary in which a target allows nothing leave sums that are numbers;
@@ -139,6 +139,46 @@ def with_help_bias(
         chosen_help_M = (biased.help_ids_MH == chosen_M[:, None]).any(-1)
         change_M = torch.where(chosen_help_M, biased.bias_M, 0.0) - torch.log1p(torch.expm1(biased.bias_M) * help_M)
         return logprobs_N.index_add(0, biased.place_M, change_M)
+
+
+def likeliest(
+    hidden_ND: Tensor, projection: Projection, count: int, allowed: AllowedTargets | None, chunk_elements: int
+) -> Tensor:
+    """The ids [N, K] of the `count` tokens with the greatest logits among the allowed ones; -1 where there are fewer."""
+    weight_VD, size = projection.block(0, projection.rows), max(1, chunk_elements // projection.rows)
+    found = []
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        for start in range(0, len(hidden_ND), size):
+            here = slice(start, start + size)
+            logits_NV = (hidden_ND[here].to(weight_VD.dtype) @ weight_VD.T).float()
+            if allowed is not None:
+                logits_NV.masked_fill_(allowed.excluded_KV[:, : projection.rows][allowed.set_N[here]], EXCLUDED)
+            best = logits_NV.topk(min(count, projection.rows), dim=-1)
+            found.append(best.indices.masked_fill(best.values <= EXCLUDED, -1))
+    return torch.cat(found)
+
+
+def logprobs_of(ids_NK: Tensor, logprobs_N: Tensor, hidden_ND: Tensor, projection: Projection, targets_N: Tensor) -> Tensor:
+    """log π (nats) of several tokens at each place, -inf for an id of -1. The normaliser follows from log π of the target."""
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        hidden_ND = hidden_ND.float()
+        normaliser_N = torch.linalg.vecdot(hidden_ND, projection.gather(targets_N)) - logprobs_N
+        rows_NKD = projection.gather(ids_NK.clamp_min(0).flatten()).view(*ids_NK.shape, -1)
+        logits_NK = torch.linalg.vecdot(hidden_ND[:, None], rows_NKD)
+        return torch.where(ids_NK < 0, -torch.inf, logits_NK - normaliser_N[:, None])
+
+
+NO_REST = 1e-6
+"""Probability below which what lies outside the likeliest tokens is rounding."""
+
+
+def divergence(logprobs_NK: Tensor, reference: Reference) -> Tensor:
+    """KL(p ‖ π) [N] in nats, over the K likeliest tokens of the reference p and all others as one."""
+    known_NK = reference.ids_NK >= 0
+    p_NK = reference.logprobs_NK.exp()
+    differences_NK = torch.where(known_NK, reference.logprobs_NK - logprobs_NK.masked_fill(~known_NK, 0.0), 0.0)
+    rest_p_N, rest_N = ((1.0 - probs_NK.sum(-1)).clamp_min(NO_REST) for probs_NK in (p_NK, logprobs_NK.exp()))
+    return (p_NK * differences_NK).sum(-1) + rest_p_N * (rest_p_N.log() - rest_N.log())
 
 
 def importance_weights(logprobs_N: Tensor, behaviour_N: Tensor, cap: float) -> Tensor:

@@ -11,6 +11,7 @@ Axes: R rows (responses), Q prompts, T tokens, N response tokens of all rows in 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,10 +25,10 @@ from edge.core.clock import Clock
 from edge.core.errors import UsageError
 from edge.core.rng import derive_seed
 from edge.core.worker import EngineWorker
-from edge.training.batching import Row, plain_chunks, targets_of
+from edge.training.batching import Reference, Row, plain_chunks, targets_of
 from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule, check_weights
-from edge.training.lora_learner import AdapterConverter, LoraLearner, Slices, Tally, parameter_name
-from edge.training.loss import EXCLUDED, SHAPING, MismatchSums
+from edge.training.lora_learner import AdapterConverter, LoraLearner, Readings, Slices, Tally, parameter_name
+from edge.training.loss import EXCLUDED, NO_REST, SHAPING, MismatchSums
 
 Arrays = dict[str, mx.array]
 
@@ -93,6 +94,11 @@ class MlxLearner(LoraLearner):
             logprobs_N, entropy_N = self._scores(hidden_ND, targets)
             if targets.biased is not None:
                 logprobs_N = with_help_bias(logprobs_N, self._decoder.logits, hidden_ND, targets.ids_N, targets.biased)
+            if targets.reference is not None:
+                divergence_N = divergence(
+                    self._logprobs_of(targets.reference.ids_NK, hidden_ND, targets.allowed), targets.reference
+                )
+                return (targets.coefficients_N * divergence_N).sum(), logprobs_N, entropy_N
             weights_N = importance_weights(logprobs_N, targets, settings.importance_cap)
             return -(targets.coefficients_N * weights_N * logprobs_N).sum(), logprobs_N, entropy_N
 
@@ -108,6 +114,48 @@ class MlxLearner(LoraLearner):
         """log π of the targets and the entropy at them [N], from the hidden states that predict them."""
         vocab_size, elements = self._decoder.shape.vocab_size, self._settings.vocab_chunk_elements
         return token_scores(self._decoder.logits, hidden_ND, targets.ids_N, vocab_size, elements, targets.allowed)
+
+    def _logprobs_of(self, ids_NK: mx.array, hidden_ND: mx.array, allowed: FlatAllowed | None) -> mx.array:
+        """log π of several tokens at each place [N, K]."""
+        rows = max(1, self._settings.vocab_chunk_elements // self._decoder.shape.vocab_size)
+        chunk = mx.checkpoint(lambda hidden, ids, excluded: _logprobs_of_chunk(self._decoder.logits(hidden), ids, excluded))
+        places = [slice(start, start + rows) for start in range(0, len(ids_NK), rows)]
+        return mx.concatenate([chunk(hidden_ND[here], ids_NK[here], self._excluded(allowed, here)) for here in places])
+
+    def _excluded(self, allowed: FlatAllowed | None, here: slice) -> mx.array:
+        """What the targets of a chunk were not drawn from."""
+        if allowed is None:
+            return mx.array(False)
+        return allowed.excluded_KV[allowed.set_N[here], : self._decoder.shape.vocab_size]
+
+    def _read(self, rows: Sequence[Row], most: int, into: Readings) -> Slices:
+        distinct = {(row.prompt_ids, row.token_ids): row for row in rows}
+        for chunk in plain_chunks(distinct.values(), self._settings.tokens_per_slice):
+            targets = FlatTargets.of(chunk)
+            hidden_ND = targets.of_learned(plain_hidden(self._decoder, chunk))
+            logprobs_N = _as_numpy(self._scores(hidden_ND, targets)[0])
+            ends = np.cumsum([len(row.learned) for row in chunk])[:-1]
+            references: Iterable[Reference | None] = itertools.repeat(None)
+            if most:
+                ids_NK = self._likeliest(hidden_ND, most, targets.allowed)
+                found_NK = _as_numpy(self._logprobs_of(mx.array(ids_NK), hidden_ND, targets.allowed))
+                parts = zip(np.split(ids_NK, ends), np.split(found_NK, ends), strict=True)
+                references = [Reference(torch.from_numpy(ids), torch.from_numpy(found)) for ids, found in parts]
+            for row, own_N, reference in zip(chunk, np.split(logprobs_N, ends), references, strict=False):
+                into[row.prompt_ids, row.token_ids] = float(own_N.sum()), reference
+            yield
+
+    def _likeliest(self, hidden_ND: mx.array, count: int, allowed: FlatAllowed | None) -> Any:
+        """The ids [N, K] of the allowed tokens with the greatest logits, -1 where there are fewer."""
+        size, vocab_size = self._settings.vocab_chunk_elements, self._decoder.shape.vocab_size
+        rows, found, count = max(1, size // vocab_size), [], min(count, vocab_size)
+        for start in range(0, len(hidden_ND), rows):
+            here = slice(start, start + rows)
+            logits_NV = mx.where(self._excluded(allowed, here), EXCLUDED, self._decoder.logits(hidden_ND[here]))
+            ids_NK = mx.argpartition(logits_NV, kth=vocab_size - count, axis=-1)[:, vocab_size - count :]
+            best_NK = mx.take_along_axis(logits_NV, ids_NK, axis=-1)
+            found.append(_as_numpy(mx.where(best_NK <= EXCLUDED, -1, ids_NK.astype(mx.int32))))
+        return np.concatenate(found)
 
     def _score(self, row: Row) -> tuple[float, ...]:
         targets = FlatTargets.of([row])
@@ -208,6 +256,13 @@ class FlatAllowed(NamedTuple):
     set_N: mx.array
 
 
+class FlatReference(NamedTuple):
+    """edge.training.batching.Reference on MLX."""
+
+    ids_NK: mx.array
+    logprobs_NK: mx.array
+
+
 class FlatTargets(NamedTuple):
     """edge.training.batching.Targets on MLX."""
 
@@ -219,6 +274,7 @@ class FlatTargets(NamedTuple):
     biased: FlatBiased | None = None
     learned_N: mx.array | None = None
     allowed: FlatAllowed | None = None
+    reference: FlatReference | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> FlatTargets:
@@ -233,6 +289,7 @@ class FlatTargets(NamedTuple):
             None if found.biased is None else FlatBiased(*map(_flat, found.biased)),
             None if found.learned_N is None else _flat(found.learned_N),
             None if found.allowed is None else FlatAllowed(*map(_flat, found.allowed)),
+            None if found.reference is None else FlatReference(*map(_flat, found.reference)),
         )
 
     def of_learned(self, hidden_MD: mx.array) -> mx.array:
@@ -275,6 +332,22 @@ def _scores_of_chunk(logits_NV: mx.array, ids_N: mx.array, excluded_NV: mx.array
     chosen_N = mx.take_along_axis(logits_NV, columns_N1, axis=-1)[:, 0]
     probs_NV = mx.exp(logits_NV - normaliser_N[:, None])
     return chosen_N - normaliser_N, normaliser_N - (probs_NV * logits_NV).sum(axis=-1)
+
+
+def _logprobs_of_chunk(logits_NV: mx.array, ids_NK: mx.array, excluded_NV: mx.array) -> mx.array:
+    logits_NV = mx.where(mx.stop_gradient(excluded_NV), EXCLUDED, logits_NV)
+    ids_NK = mx.stop_gradient(ids_NK)
+    chosen_NK = mx.take_along_axis(logits_NV, mx.maximum(ids_NK, 0), axis=-1) - mx.logsumexp(logits_NV, axis=-1, keepdims=True)
+    return mx.where(ids_NK < 0, -mx.inf, chosen_NK)
+
+
+def divergence(logprobs_NK: mx.array, reference: FlatReference) -> mx.array:
+    """KL(p ‖ π) per token (edge.training.loss.divergence)."""
+    known_NK = reference.ids_NK >= 0
+    p_NK = mx.exp(reference.logprobs_NK)
+    differences_NK = mx.where(known_NK, reference.logprobs_NK - mx.where(known_NK, logprobs_NK, 0.0), 0.0)
+    rest_p_N, rest_N = (mx.maximum(1.0 - probs_NK.sum(-1), NO_REST) for probs_NK in (p_NK, mx.exp(logprobs_NK)))
+    return (mx.where(known_NK, p_NK * differences_NK, 0.0)).sum(-1) + rest_p_N * (mx.log(rest_p_N) - mx.log(rest_N))
 
 
 def with_help_bias(

@@ -1,22 +1,26 @@
 """Two ways to the same gradient: whole rows, or every prompt computed once and shared by its responses.
 
+In both, a beginning that all prompts have in common (the system part of a chat template) is computed once, and continued by them.
+
 Both ways are generators that yield after every micro-batch, add to the parameters' `.grad`, and agree to rounding
 (tests/engine/test_torch_learner.py). Nothing global is held across a yield.
 
-Sharing: the prompts of a bundle run once with gradient and their keys and values are cut off as leaves; each chunk of responses
-attends to rows selected from the leaves and adds to the leaves' gradients; at the end one backward pass carries these through the
-prompts. So a prompt costs one forward and one backward pass whatever G is, and chunks can be cut by length alone.
+Sharing: the common beginning, or the prompts of a bundle, run once with gradient, and their keys and values are cut off as leaves; each
+chunk of what continues them attends to rows selected from the leaves and adds to the leaves' gradients; at the end one backward pass
+carries these through what was shared. So a prompt costs one forward and one backward pass whatever G is, and chunks can be cut by length
+alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from edge.training.batching import Bundle, Row, Targets, pad_right, plain_chunks, shared_bundles, targets_of
+from edge.training.batching import Bundle, Padded, Row, Targets, pad_right, plain_chunks, shared_bundles, targets_of
 
 Objective = Callable[[Tensor, Targets], Tensor]
 """Loss of a chunk from the hidden states [N, D] that predict its targets."""
@@ -37,23 +41,86 @@ class CausalDecoder(Protocol):
         ...
 
 
+_WORTH_SHARING = 16
+"""Tokens from which on a common beginning is computed once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Keys and values of tokens that several rows continue, layer after layer as [rows, K, S, d], and which of the tokens are real.
+
+    `leaves` are cut off from `roots`, which have the graph.
+    """
+
+    roots: list[Tensor]
+    leaves: list[Tensor]
+    mask_RS: Tensor
+
+    @classmethod
+    def of(cls, roots: list[Tensor], mask_RS: Tensor) -> Shared:
+        """With leaves for the roots."""
+        return cls(roots, [root.detach().requires_grad_() for root in roots], mask_RS)
+
+    def continued(self, index_R: Tensor, mask_RT: Tensor) -> tuple[Any, Tensor]:
+        """The cache of rows that continue those with these numbers, and the mask over it and the rows' own tokens."""
+        keys_values = [leaf.index_select(0, index_R) for leaf in self.leaves]
+        mask_RS = torch.cat((self.mask_RS.index_select(0, index_R), mask_RT), dim=1)
+        return tuple(zip(keys_values[::2], keys_values[1::2], strict=True)), mask_RS
+
+    def backward(self) -> None:
+        """Carry what the leaves have gathered through the roots."""
+        used = [(root, leaf.grad) for root, leaf in zip(self.roots, self.leaves, strict=True) if leaf.grad is not None]
+        torch.autograd.backward([root for root, _ in used], [grad for _, grad in used])
+
+
 def gradient_slices(
     decoder: CausalDecoder, rows: Sequence[Row], objective: Objective, tokens_per_slice: int, shared: bool
 ) -> Slices:
     """Add the gradient of the summed objective of all rows, a micro-batch per slice."""
+    root, rows = with_root(decoder, rows)
+    if root is not None:
+        yield
     if shared:
         for bundle in shared_bundles(rows, tokens_per_slice):
-            yield from _shared_pass(decoder, bundle, objective)
-        return
-    for chunk in plain_chunks(rows, tokens_per_slice):
-        objective(*plain_hidden(decoder, chunk)).backward()  # type: ignore[no-untyped-call]
+            yield from _shared_pass(decoder, bundle, objective, root)
+    else:
+        for chunk in plain_chunks(rows, tokens_per_slice):
+            objective(*plain_hidden(decoder, chunk, root)).backward()  # type: ignore[no-untyped-call]
+            yield
+    if root is not None:
+        root.backward()
         yield
 
 
-def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
-    """Hidden states [N, D] that predict the learned tokens of whole rows, and these."""
+def with_root(decoder: CausalDecoder, rows: Sequence[Row]) -> tuple[Shared | None, list[Row]]:
+    """The computed beginning of all prompts, and the rows that continue it; None where none is worth sharing."""
+    beginning, rest = without_beginning(rows)
+    if not beginning:
+        return None, rest
+    padded = pad_right([beginning], _device(decoder))
+    past = decoder.hidden_states(padded.ids_RT, padded.mask_RT, use_cache=True).past
+    return Shared.of([tensor for layer in past for tensor in layer], padded.mask_RT), rest
+
+
+def without_beginning(rows: Sequence[Row]) -> tuple[tuple[int, ...], list[Row]]:
+    """The longest beginning that all prompts have in common, a token at least being left of each, and the rows without it; () where it is
+    not worth sharing."""
+    prompts = {row.prompt_ids for row in rows}
+    first, last, count = min(prompts), max(prompts), 0
+    while count < min(len(first), len(last)) - 1 and first[count] == last[count]:
+        count += 1
+    count = min(count, min(map(len, prompts)) - 1)
+    if count < _WORTH_SHARING or len(rows) == 1:
+        return (), list(rows)
+    return first[:count], [replace(row, prompt_ids=row.prompt_ids[count:]) for row in rows]
+
+
+def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row], root: Shared | None = None) -> tuple[Tensor, Targets]:
+    """Hidden states [N, D] that predict the learned tokens of whole rows, which continue a common beginning, and these."""
     padded = pad_right([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows], _device(decoder))
-    states_RTD: Tensor = decoder.hidden_states(padded.ids_RT, padded.mask_RT).states_BTD
+    states_RTD = _states_after(
+        decoder, padded, root, torch.zeros(len(rows), dtype=torch.long, device=padded.ids_RT.device)
+    ).states_BTD
     prompt_R = torch.tensor([len(row.prompt_ids) for row in rows], device=padded.ids_RT.device)
     places_T = torch.arange(padded.ids_RT.shape[1], device=padded.ids_RT.device)
     return _with_targets(states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)], rows)
@@ -65,40 +132,39 @@ def _with_targets(hidden_MD: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Targe
     return hidden_MD if targets.learned_N is None else hidden_MD[targets.learned_N], targets
 
 
-def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -> Slices:
-    prompts = pad_right(bundle.prompts, _device(decoder))
-    output = decoder.hidden_states(prompts.ids_RT, prompts.mask_RT, use_cache=True)
-    ends_R = prompts.mask_RT.sum(-1) - 1
-    last_RD = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
-    roots = [last_RD, *(tensor for layer in output.past for tensor in layer)]
-    leaves = [root.detach().requires_grad_() for root in roots]
+def _states_after(decoder: CausalDecoder, padded: Padded, shared: Shared | None, index_R: Tensor, use_cache: bool = False) -> Any:
+    """What the decoder makes of rows that continue those of `shared` with these numbers."""
+    past, mask_RS = (None, padded.mask_RT) if shared is None else shared.continued(index_R, padded.mask_RT)
+    return decoder.hidden_states(padded.ids_RT, mask_RS, past=past, use_cache=use_cache)
+
+
+def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective, root: Shared | None) -> Slices:
+    padded = pad_right(bundle.prompts, _device(decoder))
+    zeros_R = torch.zeros(len(bundle.prompts), dtype=torch.long, device=padded.ids_RT.device)
+    output = _states_after(decoder, padded, root, zeros_R, use_cache=True)
+    ends_R = padded.mask_RT.sum(-1) - 1
+    last = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
+    mask_RS = padded.mask_RT if root is None else torch.cat((root.mask_RS.index_select(0, zeros_R), padded.mask_RT), dim=1)
+    prompts = Shared.of([tensor for layer in output.past for tensor in layer], mask_RS)
+    first = last.detach().requires_grad_()
     yield
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
         index_R = torch.tensor([prompt for prompt, _ in chunk], device=ends_R.device)
-        hidden_MD = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
+        hidden_MD = _continued_hidden(decoder, rows, index_R, prompts, first.index_select(0, index_R))
         objective(*_with_targets(hidden_MD, rows)).backward()  # type: ignore[no-untyped-call]
         yield
-    torch.autograd.backward(
-        [root for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None],
-        [leaf.grad for leaf in leaves if leaf.grad is not None],
-    )
+    Shared([last, *prompts.roots], [first, *prompts.leaves], mask_RS).backward()
     yield
 
 
-def _continued_hidden(
-    decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompt_mask: Tensor, leaves: Sequence[Tensor]
-) -> Tensor:
-    """Hidden states [M, D] that predict the response tokens of rows which continue the prompts `index_R` of the leaves."""
-    first_RD = leaves[0].index_select(0, index_R)
+def _continued_hidden(decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompts: Shared, first_RD: Tensor) -> Tensor:
+    """Hidden states [M, D] that predict the response tokens of rows which continue these prompts, whose last states are `first_RD`."""
     longest = max(len(row.token_ids) for row in rows)
     if longest == 1:
         return first_RD
     inputs = pad_right([row.token_ids[:-1] for row in rows], index_R.device)
-    keys_values = [leaf.index_select(0, index_R) for leaf in leaves[1:]]
-    past = tuple(zip(keys_values[::2], keys_values[1::2], strict=True))
-    mask_RS = torch.cat((prompt_mask.index_select(0, index_R), inputs.mask_RT), dim=1)
-    states_RTD = decoder.hidden_states(inputs.ids_RT, mask_RS, past=past).states_BTD
+    states_RTD = _states_after(decoder, inputs, prompts, index_R).states_BTD
     first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
     return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
 

@@ -10,9 +10,10 @@ eight of each version: with fewer nothing is concluded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
+from types import MappingProxyType
 
 from edge.core.formatting import shown, visible
 
@@ -55,16 +56,21 @@ class RateScore:
     before: float | None
 
 
-def refusal_of(anchors: Sequence[AnchorScore], max_drop: float) -> str:
+def refusal_of(anchors: Sequence[AnchorScore], max_drop: float, of_source: Mapping[str, float] = MappingProxyType({})) -> str:
     """Why the candidate may not serve, in one line; "" when it may.
 
     `max_drop`: the largest fall of a task's share right, and SHARE_OF_ALL of it for all tasks together; 1: any fall is allowed.
+    `of_source`: that of sources for which it is another one.
     """
     # A source that fell by more than allowed and beyond chance, whatever the number of sources; or all of them together, whose many
     # items show a smaller fall. With several sources each of the two tests has half of the level.
     half = LEVEL / 2 if len(anchors) > 1 else LEVEL
     level = strict_level([score.lost + score.gained for score in anchors], half)
-    fallen = [score for score in anchors if _fell(score, max_drop) and lost_more(score.lost, score.gained, level)]
+    fallen = [
+        score
+        for score in anchors
+        if _fell(score, of_source.get(score.source, max_drop)) and lost_more(score.lost, score.gained, level)
+    ]
     if not fallen and len(anchors) > 1 and max_drop < 1.0:
         whole = together(anchors)
         if _fell(whole, max_drop * SHARE_OF_ALL) and lost_more(whole.lost, whole.gained, half):

@@ -19,25 +19,28 @@ from edge.core.types import TrainingGroup
 from edge.core.worker import EngineWorker, Job
 from edge.dagrpo.baselines import gvpo_weights
 from edge.training import lora
-from edge.training.batching import Row, Targets, plain_chunks
+from edge.training.batching import Reference, Row, Targets, plain_chunks
 from edge.training.device import choose_dtype, has_fast_bf16
 from edge.training.learner import LearnerReport, LearnerSettings, LoraSpec, check_weights
 from edge.training.lora import round_frozen
-from edge.training.lora_learner import MOMENTS, AdapterConverter, LoraLearner, Slices, Tally, parameter_name
+from edge.training.lora_learner import MOMENTS, AdapterConverter, LoraLearner, Readings, Slices, Tally, parameter_name
 from edge.training.loss import (
     CopiedProjection,
     DenseProjection,
     Projection,
     TokenScores,
     clipped_loss,
+    divergence,
     importance_weights,
+    likeliest,
+    logprobs_of,
     mismatch_sums,
     policy_loss,
     shaped_weights,
     token_scores,
     with_help_bias,
 )
-from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden
+from edge.training.passes import CausalDecoder, gradient_slices, plain_hidden, with_root
 
 SequenceLogprobs = dict[tuple[tuple[int, ...], tuple[int, ...]], float]
 """log π (nats, summed over tokens) of responses, by prompt and tokens."""
@@ -110,19 +113,42 @@ class TorchLearner(LoraLearner):
 
     def _score_all(self, groups: Sequence[TrainingGroup], into: SequenceLogprobs) -> Slices:
         """log π of every response under the adapter of now, with or without an advantage, a micro-batch per slice."""
-        rows = (
+        rows = [
             Row(group.prompt_ids, one.token_ids, one.behaviour_logprobs, 0.0, allowed=one.allowed)
             for group in groups
             for one in group.samples
-        )
-        distinct = {(row.prompt_ids, row.token_ids): row for row in rows if row.token_ids}  # empty ones have nothing to score
-        for chunk in plain_chunks(distinct.values(), self._settings.tokens_per_slice):
+            if one.token_ids  # empty ones have nothing to score
+        ]
+        found: Readings = {}
+        yield from self._read(rows, 0, found)
+        into.update({key: logprob for key, (logprob, _) in found.items()})
+
+    def _read(self, rows: Sequence[Row], most: int, into: Readings) -> Slices:
+        distinct = [*{(row.prompt_ids, row.token_ids): row for row in rows}.values()]
+        if not distinct:
+            return
+        with torch.no_grad():
+            root, rest = with_root(self._decoder, distinct)
+        whole = dict(zip(map(id, rest), distinct, strict=True))
+        for chunk in plain_chunks(rest, self._settings.tokens_per_slice):
             with torch.no_grad():
-                hidden_ND, targets = plain_hidden(self._decoder, chunk)
+                hidden_ND, targets = plain_hidden(self._decoder, chunk, root)
                 logprobs_N = self._scores(hidden_ND, targets).logprobs_N
                 sums_R = torch.zeros(len(chunk), device=logprobs_N.device).index_add_(0, targets.row_N, logprobs_N)
-            into.update({(row.prompt_ids, row.token_ids): sum_ for row, sum_ in zip(chunk, sums_R.tolist(), strict=True)})
+                references: Sequence[Reference | None] = [None] * len(chunk)
+                if most:
+                    references = self._references(hidden_ND, targets, logprobs_N, most, len(chunk))
+            for row, logprob, reference in zip(chunk, sums_R.tolist(), references, strict=True):
+                into[whole[id(row)].prompt_ids, row.token_ids] = logprob, reference
             yield
+
+    def _references(self, hidden_ND: Tensor, targets: Targets, logprobs_N: Tensor, count: int, rows: int) -> list[Reference]:
+        """What the model holds of the targets' places, row by row."""
+        elements = self._settings.vocab_chunk_elements
+        ids_NK = likeliest(hidden_ND, self._projection, count, targets.allowed, elements)
+        logprobs_NK = logprobs_of(ids_NK, logprobs_N, hidden_ND, self._projection, targets.ids_N)
+        lengths = torch.bincount(targets.row_N, minlength=rows).tolist()
+        return [Reference(*pair) for pair in zip(torch.split(ids_NK, lengths), torch.split(logprobs_NK, lengths), strict=True)]
 
     # -- the gradient --------------------------------------------------------------------------------------------------------------
 
@@ -132,7 +158,11 @@ class TorchLearner(LoraLearner):
             if targets.biased is not None:
                 biased_N = with_help_bias(scores.logprobs_N, hidden_ND, self._projection, targets.ids_N, targets.biased)
                 scores = scores._replace(logprobs_N=biased_N)
-            loss = self._loss(scores, targets)
+            loss = (
+                self._loss(scores, targets)
+                if targets.reference is None
+                else self._divergence(hidden_ND, scores, targets, targets.reference)
+            )
             if targets.off_policy_N is not None:  # only the sampler's own tokens can be compared
                 own_N = ~targets.off_policy_N
                 scores, behaviour_N = TokenScores(scores.logprobs_N[own_N], scores.entropy_N[own_N]), behaviour_N[own_N]
@@ -144,6 +174,11 @@ class TorchLearner(LoraLearner):
         worth_sharing = len({row.prompt_ids for row in rows}) < len(rows)
         shared = self._settings.prefix_sharing == "shared" or (self._settings.prefix_sharing == "auto" and worth_sharing)
         yield from gradient_slices(self._decoder, rows, objective, self._settings.tokens_per_slice, shared)
+
+    def _divergence(self, hidden_ND: Tensor, scores: TokenScores, targets: Targets, reference: Reference) -> Tensor:
+        """How far the model is from the references, a mean over rows."""
+        logprobs_NK = logprobs_of(reference.ids_NK, scores.logprobs_N, hidden_ND, self._projection, targets.ids_N)
+        return (targets.coefficients_N * divergence(logprobs_NK, reference)).sum()
 
     def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
         rule = self._settings.rule

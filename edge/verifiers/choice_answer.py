@@ -9,12 +9,15 @@ from edge.dagrpo.answers import judged_answer
 
 class ChoiceAnswer:
     """Right when the last boxed answer names the reference option by its letter or its text; by its number where the question numbers
-    its options. A plain answer needs no box. The reference itself may be an index from 0, as files give it."""
+    its options. A plain answer needs no box, and one that is an option's text means that option, whatever letter it is. The reference
+    itself may be an index from 0, as files give it."""
 
     def is_correct(self, item: TaskItem, response: str) -> bool:
         """True when the response's choice is the reference choice."""
-        boxed = judged_answer(response, plain=item.form == "plain")
-        if boxed is None:
+        plain, right = item.form == "plain", reference_option(item.question, item.answer, item.options)
+        boxed = judged_answer(response, plain=plain)
+        if boxed is None or right is None:
             return False
-        chosen = chosen_option(boxed, item.options, first_number(item.question, item.options))
-        return chosen is not None and chosen == reference_option(item.question, item.answer, item.options)
+        if plain and response.strip() in item.options:
+            return response.strip() == item.options[right]
+        return chosen_option(boxed, item.options, first_number(item.question, item.options)) == right

@@ -17,12 +17,12 @@ from tests.shared_data import shared_data
 from tests.worlds.data_set_files import hub_folder, write_jsonl
 
 PRACTICE = [f"practice:{name}" for name in (*FAMILIES, *GROUPS)]
-LEARNABLE = [*PRACTICE, "jsonl", *(name for name in DATA_SETS if name != "humaneval"), "real gsm8k"]
+LEARNABLE = [*PRACTICE, "general", "jsonl", *(name for name in DATA_SETS if name != "humaneval"), "real gsm8k"]
 FOR_EVALUATION = ["humaneval", "real humaneval", "real mmlu_stem"]
 
 
 def opened(name: str, folder: Path) -> TaskSource:
-    if name in PRACTICE:
+    if name in PRACTICE or name == "general":
         return open_source(name)
     if name.startswith("real "):
         place = name.removeprefix("real ")

@@ -36,7 +36,15 @@ def _autograd_reference(groups) -> dict[str, torch.Tensor]:
 ONE_TOKEN = [TrainingGroup((1, 2, 3), (TrainingSample((5,), (-3.9,), 1.0), TrainingSample((6,), (-3.9,), -1.0)), 1.0)]
 
 
-@pytest.mark.parametrize("groups", [random_groups(4), ONE_TOKEN], ids=["random", "one token"])
+def _with_a_common_beginning(groups) -> list[TrainingGroup]:
+    return [replace(group, prompt_ids=(*range(20), *group.prompt_ids)) for group in groups]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [random_groups(4), ONE_TOKEN, _with_a_common_beginning(random_groups(4)), _with_a_common_beginning(ONE_TOKEN)],
+    ids=["random", "one token", "common beginning", "common prompt"],
+)
 @pytest.mark.parametrize("tokens_per_slice", [8, 40, 10_000])
 @pytest.mark.parametrize("shared", [False, True])
 def test_both_passes_give_the_formulas_gradient_for_any_micro_batches(shared, tokens_per_slice, groups) -> None:

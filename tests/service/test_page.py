@@ -217,6 +217,34 @@ async def test_steps_can_be_asked_for_of_a_model_that_answers_plainly(
     assert [question.reasoned for question in agent.answers.asked] == [form == "full"]
 
 
+async def test_a_text_is_sorted_by_itself_under_the_chosen_task(page: Page, stage: Stage, agent: PageAgent) -> None:
+    sorting = {"folder": {"ask": "Which folder does this mail belong to?", "options": ["Team", "Travel plans"]}}
+    agent.control.state = {**agent.control.state, "text_tasks": sorting}
+    await arrive(page, stage.show(agent))
+    assert (
+        await page.value("document.getElementById('task').textContent")
+        == "a questionfolder: Which folder does this mail belong to?"
+    )
+    await ask(page, "one")
+    await page.value(
+        "(task => { task.value = 'folder'; task.dispatchEvent(new Event('change')); })(document.getElementById('task'))"
+    )
+    await ask(page, "Lunch at noon?")
+    await page.value("(task => { task.value = ''; task.dispatchEvent(new Event('change')); })(document.getElementById('task'))")
+    await ask(page, "two")
+    asked = [(question.task, [message.content for message in question.messages]) for question in agent.answers.asked]
+    assert [(task, texts[0], texts[-1], len(texts)) for task, texts in asked] == [
+        (None, "one", "one", 1),
+        ("folder", "Lunch at noon?", "Lunch at noon?", 1),
+        (None, "one", "two", 3),
+    ]
+
+
+async def test_without_a_task_of_texts_there_is_nothing_to_choose(page: Page, stage: Stage, agent: PageAgent) -> None:
+    await arrive(page, stage.show(agent))
+    assert await page.value("document.getElementById('task').hidden")
+
+
 async def test_boxes_are_unwrapped_whatever_they_hold_and_code_stays_unchanged(
     page: Page, stage: Stage, agent: PageAgent
 ) -> None:

@@ -56,6 +56,13 @@ def test_candidate_is_refused_for_evidence_of_a_fall_and_the_task_is_named(
     assert found.startswith(refusal) and bool(found) == bool(refusal)
 
 
+def test_a_skill_may_fall_less_than_a_task() -> None:
+    general = score("general", 60, 6)
+    assert refusal_of([general], MAX_DROP) == ""
+    assert refusal_of([general], MAX_DROP, {"general": 0.02}).startswith("general: ")
+    assert refusal_of([score("general", 60, 1)], MAX_DROP, {"general": 0.0}) == "", "one lost answer is chance"
+
+
 @pytest.mark.parametrize("tasks", [1, 2, 6])
 @pytest.mark.parametrize("items", [1, 5, 16])
 def test_candidate_that_differs_by_chance_is_rarely_rejected(tasks: int, items: int) -> None:

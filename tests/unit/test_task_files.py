@@ -53,7 +53,7 @@ def test_items_get_defaults_and_keep_given_values(tmp_path: Path) -> None:
         ({"question": "a", "answer": 1, "level": 10**30}, '"level" must be a whole number from 0 to 1000'),
         ({"question": "a", "answer": 1, "split": "dev"}, '"split" must be one of'),
         ({"question": "a", "answer": "A", "kind": "choice"}, '"options"'),
-        ({"question": "a", "answer": "A", "kind": "choice", "options": list("abcdefghijk")}, '"options" with 2 to 10'),
+        ({"question": "a", "answer": "A", "kind": "choice", "options": list("abcdefghijklmnopqrstu")}, '"options" with 2 to 20'),
         ({"question": "a", "answer": "A", "kind": "choice", "options": "xy"}, '"options" must be a list'),
         ({"question": "a", "answer": "Z", "kind": "choice", "options": ["x", "y"]}, '"answer" names none of the 2 options'),
         ({"question": "a", "answer": "z" * 999, "kind": "choice", "options": ["x", "y"]}, "... (999 characters)"),

@@ -229,6 +229,7 @@ class World:
             state,
             seed=7,
             prompts_per_step=self.prompts_per_step,
+            demonstrates=lambda source: source == "facts",
             skills=self.skills,
             drawn_questions=state.drawn_questions if self.teaching else None,
         )

@@ -3,7 +3,7 @@
 import { streamed } from "./api.js";
 import { AnswerCard } from "./answer.js";
 import { loadConversation, messagesFor, newTurn, saveConversation } from "./conversation.js";
-import { $, announce, button } from "./elements.js";
+import { $, announce, button, element } from "./elements.js";
 
 const EXAMPLES = [
   "Mia has 14 apples. She buys 23 more. How many apples does she have?",
@@ -28,9 +28,10 @@ export class Chat {
     $("model").value = this.kept.model;
     if (!$("model").value) $("model").value = "edge";
     $("reasoned").checked = this.kept.reasoned;
+    this.paintTasks({});
     this.paintWho();
     this.listen();
-    $("examples").append(...EXAMPLES.map((example) => button(example, () => this.ask(example))));
+    $("examples").append(...EXAMPLES.map((example) => button(example, () => this.ask(example, ""))));
     this.kept.turns.forEach((turn) => this.show(turn));
     this.paintEmpty();
   }
@@ -40,6 +41,7 @@ export class Chat {
     $("question").addEventListener("keydown", (event) => this.onKey(event));
     $("question").addEventListener("input", () => { this.kept.draft = $("question").value; this.save(); });
     $("model").addEventListener("change", () => { this.kept.model = $("model").value; this.save(); this.paintWho(); });
+    $("task").addEventListener("change", () => { this.kept.task = $("task").value; this.save(); });
     $("reasoned").addEventListener("change", () => { this.kept.reasoned = $("reasoned").checked; this.save(); });
     $("stop").addEventListener("click", () => this.stop());
     $("clear").addEventListener("click", () => this.clear());
@@ -48,7 +50,21 @@ export class Chat {
   }
 
   // Models that answer in their own reasoned form only leave no choice.
-  onStatus(status) { $("reasoned-choice").hidden = (status.model?.prompt_form ?? "compact") === "compact"; }
+  onStatus(status) {
+    $("reasoned-choice").hidden = (status.model?.prompt_form ?? "compact") === "compact";
+    this.paintTasks(status.text_tasks ?? {});
+  }
+
+  // The tasks whose texts are sorted, after the ordinary question; nothing to choose where there are none.
+  paintTasks(tasks) {
+    const shown = JSON.stringify(tasks);
+    if (shown === this.tasksShown) return;
+    this.tasksShown = shown;
+    const options = Object.entries(tasks).map(([task, { ask }]) => element("option", { value: task, dir: "auto" }, ask ? `${task}: ${ask}` : task));
+    $("task").replaceChildren(element("option", { value: "" }, "a question"), ...options);
+    $("task").value = this.kept.task in tasks ? this.kept.task : "";
+    $("task").hidden = options.length === 0;
+  }
 
   save() { saveConversation(this.kept); }
 
@@ -98,13 +114,13 @@ export class Chat {
     card.remove();
     this.cards.delete(turn);
     this.kept.turns = this.kept.turns.filter((one) => one !== turn);
-    this.ask(turn.question);
+    this.ask(turn.question, turn.task);
     $("question").focus();
   }
 
-  async ask(question) {
+  async ask(question, task = $("task").value) {
     if (this.running) return;
-    const turn = newTurn(question);
+    const turn = newTurn(question, task);
     this.kept.turns.push(turn);
     const card = this.show(turn);
     this.paintEmpty();
@@ -140,8 +156,9 @@ export class Chat {
   }
 
   async stream(turn, card, signal) {
-    const body = { model: $("model").value, messages: messagesFor(this.kept.turns, turn), stream: true };
-    if ($("reasoned").checked && !$("reasoned-choice").hidden) body.metadata = { form: "reasoned" };
+    const metadata = turn.task ? { task: turn.task } : {};
+    if ($("reasoned").checked && !$("reasoned-choice").hidden && !turn.task) metadata.form = "reasoned";
+    const body = { model: $("model").value, messages: messagesFor(this.kept.turns, turn), metadata, stream: true };
     for await (const event of streamed("/v1/chat/completions", body, signal)) {
       const delta = event.choices[0]?.delta ?? {};
       turn.reasoning += delta.reasoning_content ?? "";

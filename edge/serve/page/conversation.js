@@ -1,17 +1,17 @@
 // The conversation as it is kept for this tab. Knows turns and the session's storage; knows nothing of how they are shown.
 //
-// A turn: question, reasoning, content, state (running, done, stopped, failed), note (what the agent reports of the answer), problem,
+// A turn: question, task (the label of a task whose texts are sorted, or ""), reasoning, content, state (running, done, stopped, failed), note (what the agent reports of the answer), problem,
 // feedback (verdict: good, bad or none) and correction.
 
 const KEY = "edge.conversation";
 const MOST_SENT = 100;
 
-export function newTurn(question) {
-  return { question, reasoning: "", content: "", state: "running", note: null, problem: "", verdict: "none", correction: "" };
+export function newTurn(question, task) {
+  return { question, task, reasoning: "", content: "", state: "running", note: null, problem: "", verdict: "none", correction: "" };
 }
 
 export function loadConversation() {
-  const empty = { turns: [], draft: "", model: "edge", reasoned: false };
+  const empty = { turns: [], draft: "", model: "edge", task: "", reasoned: false };
   try {
     const kept = { ...empty, ...JSON.parse(sessionStorage.getItem(KEY) ?? "{}") };
     kept.turns.filter((turn) => turn.state === "running").forEach(cutOff);
@@ -36,9 +36,9 @@ export function saveConversation(kept) {
   }
 }
 
-// What the agent is sent for a turn: the finished ones before it, and its question.
+// What the agent is sent for a turn: the finished ones before it, and its question. A text that is sorted stands alone.
 export function messagesFor(turns, turn) {
-  const before = turns.slice(0, turns.indexOf(turn)).filter((past) => past.state === "done");
+  const before = turn.task ? [] : turns.slice(0, turns.indexOf(turn)).filter((past) => past.state === "done" && !past.task);
   return [...before.slice(-MOST_SENT).flatMap((past) => [
     { role: "user", content: past.question },
     { role: "assistant", content: past.content.trim() || past.reasoning.trim() },

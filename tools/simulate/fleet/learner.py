@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.core.errors import AdapterError, StateError
 from edge.core.types import AdapterRef, Demonstration, KeptAnswer, TrainingGroup
-from edge.training.learner import ENOUGH_NATS, MOST_IMITATIONS, Imitation, LearnerReport
+from edge.training.learner import KNOWN_NATS, MOST_IMITATIONS, Imitation, LearnerReport
 from tools.simulate.fleet.backend import OUTCOMES, question_of, read_mind, write_mind
 from tools.simulate.fleet.machine import Machine
 from tools.simulate.fleet.mind import Mind, MindOutcome, Nature, Rates, SimulatedQuestion, learned, log_likelihood
@@ -50,19 +50,22 @@ class SimulatedLearner:
             skipped="" if live else "no group with an advantage",
         )
 
-    async def imitate(
-        self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = (), most: int = MOST_IMITATIONS
-    ) -> Imitation:
+    async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = ()) -> Imitation:
         """Steps towards these responses' outcomes, in the time that the device takes for their tokens, until they are likely enough."""
         shown = [(question_of(one.prompt_ids), OUTCOMES[one.turn.token_ids[0] - 1]) for one in demonstrations]
         each = sum(len(one.turn.token_ids) for one in demonstrations) / self._machine.speed.training_tokens_per_s
         nats: list[float] = []
-        while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
+        while len(nats) < MOST_IMITATIONS and (not nats or nats[-1] > KNOWN_NATS):
             nats.append(-sum(log_likelihood(self._mind, self._nature, *pair) for pair in shown) / len(shown))
             await self._machine.compute(each)
             weighed = [(question, outcome, 1.0 / len(shown)) for question, outcome in shown]
             self._mind = learned(self._mind, self._nature, self._rates, weighed)
         return Imitation(len(nats), nats[0], nats[-1], seconds=each * len(nats))
+
+    async def nats(self, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """What the mind's likelihoods of these responses are."""
+        shown = [(question_of(one.prompt_ids), OUTCOMES[one.turn.token_ids[0] - 1]) for one in demonstrations]
+        return [-log_likelihood(self._mind, self._nature, *pair) for pair in shown]
 
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write θ as an adapter. Raises StateError when the folder exists."""
