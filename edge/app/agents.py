@@ -109,6 +109,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             learning.prompts_per_step,
             demonstrates,
             skills(config),
+            drawn_questions=state.drawn_questions if learning.questions == "teaching" else None,
         )
         worker, weights, gated = SharedWorker(), SharedWeights(path), config.gate.enabled is not False
         trainer = Trainer(config, path, lambda: open_learner(config, path, worker.get(), weights))

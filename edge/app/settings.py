@@ -231,6 +231,9 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
+        learning_rate=learning.optimiser.learning_rate,
+        live_group_scaling=learning.optimiser.live_group_scaling,
+        watches_collapse=learning.optimiser.collapse == "go-back",
     )
 
 

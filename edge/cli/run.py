@@ -16,7 +16,7 @@ from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json
 from edge.cli.settings import Settings, privacy_line, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
-from edge.core.errors import AdapterError, CoordinatorError, StateError, UsageError
+from edge.core.errors import AdapterError, Collapsed, CoordinatorError, StateError, UsageError
 from edge.core.events import FanOutSink
 from edge.core.interrupts import INTERRUPTED
 from edge.core.limits import MOST_STEPS
@@ -107,7 +107,8 @@ async def _run(
 
 async def learn_while_serving(agent: Agent, stop: asyncio.Event, say: Callable[[str], None], pause_s: float = 60.0) -> None:
     """Learn until a stop; when all phases are done, again whenever one's own use has something new. What learning cannot get over now ends
-    no answers, and is tried again after a pause: a full disk, checkpoints that went away, a task that the coordinator refuses."""
+    no answers, and is tried again after a pause: a full disk, checkpoints that went away, a task that the coordinator refuses; a collapse,
+    which a person may answer by going back to another version."""
     reported = ""
     while not stop.is_set():
         try:
@@ -118,7 +119,7 @@ async def learn_while_serving(agent: Agent, stop: asyncio.Event, say: Callable[[
                     await agent.learning.apply_feedback()
                 if not stop.is_set() and await agent.learning.more_to_learn():
                     await agent.learn()
-        except (AdapterError, CoordinatorError, StateError, sqlite3.Error) as error:
+        except (AdapterError, Collapsed, CoordinatorError, StateError, sqlite3.Error) as error:
             if reported != str(error):
                 reported = str(error)
                 hint = getattr(error, "hint", "") or ("make room on the disk" if isinstance(error, sqlite3.Error) else "")

@@ -269,6 +269,14 @@ class OptimiserConfig(Section):
     learning_rate: Positive = Field(5e-4, description="Learning rate of the adapter's weights.")
     weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
+    live_group_scaling: Switch = Field(
+        "auto",
+        description="Multiply a step's learning rate by the share of its groups that have an advantage; auto: for guided responses.",
+    )
+    collapse: Literal["go-back", "ignore"] = Field(
+        "go-back",
+        description="Where learning has collapsed (all ask, or far fewer are right), go back to the last good adapter, at half the rate.",
+    )
     updates_per_rollout: int | None = Field(
         None, ge=1, le=64, description="Updates made of one step's responses (null: 1, of gvpo 4, as its authors do)."
     )
@@ -317,6 +325,11 @@ class LearningConfig(Section):
     )
     group_size: int = Field(8, ge=2, le=1024, description="G: responses to each prompt.")
     prompts_per_step: int = Field(8, ge=1, le=4096, description="Prompts of a step.")
+    questions: Literal["stream", "teaching"] = Field(
+        "stream",
+        description="Which questions of a file or data set a step takes: the next ones in a random order, or more of those that teach more "
+        "(right in some responses, or not yet right where their answers are shown). Practice is always a stream.",
+    )
     max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."

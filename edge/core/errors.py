@@ -10,6 +10,7 @@ EdgeError                       one line for a person, `hint` is what to do next
 ├── ModelFileError              missing, corrupt or unsupported model file
 ├── AdapterError                an adapter that cannot be loaded or does not fit
 ├── NotFinite                   scores or weights that are no finite numbers: an adapter diverged, or a file is damaged
+├── Collapsed                   learning destroys what was learned again and again, with ever smaller steps
 ├── TaskFileError               a task file with a bad line
 ├── StateError                  state folder locked, damaged or from another version
 ├── TooFewAnswers               a question about the past that too few answers exist for
@@ -94,6 +95,10 @@ class AdapterError(EdgeError):
 
 class NotFinite(EdgeError):
     """Scores or weights that are not finite numbers: an adapter that diverged, or a damaged file."""
+
+
+class Collapsed(EdgeError):
+    """Learning destroyed what was learned, several times in a row and with ever smaller steps; it has gone back each time."""
 
 
 class TaskFileError(EdgeError):

@@ -11,7 +11,7 @@ from edge.budget.daily import NO_LIMITS, DailyLimits
 from edge.budget.limits import NO_BUDGET_LIMITS, BudgetLimits
 from edge.budget.pace import DualUnit
 from edge.cloud.client import CoordinatorProcess
-from edge.config.schema import GateConfig
+from edge.config.schema import GateConfig, Switch
 from edge.core.clock import Clock
 from edge.core.events import EventSink
 from edge.dagrpo.dual import HelpBiasRule
@@ -88,6 +88,12 @@ class AgentSettings:
     """What the cloud is called where money is shown, "" where it charges."""
     dual_unit: DualUnit = "calls"
     """What λ acts on; of tokens and spend, a budget that renews sets τ."""
+    learning_rate: float = 0.0
+    """The configured one, of which a collapse takes half."""
+    live_group_scaling: Switch = "off"
+    """Whether a step's learning rate is multiplied by the share of its groups that have an advantage; auto: where responses are guided."""
+    watches_collapse: bool = True
+    """Whether a collapse takes training back to the last good version."""
 
 
 def with_prompt_form(settings: AgentSettings, model: ModelInfo) -> AgentSettings:

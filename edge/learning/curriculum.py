@@ -11,12 +11,14 @@ from typing import Protocol
 from edge.config.schema import PhaseConfig
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted
+from edge.core.rng import stream
 from edge.core.types import TaskItem
 from edge.dagrpo.prompts import TextQuestion
+from edge.learning.teaching import LOOKED_BACK, NOTHING_SEEN, Draw, draws, ignorance, seen, variance
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
 from edge.tasks.jsonl import JsonLinesSource
-from edge.tasks.source import ListedItems, TaskSource
+from edge.tasks.source import ListedItems, TaskSource, listed_items
 
 _PLAN = "plan"
 
@@ -50,6 +52,8 @@ class StepPlan:
     """Given answers are learned from where few responses are right."""
     generalises: bool = False
     """Some questions of the label are held out: what is learned should hold for questions like these, too."""
+    draws: tuple[Draw, ...] = ()
+    """How each of its items was drawn, where they are drawn by what they can teach; (): they are the next ones of a stream."""
     ends_when_known: bool = False
     """The phase has nothing but answers that are learned by heart, and ends with the step that finds all of them known."""
     by_heart: tuple[TaskItem, ...] = ()
@@ -103,10 +107,12 @@ class Curriculum:
         demonstrates: Callable[[str], bool] = lambda source: False,
         skills: Sequence[str] = (),
         narrowed: Callable[[TaskSource], TaskSource] = lambda source: source,
+        drawn_questions: Callable[[str, int], Sequence[tuple[int, str, int, int]]] | None = None,
     ) -> None:
         """Opens every source at once, so that a bad task file shows at the start. `demonstrates`: whether a source's given answers are
         learned from. `skills`: sources that learning must not make worse. `narrowed`: what steps take of a source, or of one label of
-        it. Raises TaskFileError, UsageError."""
+        it. `drawn_questions`: what a source's last steps showed of their questions (StateReader), with which those of a file or data set
+        are drawn by what they can teach; None: all are a stream. Raises TaskFileError, UsageError."""
         self._phases = tuple(phases)
         self._demonstrates = demonstrates
         opened = {phase.source: open_source(phase.source) for phase in phases}
@@ -124,6 +130,7 @@ class Curriculum:
         self._standing = standing
         self._seed = seed
         self._prompts = prompts_per_step
+        self._drawn_questions = drawn_questions
         self._streams: dict[str, tuple[int, Iterator[TaskItem]]] = {}
 
     @property
@@ -207,15 +214,18 @@ class Curriculum:
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
         generalises = demonstrates and bool(part.source.test(1))
         by_heart = demonstrates and not generalises
+        step = position.steps_done + 1
+        drawn = self._drawn(part, step, demonstrates, generalises)
         return StepPlan(
-            step=position.steps_done + 1,
+            step=step,
             steps_planned=self.steps_planned,
             phase=position.phase,
             phase_step=position.phase_step + 1,
             source=part.name,
             task=part.task,
             target_rate=phase.target_rate,
-            items=self._take(part.name, cursor),
+            items=tuple(item for item, _ in drawn) if drawn else self._take(part.name, cursor),
+            draws=tuple(draw for _, draw in drawn),
             cursor_seed=self._seed,
             cursor_after=cursor + self._prompts,
             ends_phase=position.phase_step + 1 == phase.steps,
@@ -224,6 +234,21 @@ class Curriculum:
             ends_when_known=by_heart and len(self._parts[position.phase]) == 1,
             by_heart=part.source.train_items if by_heart and isinstance(part.source, ListedItems) else (),
         )
+
+    def _drawn(self, part: _Part, step: int, demonstrates: bool, generalises: bool) -> list[tuple[TaskItem, Draw]]:
+        """The step's items by what they can teach, always the same for a step; [] where they are those of the stream: an endless source,
+        or one with no more questions than a step takes."""
+        listed = listed_items(part.source)
+        if self._drawn_questions is None or listed is None or len(listed.train_items) <= self._prompts:
+            return []
+        known = seen(self._drawn_questions(part.name, LOOKED_BACK), step)
+        values = [
+            # what is shown to a model that does not know it: edge/learning/imitation.py
+            (ignorance if demonstrates and not (generalises and item.options) else variance)(known.get(item.id, NOTHING_SEEN))
+            for item in listed.train_items
+        ]
+        chosen = draws(values, self._prompts, stream(self._seed, "teaching", part.name, step))
+        return [(listed.train_items[place], draw) for place, draw in chosen]
 
     def anchors(self, source: str, limit: int) -> dict[str, tuple[TaskItem, ...]]:
         """At most `limit` items that represent a phase's source, always the same: held-out ones, else its first training items; likewise

@@ -10,9 +10,10 @@ from typing import Any
 from edge.budget.quota import Quotas
 from edge.cloud.client import CoordinatorLink
 from edge.core.concurrency import Stop
-from edge.core.errors import ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_alone
+from edge.core.errors import Collapsed, ContextOverflow, CoordinatorUnavailable, EdgeError, UsageError, is_refused_alone
 from edge.evaluation.evaluate import Candidate
 from edge.evaluation.scores import Scores
+from edge.learning.collapse import MOST_COLLAPSES, CollapseMemory
 from edge.learning.components import AgentComponents
 from edge.learning.conditions import Readiness, learning_is_paused
 from edge.learning.curriculum import HeldOut, StepPlan
@@ -22,6 +23,8 @@ from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
 from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
 from edge.state.feedback import Feedback
+from edge.state.folder import COLLAPSE_MEMORY
+from edge.state.rows import version_name
 
 BetweenSteps = Callable[[StepPlan | None, int, int], Awaitable[None]]
 """Awaited before each step and after the last one: with the plan of the step that comes (None when all phases are done), the number of
@@ -131,6 +134,7 @@ class Learning:
             await self.link.begin(self.session.closing)
         await self.link.require_tasks(components.curriculum.tasks_ahead)
         await self.session.finish_cut_step()  # where the start of the agent could not
+        self._require_no_collapse()
         if components.curriculum.adopt(components.state):
             text = "the phases have changed; learning begins at the first one with the present adapter"
             components.sink.emit(Notice(text, components.clock.now()))
@@ -255,7 +259,20 @@ class Learning:
         self.session.version = components.state.position().steps_done
         with components.state.database:
             self.quotas.save(plan.task)
+        self._require_no_collapse()
         return True
+
+    def _require_no_collapse(self) -> None:
+        """Raises Collapsed where going back did not help, until a person changes the learning rate or goes back to another version."""
+        state, rate = self.components.state, self.session.settings.learning_rate
+        memory = CollapseMemory.from_json(state.meta(COLLAPSE_MEMORY), state.lineage().latest, rate)
+        if self.session.settings.watches_collapse and memory.collapses >= MOST_COLLAPSES:
+            raise Collapsed(
+                f"learning collapsed {memory.collapses} times in a row on the way from {version_name(memory.good)}, the last time with"
+                f" learning rate {2 * memory.rate_share * rate:.2g}, and has gone back there",
+                hint=f"start again with learning.optimiser.learning_rate below {memory.rate_share * rate:.2g}; more"
+                " learning.prompts_per_step make steps surer, too",
+            )
 
     async def _deliver_reports(self) -> None:
         """Deliver the step reports that still wait; an embedded coordinator may just be coming back. What stays goes with the next run."""

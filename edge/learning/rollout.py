@@ -36,8 +36,10 @@ from edge.evaluation.judging import (
 )
 from edge.inference.backend import InferenceBackend
 from edge.learning.step_reporter import OpenStep
+from edge.learning.teaching import Draw
 from edge.routing.policy import OffloadPolicy, asks
 from edge.rpc.client import CloudCall, CloudCompletion, StepUnits, question_chars
+from edge.state.rows import HelpRecord
 from edge.verifiers.verifier import Verifier
 
 
@@ -54,6 +56,12 @@ class Batch:
     """Ids of items whose questions must not leave this device; requests for help with them are masked, too."""
     call_cost: CallCost | None = None
     """What a call costs where λ acts on tokens or money; None: each call counts the same."""
+    draws: tuple[Draw, ...] = ()
+    """How each item was drawn, where they were drawn by what they can teach."""
+
+    def draw(self, index: int) -> Draw | None:
+        """That of one item; None where it is the next one of a stream."""
+        return self.draws[index] if self.draws else None
 
 
 class ResponseOutcome(StrEnum):
@@ -120,6 +128,18 @@ class ScoredGroup:
     """Every answer that is possible, with its reward, where they are few and learned from by their probabilities."""
     cost_weight: float = 1.0
     """w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same."""
+    draw: Draw | None = None
+    """How its question was drawn by what it can teach; None: it is the next one of a stream."""
+
+    @property
+    def draw_weight(self) -> float:
+        """For how many questions of the source it stands in a rate or share, 1 on average."""
+        return 1.0 if self.draw is None else self.draw.weight
+
+    @property
+    def rate_weight(self) -> float:
+        """What each of its responses counts in the rate that is held at τ."""
+        return self.draw_weight * self.cost_weight
 
     @property
     def right_alone(self) -> float:
@@ -185,18 +205,20 @@ class Rollout:
             raise failures[0]
         return groups
 
-    async def log_odds(self, batch: Batch) -> list[float | None]:
-        """The log-odds of asking for each prompt of a batch, from its first response; [] where none can be had."""
+    async def log_odds(self, batch: Batch) -> HelpRecord:
+        """The log-odds of asking for each prompt of a batch, from its first response, as far as they can be had."""
 
-        async def one(index: int) -> list[float | None]:
+        async def one(index: int) -> list[tuple[float | None, float]]:
             item, seed = batch.items[index], derive_seed(self.settings.seed, "rollout", batch.step, index, 0)
             try:
                 group = await self.backend.sample_group(self.settings.messages(item), self.settings.sampling(item), [seed])
             except EdgeError:  # `collect` leaves it out, and says so
                 return []
-            return [group.responses[0].help_log_odds]
+            draw = batch.draw(index)
+            return [(group.responses[0].help_log_odds, draw.weight if draw else 1.0)]
 
-        return [found for look in await all_of(one(index) for index in range(len(batch.items))) for found in look]
+        found = [look for looks in await all_of(one(index) for index in range(len(batch.items))) for look in looks]
+        return HelpRecord(tuple(log_odds for log_odds, _ in found), tuple(weight for _, weight in found))
 
     async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
         """Sample, ask, compose, verify: one prompt's group."""
@@ -227,6 +249,7 @@ class Rollout:
             lost_uusd=outcome.lost_uusd,
             answers=tuple([(answer, await self._worth(item, answer)) for answer in sampled.answers]),
             cost_weight=weight,
+            draw=batch.draw(index),
         )
 
     def _asks(self, item: TaskItem, response: LocalResponse) -> bool:
@@ -316,25 +339,26 @@ def cloud_call(settings: RolloutSettings, batch: Batch, index: int, asking: Sequ
 def step_units(groups: Sequence[ScoredGroup], *, with_bias: bool = False, by_cost: bool = False) -> StepUnits:
     """What Ĵ_c is made of: the responses, and those that validly asked; of rollouts with a help bias also how many would have without.
 
-    `by_cost`: λ acts on a rate in which each response weighs what its call is expected to cost.
+    `by_cost`: λ acts on a rate in which each response weighs what its call is expected to cost. Where questions were drawn by what they can
+    teach, it acts on the rate over all questions of the source; the counts are of those that were drawn.
 
     Requests that failed, were refused or were not called for count: they are demand. Leaving failures out would let λ fall during
     an outage, and every device would come back asking for everything.
     """
     responses = [scored for group in groups for scored in group.responses]
     uncalled = sum(scored.outcome in (ResponseOutcome.UNCALLED, ResponseOutcome.UNSENT) for scored in responses)
-    own_rate = None
-    if by_cost and with_bias:
+    own_rate, weighted = None, by_cost or any(group.draw for group in groups)
+    if weighted and with_bias:
         own_rate = weighted_rate([_rate_without_bias(group.responses) for group in groups], _weights(groups))
-    elif by_cost:
-        own_rate = cost_rate(groups)
+    elif weighted:
+        own_rate = asked_share(groups)
     elif with_bias:
         own_rate = _rate_without_bias(responses)
     return StepUnits(len(responses), sum(scored.asked for scored in responses), uncalled, own_rate)
 
 
-def cost_rate(groups: Sequence[ScoredGroup]) -> float:
-    """Ĵ_w: the share of responses that validly asked, each weighted by what its call is expected to cost."""
+def asked_share(groups: Sequence[ScoredGroup]) -> float:
+    """Ĵ_w: the share of responses that validly asked, each weighted by what its call is expected to cost, and by its draw."""
     asked = [mean([float(scored.asked) for scored in group.responses]) for group in groups]
     return weighted_rate(asked, _weights(groups))
 
@@ -344,4 +368,4 @@ def _rate_without_bias(responses: Sequence[ScoredResponse]) -> float:
 
 
 def _weights(groups: Sequence[ScoredGroup]) -> list[float]:
-    return [group.cost_weight * len(group.responses) for group in groups]
+    return [group.rate_weight * len(group.responses) for group in groups]

@@ -280,6 +280,7 @@ def _write_metrics(path: Path, steps: Sequence[StepFinished]) -> None:
         row = {name: value for name, value in step.flat().items() if name not in _WHERE_MEASURED or value is not None}
         row |= {f"{name}_s": seconds for name, seconds in row.pop("seconds_by_part").items()}
         row["help_auc"] = (row.pop("ranked") or {}).get("auc")
+        del row["drawn"]
         for column, key, prefix in (
             ("families", "family", "{}"),
             ("bands", "band", "band_{}"),

@@ -7,17 +7,21 @@ call keys. From the checkpoint on, its manifest holds all that is needed to repo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
 from edge.budget.pace import Pace
+from edge.core.errors import StateError
 from edge.core.formatting import counted
+from edge.core.types import TrainingGroup
+from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.costs import CallCost
 from edge.dagrpo.dual import EXPLORED_RATE, solved_help_bias
 from edge.learning.adapters import ServingAdapter
 from edge.learning.checkpoints import Checkpoint, StepManifest
+from edge.learning.collapse import CollapseMemory, Watched
 from edge.learning.components import AgentComponents, AgentSettings
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
@@ -27,7 +31,8 @@ from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, 
 from edge.learning.step_event import StepResult, ask_slopes, help_record, step_event
 from edge.learning.step_reporter import ClosedStep, StepReporter
 from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
-from edge.state.rows import Commit, Lineage, Position, version_name
+from edge.state.folder import COLLAPSE_MEMORY
+from edge.state.rows import Commit, HelpRecord, Lineage, Position, WentBackRow, version_name
 from edge.training.floor import StepMeasure
 from edge.training.learner import Learner
 
@@ -65,10 +70,11 @@ class LearningStep:
         method, group_size, prompts = self.settings.method, self.settings.rollout.group_size, len(plan.items)
         opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
-            batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost())
+            batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost(), plan.draws)
             phase.report("rollout", 0, prompts)
             if self.settings.rollout.guided and self.reporter.must_look(opened):
-                opened = replace(opened, help_bias=solved_help_bias(await self.rollout.log_odds(batch), opened.target_rate))
+                look = await self.rollout.log_odds(batch)
+                opened = replace(opened, help_bias=solved_help_bias(look.log_odds_N, opened.target_rate, look.weights_N))
                 batch = replace(batch, opened=opened)
             groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
             given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
@@ -82,8 +88,11 @@ class LearningStep:
             terms = StepTerms(plan.step, plan.task, opened.target_rate)
             advantages = method.advantages(groups, dual=opened.step_dual, terms=terms)  # Â = (r - mean r) - λ (c - mean c)
             with phase("update"):
-                learner = self.learner()
-                report = await learner.update([one.training_group() for one in advantages])
+                learner, rate_share = self.learner(), self._collapse_memory(base).rate_share
+                training_groups = [one.training_group() for one in advantages]
+                learner.scale_steps(rate_share * self._live_share(training_groups))
+                report = await learner.update(training_groups)
+                learner.scale_steps(rate_share)
                 imitation = await learner.imitate(given.demonstrations, given.kept) if given.demonstrations else None
             with phase("save"):
                 by_cost = self.pace is not None
@@ -110,13 +119,18 @@ class LearningStep:
                 own_rate=manifest.units.own_rate,
             )
             event = replace(manifest.draft, control=control, at=self.components.clock.now())
+        watched = self._collapse_memory(manifest.base).followed_by(event) if self.settings.watches_collapse else None
+        collapsed = watched is not None and watched.collapse != ""
         with phase("gate"):
             judgement = None
-            if self.gate is not None and manifest.gate_due and manifest.base == state.lineage().latest:
+            if self.gate is not None and manifest.gate_due and manifest.base == state.lineage().latest and not collapsed:
                 judgement = await self.gate.judge(saved, event, manifest.base)
         async with self.adapter.switching:
             with phase("swap"):
-                event, lineage = self._commit(phase.timed(event), saved, manifest, closed, judgement)
+                before = state.lineage()
+                if manifest.base != before.latest:  # somebody went back to another version meanwhile
+                    watched = None
+                event, lineage = self._commit(phase.timed(event), saved, manifest, closed, judgement, watched)
                 self.components.failpoint("committed")
                 # where training went back, the next step begins with loading that version
                 if lineage.latest == saved.step and sampling.adapter_version != saved.step:
@@ -125,12 +139,41 @@ class LearningStep:
                     if serving.adapter_version != saved.step:
                         await serving.swap_adapter(saved.adapter)
                     sink.emit(AdapterSwapped(saved.step, saved.adapter.folder))
-        self.adapter.checkpoints.prune({lineage.latest, lineage.serving, manifest.base, state.best_version(), *lineage.kept})
+                elif lineage.serving != before.serving:
+                    good = self.adapter.checkpoints.at(lineage.serving)
+                    await serving.swap_adapter(good.adapter if good else None)
+                    sink.emit(AdapterSwapped(lineage.serving, good.adapter.folder if good else ""))
+        needed = {lineage.latest, lineage.serving, manifest.base, state.best_version(), *lineage.kept}
+        self.adapter.checkpoints.prune(needed | set(watched.memory.versions if watched else ()))
         event = phase.timed(event)
         sink.emit(event)
         if judgement is not None:
             self._report_judgement(event, lineage, judgement)
+        if watched is not None and watched.collapse:
+            self._report_collapse(watched, lineage.latest)
         return event
+
+    def _collapse_memory(self, base: int) -> CollapseMemory:
+        """What the steps that led to version `base` have left."""
+        return CollapseMemory.from_json(self.components.state.meta(COLLAPSE_MEMORY), base, self.settings.learning_rate)
+
+    def _live_share(self, groups: Sequence[TrainingGroup]) -> float:
+        """What the learning rate is multiplied by: Adam makes a step with one live group as large as one with eight."""
+        scaling = self.settings.live_group_scaling
+        if scaling == "off" or (scaling == "auto" and not self.settings.rollout.guided):
+            return 1.0
+        live = sum(has_signal([sample.advantage for sample in group.samples]) for group in groups)
+        return live / len(groups) if live else 1.0
+
+    def _help_records(self, version: int, task: str) -> dict[str, HelpRecord]:
+        """Where training goes back to a version: how much the responses it was learned from wished to ask. Of other tasks this is not known
+        any more, and it is found out anew."""
+        checkpoint, record = self.adapter.checkpoints.at(version), None
+        if checkpoint is not None:
+            with suppress(StateError):  # a damaged manifest
+                manifest = checkpoint.manifest()
+                record = manifest.help_record if manifest.opened.task == task else None
+        return dict.fromkeys(self.components.state.tasks_with_help_record(), HelpRecord()) | {task: record or HelpRecord()}
 
     def _target_rate(self, plan: StepPlan) -> float:
         """τ: the plan's, or what the budget leaves; asking is kept from dying out where it leaves nothing."""
@@ -168,17 +211,32 @@ class LearningStep:
         )
 
     def _commit(
-        self, event: StepFinished, saved: Checkpoint, manifest: StepManifest, closed: ClosedStep, judgement: Judgement | None
+        self,
+        event: StepFinished,
+        saved: Checkpoint,
+        manifest: StepManifest,
+        closed: ClosedStep,
+        judgement: Judgement | None,
+        watched: Watched | None,
     ) -> tuple[StepFinished, Lineage]:
         """In one transaction: the step, and what becomes of its adapter. Somebody may have gone back to another version meanwhile."""
         state, base = self.components.state, manifest.base
-        before = state.lineage()
-        if self.gate is None:
+        before, collapse, went_back_row = state.lineage(), watched.collapse if watched else "", None
+        help_records = {} if manifest.help_record is None else {event.task: manifest.help_record}
+        if watched is not None and collapse:
+            good = watched.memory.good
+            lineage = before.after_collapse(good, serves=self.gate is None)
+            help_records = self._help_records(good, event.task)
+            if lineage.serving != before.serving:
+                went_back_row = WentBackRow(event.at, before.serving, good, "collapse", collapse)
+        elif self.gate is None:
             lineage = before.after_step(saved.step, base, "serves")
         else:
             outcome, rules = judgement.outcome if judgement else "waits", self.gate.rules
             lineage = before.after_step(saved.step, base, outcome, max_refusals=rules.max_refusals, keep=rules.keep)
         adapter = replace(event.adapter, base_version=base, serving_version=lineage.serving)
+        if collapse:
+            adapter = replace(adapter, gate="rolled back", gate_reason=collapse)
         if judgement is not None:
             went_back = judgement.outcome == "refused" and lineage.latest != event.step
             adapter = replace(
@@ -201,7 +259,9 @@ class LearningStep:
                 terms=closed.terms,
                 waiting_report=closed.waiting_report,
                 lineage=lineage,
-                help_record=manifest.help_record,
+                help_records=help_records,
+                collapse_memory=watched.memory.to_json() if watched else "",
+                went_back=went_back_row,
                 gate_memory=judgement.memory if judgement else "",
                 exams=judgement.exams if judgement else (),
                 used=manifest.used,
@@ -230,6 +290,11 @@ class LearningStep:
             )
             sink.emit(Notice(text, now))
         self.was_unanswered = unanswered
+
+    def _report_collapse(self, watched: Watched, version: int) -> None:
+        rate = self.settings.learning_rate * watched.memory.rate_share
+        text = f"learning has collapsed: {watched.collapse}; training goes back to {version_name(version)}, with half the learning rate"
+        self.components.sink.emit(Notice(f"{text} ({rate:.2g})", self.components.clock.now()))
 
     def _report_judgement(self, event: StepFinished, lineage: Lineage, judgement: Judgement) -> None:
         sink, now = self.components.sink, self.components.clock.now()

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from edge.core.types import FinishReason
 from edge.dagrpo.advantages import mean, standard_deviation
+from edge.dagrpo.costs import weighted_rate
 from edge.dagrpo.dual import asking_slope
 from edge.dagrpo.metrics import ResponseTally, tally
 from edge.dagrpo.ranking import RankedAnswers, ranked
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import NOTHING_GIVEN, ImitationBatch
 from edge.learning.methods import GroupAdvantages
-from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse, cost_rate
+from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse, asked_share
 from edge.learning.step_reporter import OpenStep
 from edge.state.events import (
     BandShares,
+    DrawnQuestion,
     FamilyScores,
     StepAdapter,
     StepCloud,
@@ -70,7 +72,7 @@ def step_event(
     asked = sum(scored.asked for scored in responses)
     tokens = sum(len(scored.response.token_ids) for scored in responses)
     calls, cloud_tokens, spend_uusd = cloud_use(groups)
-    slopes = ask_slopes(groups)
+    slopes, drawn = ask_slopes(groups), drawn_questions(groups)
     return StepFinished(
         step=plan.step,
         steps_planned=plan.steps_planned,
@@ -87,7 +89,8 @@ def step_event(
             offline=False,
             help_bias=opened.help_bias,
             help_gain=help_gain(groups),
-            cost_rate=cost_rate(groups) if result.by_cost else None,
+            cost_rate=asked_share(groups) if result.by_cost else None,
+            source_rate=asked_share(groups) if drawn and not result.by_cost else None,
             expected_rate=opened.expected_rate,
             ask_covariance=sum(along for along, _ in slopes),
             ask_variance=sum(squares for _, squares in slopes),
@@ -108,6 +111,8 @@ def step_event(
             families=family_scores(groups),
             bands=band_shares(groups),
             ranked=ranked_responses(groups),
+            drawn=drawn,
+            source_right=source_right(groups) if drawn else None,
         ),
         cloud=StepCloud(
             cloud_calls=calls,
@@ -144,6 +149,20 @@ def step_event(
             floor_s=None if measure is None else floor_s(groups, report, measure),
         ),
     )
+
+
+def drawn_questions(groups: Sequence[ScoredGroup]) -> tuple[DrawnQuestion, ...]:
+    """The questions that were drawn by what they can teach, with the responses to each that count; () where they come from a stream."""
+    return tuple(
+        DrawnQuestion(group.item.id, group.draw.probability, len(group.unmasked), round(group.right_alone * len(group.responses)))
+        for group in groups
+        if group.draw is not None
+    )
+
+
+def source_right(groups: Sequence[ScoredGroup]) -> float:
+    """Share of the responses right alone over all questions of the source that these were drawn from."""
+    return weighted_rate([group.right_alone for group in groups], [group.draw_weight * len(group.responses) for group in groups])
 
 
 def band_shares(groups: Sequence[ScoredGroup]) -> tuple[BandShares, ...]:
@@ -201,7 +220,7 @@ def ask_slopes(groups: Sequence[ScoredGroup]) -> list[tuple[float, float]]:
 
 def help_record(groups: Sequence[ScoredGroup]) -> HelpRecord:
     """How much the responses wished to ask, rounded."""
-    responses = [(scored.response.help_log_odds, group.cost_weight) for group in groups for scored in group.responses]
+    responses = [(scored.response.help_log_odds, group.rate_weight) for group in groups for scored in group.responses]
     log_odds = [None if one is None else round(min(MOST_LOG_ODDS, max(-MOST_LOG_ODDS, one)), 4) for one, _ in responses]
     return HelpRecord(tuple(log_odds), tuple(weight for _, weight in responses))
 

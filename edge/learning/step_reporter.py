@@ -134,14 +134,14 @@ class StepReporter:
         """Where λ is estimated, the step with it: by what asking gained in the task's last steps, at first in its own groups (`slopes`)."""
         if not self.estimates_dual:
             return step
-        known = estimated_dual([one.control.ask_slope for one in self.state.steps(last=DUAL_STEPS, task=step.task)])
+        known = estimated_dual([one.control.ask_slope for one in self.state.steps_led_here(DUAL_STEPS, step.task)])
         return replace(step, estimated_dual=first_dual(slopes, step.target_rate) if known is None else known)
 
     def dual_after(self, step: OpenStep, closed: ClosedStep, slope: tuple[float, float]) -> float:
         """λ of the next step; `slope` is that of all groups of this one."""
         if step.estimated_dual is None:
             return closed.terms.dual
-        before = [one.control.ask_slope for one in self.state.steps(last=DUAL_STEPS - 1, task=step.task)]
+        before = [one.control.ask_slope for one in self.state.steps_led_here(DUAL_STEPS - 1, step.task)]
         known = estimated_dual([*before, slope])
         return step.estimated_dual if known is None else known
 
@@ -216,7 +216,7 @@ class StepReporter:
         """The step with b, and what it is expected to bring, from the task's last committed steps."""
         if self.help_bias_rule is None:
             return opened
-        controls = [step.control for step in self.state.steps(last=HELP_GAIN_STEPS, task=opened.task)]
+        controls = [step.control for step in self.state.steps_led_here(HELP_GAIN_STEPS, opened.task)]
         gains = [control.help_gain for control in controls if control.help_gain is not None]
         helps = len(gains) < LEAST_GAINS or mean(gains) > 0.0
         record, last, bias = self.state.help_record(opened.task), controls[-1] if controls else None, 0.0

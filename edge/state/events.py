@@ -100,6 +100,19 @@ class BandShares:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnQuestion:
+    """A question of a step whose questions were drawn by what they can teach, and what its responses showed."""
+
+    question: str
+    """The item's id."""
+    probability: float
+    """With which it was to be among the step's."""
+    responses: int
+    right: int
+    """Right alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepControl:
     """The assist rate of a step, and λ."""
 
@@ -120,6 +133,9 @@ class StepControl:
     """By how much asking raised the reward in groups where some asked and some did not; None: there were none."""
     cost_rate: float | None = None
     """`assist_rate` weighted by what each response's call is expected to cost, which is then held at τ; None: all count the same."""
+    source_rate: float | None = None
+    """The assist rate over all questions of the source, where the step's were drawn by what they can teach, which is then held at τ; None:
+    they are a sample as it comes."""
     expected_rate: float | None = None
     """What the held rate was expected to be under the help bias, by the log-odds of the steps before; None: these were not known."""
     ask_covariance: float = 0.0
@@ -134,8 +150,8 @@ class StepControl:
 
     @property
     def held_rate(self) -> float:
-        """What is held at τ: the cost-weighted rate where calls are weighted."""
-        return self.assist_rate if self.cost_rate is None else self.cost_rate
+        """What is held at τ: the cost-weighted rate where calls are weighted, that of the source where questions are drawn."""
+        return next(rate for rate in (self.cost_rate, self.source_rate, self.assist_rate) if rate is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +182,10 @@ class StepScores:
     """Of practice questions alone."""
     ranked: RankedAnswers | None = None
     """How the help log-odds order the responses that did not ask, right and wrong; None: a step of before this was counted."""
+    drawn: tuple[DrawnQuestion, ...] = ()
+    """Its questions, where they were drawn by what they can teach; the shares above are of these."""
+    source_right: float | None = None
+    """Share of the responses right alone over all questions of the source, where they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +238,8 @@ class StepAdapter:
     serving_version: int = -1
     """The version that serves after the step; -1: this step's."""
     gate: str = ""
-    """promoted, refused, rolled back (training goes on from the active adapter), left (a person went back to another version);
-    "": no judgement was due."""
+    """promoted, refused, rolled back (training goes back: after too many refusals to the active adapter, after a collapse to the last good
+    one), left (a person went back to another version); "": no judgement was due."""
     gate_reason: str = ""
     gate_before: float | None = None
     """Share of all anchors right before."""
@@ -281,6 +301,7 @@ class StepFinished(Event):
         left["seconds_by_part"] = StepSeconds(**left["seconds_by_part"])
         left["families"] = tuple(FamilyScores(**one) for one in left.get("families", ()))
         left["bands"] = tuple(BandShares(**one) for one in left.get("bands", ()))
+        left["drawn"] = tuple(DrawnQuestion(**one) for one in left.get("drawn", ()))
         left["ranked"] = RankedAnswers(**left["ranked"]) if left.get("ranked") else None
         parts: dict[str, Any] = {}
         for name, part in _PARTS.items():

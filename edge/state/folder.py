@@ -23,6 +23,7 @@ from edge.state.rows import Commit, Exam, Lineage, Position, Report, StoredTerms
 from edge.state.schema import open_database
 
 GATE_MEMORY = "gate"
+COLLAPSE_MEMORY = "collapse"
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints within a state folder."""
 
@@ -90,12 +91,16 @@ class StateFolder(StateReader):
             self._db.execute("REPLACE INTO cursors VALUES (?, ?, ?)", (commit.cursor_source, commit.cursor_seed, commit.cursor))
             self._put_terms(commit.terms)
             self._put_meta(LINE, commit.lineage.to_json())
-            if commit.help_record is not None:
-                self._put_meta(f"{HELP_RECORD}{event.task}", json.dumps(astuple(commit.help_record)))
+            for task, record in commit.help_records.items():
+                self._put_meta(f"{HELP_RECORD}{task}", json.dumps(astuple(record)))
             if commit.gate_memory:
                 self._put_meta(GATE_MEMORY, commit.gate_memory)
             for exam in commit.exams:
                 self._put_exam(exam, event.at)
+            if commit.collapse_memory:
+                self._put_meta(COLLAPSE_MEMORY, commit.collapse_memory)
+            if commit.went_back is not None:
+                self._put_went_back(commit.went_back)
             for item in commit.used:
                 self._db.execute(
                     "INSERT INTO item_uses VALUES (?, 1, ?) ON CONFLICT (item) DO UPDATE SET uses = uses + 1, step = excluded.step",
@@ -120,9 +125,7 @@ class StateFolder(StateReader):
         with self._db:
             self._put_meta(LINE, lineage.to_json())
             if went_back is not None:
-                self._db.execute(
-                    "INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(went_back)
-                )
+                self._put_went_back(went_back)
 
     def delivered(self, report_id: int, terms: StoredTerms | None) -> None:
         """Remove a delivered report and keep the task terms it brought, in one transaction."""
@@ -171,6 +174,9 @@ class StateFolder(StateReader):
             "INSERT INTO exams (at, adapter_version, source, task, verdicts) VALUES (?, ?, ?, ?, ?)",
             (at, exam.adapter_version, exam.source, exam.task, exam.answers_json()),
         )
+
+    def _put_went_back(self, row: WentBackRow) -> None:
+        self._db.execute("INSERT INTO went_back (at, from_version, to_version, by, reason) VALUES (?, ?, ?, ?, ?)", astuple(row))
 
     def _queue(self, report: Report) -> None:
         place = (report.task, report.task_step, report.planned_prompts, report.group_size, report.target_rate)

@@ -86,14 +86,45 @@ class StateReader:
         text = self.meta(f"{HELP_RECORD}{task}")
         return HelpRecord(*map(tuple, json.loads(text))) if text else HelpRecord()
 
+    def tasks_with_help_record(self) -> list[str]:
+        """The tasks that have one."""
+        rows = self._db.execute(
+            "SELECT substr(key, ?2) FROM meta WHERE substr(key, 1, ?2 - 1) = ?1", (HELP_RECORD, len(HELP_RECORD) + 1)
+        )
+        return [row[0] for row in rows]
+
     def steps(self, last: int | None = None, task: str | None = None) -> list[StepFinished]:
         """The last committed steps (None: all), of one task or of all, oldest first."""
         condition = "WHERE ?1 IS NULL OR task = ?1 ORDER BY step DESC LIMIT ?2"
         return list(self._steps(condition, task, -1 if last is None else last))[::-1]
 
+    def steps_led_here(self, last: int, task: str) -> list[StepFinished]:
+        """The last committed steps of a task that led to the version in training, oldest first."""
+        wanted, found = self.lineage().latest, list[StepFinished]()
+        query = "SELECT step, task, coalesce(json_extract(event, '$.base_version'), -1), event FROM steps ORDER BY step DESC"
+        for step, of_task, base, event in self._db.execute(query):
+            if step > wanted:
+                continue
+            wanted = base if base >= 0 else step - 1
+            if of_task == task:
+                found.append(StepFinished.from_json(json.loads(event)))
+            if len(found) == last:
+                break
+        return found[::-1]
+
     def _steps(self, condition: str, *values: object) -> Iterator[StepFinished]:
         rows = self._db.execute(f"SELECT event FROM steps {condition}", values).fetchall()  # noqa: S608 - of constants
         return (StepFinished.from_json(json.loads(row[0])) for row in rows)
+
+    def drawn_questions(self, source: str, last: int) -> list[tuple[int, str, int, int]]:
+        """(step, question, responses, right alone) of the questions of a source that its steps among the last ones drew by what they can
+        teach."""
+        query = (
+            "SELECT step, json_extract(one.value, '$.question'), json_extract(one.value, '$.responses'),"
+            " json_extract(one.value, '$.right') FROM steps, json_each(steps.event, '$.drawn') AS one"
+            " WHERE json_extract(event, '$.source') = ? AND step > (SELECT max(step) FROM steps) - ? ORDER BY step, one.key"
+        )
+        return self._db.execute(query, (source, last)).fetchall()
 
     def waiting_reports(self) -> list[tuple[int, Report]]:
         """Step reports that the coordinator has not taken, oldest first, with their row ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edge.rpc.client import StepUnits
@@ -39,6 +39,10 @@ class Lineage:
         if self.refusals + 1 >= max_refusals:
             return replace(self, latest=self.serving, refusals=0)
         return replace(self, latest=step, refusals=self.refusals + 1)
+
+    def after_collapse(self, good: int, *, serves: bool) -> Lineage:
+        """After a step that showed a collapse: training goes on from `good`, which `serves`, too, where there is no gate."""
+        return replace(self, latest=good, serving=good if serves else self.serving, refusals=0)
 
     def back_to(self, version: int) -> Lineage:
         """Serve and train on from `version`; what is left stays on disk until later promotions take its place."""
@@ -102,7 +106,7 @@ class HelpRecord:
     log_odds_N: tuple[float | None, ...] = ()
     """Log-odds (nats) of asking at each response's decision, without the bias; None: it reached none."""
     weights_N: tuple[float, ...] = ()
-    """What the call of each is expected to cost, in calls of mean cost."""
+    """What each counts in the rate: what its call is expected to cost, in calls of mean cost, times the weight of its question's draw."""
 
     def followed_by(self, newer: HelpRecord) -> HelpRecord:
         """The newer responses, and of these as many as are needed: a step moves the policy, so old ones mislead."""
@@ -158,7 +162,8 @@ def exam_answers(text: str, keys: Collection[str] | None = None) -> dict[str, Ex
 
 @dataclass(frozen=True, slots=True)
 class WentBackRow:
-    """That at some time another version was made to serve: by a person, or by what found the first worse (anchors, feedback, damage)."""
+    """That at some time another version was made to serve: by a person, or by what found the first worse (anchors, feedback, damage,
+    collapse)."""
 
     at: float
     from_version: int
@@ -189,11 +194,15 @@ class Commit:
     terms: StoredTerms
     waiting_report: Report | None
     lineage: Lineage
-    help_record: HelpRecord | None = None
-    """How much the newest responses wished to ask; None: unchanged."""
+    help_records: Mapping[str, HelpRecord] = field(default_factory=dict)
+    """How much the newest responses wished to ask, by task; of others it is unchanged."""
     gate_memory: str = ""
     """What the promotion gate remembers, as JSON; "": unchanged."""
     exams: tuple[Exam, ...] = ()
+    collapse_memory: str = ""
+    """What is remembered of the steps to notice a collapse, as JSON; "": unchanged."""
+    went_back: WentBackRow | None = None
+    """That a collapse made another version serve."""
     used: tuple[str, ...] = ()
     """Keys of one's own items that were learned from, each one use more."""
     demonstrated: tuple[str, ...] = ()

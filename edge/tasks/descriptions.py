@@ -15,7 +15,7 @@ from edge.tasks.datasets.catalogue import DATA_SETS, DataSet
 from edge.tasks.datasets.source import DataSetSource
 from edge.tasks.jsonl import JsonLinesSource
 from edge.tasks.practice import FAMILIES, GROUPS, PracticeSource
-from edge.tasks.source import ListedItems, TaskSource
+from edge.tasks.source import ListedItems, TaskSource, listed_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,8 @@ def _drawn(source: TaskSource, split: Split, seed: int, count: int) -> Iterator[
 
 
 def _listed(source: TaskSource) -> ListedItems:
-    if isinstance(source, DataSetSource):
-        return source.items
-    if isinstance(source, JsonLinesSource):
-        return source
+    if (listed := listed_items(source)) is not None:
+        return listed
     raise UsageError(f"{source.name}: the items of this kind of source cannot be listed")
 
 

@@ -32,6 +32,12 @@ class TaskSource(Protocol):
         ...
 
 
+def listed_items(source: TaskSource) -> ListedItems | None:
+    """All items of a source that has a finite list of them, as files and data sets do; None for an endless one."""
+    listed = source if isinstance(source, ListedItems) else getattr(source, "items", None)
+    return listed if isinstance(listed, ListedItems) else None
+
+
 class ListedItems:
     """Training items in a seeded order that changes on every pass, held-out items in the given order."""
 

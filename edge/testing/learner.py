@@ -15,19 +15,27 @@ STATE_FILE = "learner.json"
 
 
 class ScriptedLearner:
-    """Records every update; its "adapter" is the number of steps made. With `refuse`, every update is skipped for that reason."""
+    """Records every update, and the share of the learning rate that it was made with; its "adapter" is the number of steps made. With
+    `refuse`, every update is skipped for that reason."""
 
     def __init__(self, refuse: str = "") -> None:
         self.updates: list[tuple[TrainingGroup, ...]] = []
         self.demonstrations: list[tuple[Demonstration, ...]] = []
         self.kept: list[tuple[KeptAnswer, ...]] = []
         self.exports: list[AdapterRef] = []
+        self.shares: list[float] = []
         self.step = 0
+        self._share = 1.0
         self._refuse = refuse
+
+    def scale_steps(self, share: float) -> None:
+        """Remembered with each update."""
+        self._share = share
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """Record the batch; count a step when any advantage is not zero."""
         self.updates.append(tuple(groups))
+        self.shares.append(self._share)
         live = [group for group in groups if any(sample.advantage for sample in group.samples)]
         skipped = self._refuse if live else "no group with an advantage"
         self.step += not skipped

@@ -164,6 +164,10 @@ class Learner(Protocol):
         """
         ...
 
+    def scale_steps(self, share: float) -> None:
+        """Make optimiser steps with this share of the configured learning rate from now on; it is no part of what `save` writes."""
+        ...
+
     async def export(self, folder: Path, version: int) -> AdapterRef:
         """Write the adapter as `folder` (created; must not exist)."""
         ...

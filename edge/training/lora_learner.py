@@ -92,7 +92,17 @@ class LoraLearner(ABC):
         self._spec = lora_spec or LoraSpec()
         self._settings = settings
         self._seed = seed
+        self._step_share = 1.0
         self.step = 0
+
+    def scale_steps(self, share: float) -> None:
+        """Make optimiser steps with this share of the configured learning rate from now on."""
+        self._step_share = share
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next optimiser step."""
+        return self._settings.learning_rate * self._step_share
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step, or as many as the rule allows; several are reported as the first with the seconds of all.
@@ -269,7 +279,7 @@ class LoraLearner(ABC):
             kl=_finite(sums.per_token(sums.kl)),
             effective_sample_share=_finite(sums.effective_sample_share),
             clipped_share=sums.per_token(sums.clipped),
-            learning_rate=self._settings.learning_rate,
+            learning_rate=self.learning_rate,
             seconds=tally.seconds,
             skipped=skipped,
         )

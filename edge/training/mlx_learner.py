@@ -170,7 +170,7 @@ class MlxLearner(LoraLearner):
     def _optimise(self, factor: float) -> None:
         """θ ← θ(1 - ηω) - η m̂ / (√v̂ + ε), as torch.optim.AdamW (decoupled weight decay ω, bias-corrected moments)."""
         settings, count = self._settings, self.step + 1
-        lr, (beta1, beta2) = settings.learning_rate, settings.betas
+        lr, (beta1, beta2) = self.learning_rate, settings.betas
         root = math.sqrt(1.0 - beta2**count)
         adapter, averages = self._decoder.lora(), {}
         for name, unscaled in self._sum.items():

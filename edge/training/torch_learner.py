@@ -234,6 +234,8 @@ class TorchLearner(LoraLearner):
             for parameter in self._parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
+        for parameters in self._optimiser.param_groups:
+            parameters["lr"] = self.learning_rate
         self._optimiser.step()
         largest = float(torch.nn.utils.get_total_norm(list(self._parameters.values()), norm_type=math.inf))
         check_weights(largest, self.step + 1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from edge.core.errors import NotFinite, StateError
 from edge.core.types import TrainingGroup, TrainingSample
 from edge.core.worker import EngineWorker
 from edge.testing.learner import ScriptedLearner
+from edge.training.lora_learner import STATE_FILE, read_state
 from edge.training.memory import MicroBatch, probe_groups
 from tests.worlds.mlx_engines import mlx_learner
 from tests.worlds.tiny_gguf import write_tiny_model
@@ -89,6 +91,27 @@ async def test_resumed_learner_equals_an_uninterrupted_one(make_learner, tmp_pat
     await whole.update(random_groups(1))
     assert await whole.update(random_groups(2)) == await resumed.update(random_groups(2))
     assert await _saved(whole, tmp_path / "a") == await _saved(resumed, tmp_path / "b")
+
+
+async def test_scaled_step_is_as_much_shorter_and_the_optimiser_remembers_the_same(make_learner, tmp_path) -> None:
+    full, quarter = make_learner(), make_learner()
+    if isinstance(full, ScriptedLearner):
+        pytest.skip("a learner without a model makes no steps of a length")
+    await _saved(full, tmp_path / "before")
+    quarter.scale_steps(0.25)
+    reports = [await learner.update(random_groups(1)) for learner in (full, quarter)]
+    assert reports[1].learning_rate == 0.25 * reports[0].learning_rate
+    await _saved(full, tmp_path / "full")
+    await _saved(quarter, tmp_path / "quarter")
+    before, moved, scaled = (read_state(tmp_path / name / STATE_FILE)[0] for name in ("before", "full", "quarter"))
+    for name, weights in scaled.items():
+        wanted = before[name] + 0.25 * (moved[name] - before[name]) if name.startswith("adapter/") else moved[name]
+        assert torch.allclose(weights, wanted, rtol=1e-5, atol=1e-7), name
+    quarter.scale_steps(1.0)
+    again = make_learner()
+    await again.load(tmp_path / "quarter")
+    assert await quarter.update(random_groups(2)) == await again.update(random_groups(2))
+    assert await _saved(quarter, tmp_path / "a") == await _saved(again, tmp_path / "b"), "a share is no part of the state"
 
 
 @pytest.mark.parametrize("updates_before", [0, 1])

@@ -200,7 +200,7 @@ async def test_only_promoted_versions_stay_on_disk(tmp_path: Path) -> None:
     world = gated(tmp_path / "state", steps=12, worse=[8, 10], rules=RULES.model_copy(update={"max_refusals": 9}))
     await learned(world)
     kept = sorted(int(path.name.removeprefix("step-")) for path in (world.folder / "checkpoints").iterdir())
-    assert kept == [6, 11, 12]
+    assert kept == [6, 8, 11, 12]  # training may be taken back to 8
     with StateFolder(world.folder) as state:
         assert state.lineage().kept == (6, 12)
 

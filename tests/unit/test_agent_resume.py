@@ -39,8 +39,10 @@ from edge.state.rows import Position, StoredTerms
 from edge.testing.backend import ScriptedBackend
 from edge.testing.coordinator import ScriptedCoordinatorClient
 from tests.unit.test_agent_promotion import gated
+from tests.unit.test_collapse import STUCK_AT, fragile
 from tests.unit.test_dual_unit import CostWorld, Ticking
 from tests.unit.test_own_use import corrected, world_in
+from tests.unit.test_teaching import listed
 from tests.worlds.agent import HELP, Crash, World, crash_at, item, local_answer, numbers, used_by
 from tests.worlds.deciding import DecidingWorld
 
@@ -72,6 +74,10 @@ def with_a_help_bias(folder: Path) -> World:
     return DecidingWorld(folder, estimates_dual=True)
 
 
+def with_questions_that_teach(folder: Path) -> World:
+    return listed(folder, steps=6)
+
+
 def with_own_questions(folder: Path) -> World:
     corrected(folder, 1, 2, 3, 4)
     return world_in(folder, steps=4)
@@ -79,6 +85,10 @@ def with_own_questions(folder: Path) -> World:
 
 def with_a_gate(folder: Path) -> World:
     return gated(folder, steps=8, worse=[4, 6])
+
+
+def with_a_collapse(folder: Path) -> World:
+    return fragile(folder, steps=STUCK_AT + 2)
 
 
 async def to_the_end(world: World) -> tuple[Any, ...]:
@@ -102,7 +112,9 @@ async def to_the_end(world: World) -> tuple[Any, ...]:
         *((with_a_daily_budget, place, 2) for place in PLACES[:3]),
         *((with_priced_calls, place, 3) for place in PLACES[:3]),
         *((with_a_help_bias, place, 3) for place in PLACES),
+        *((with_questions_that_teach, place, 4) for place in PLACES),
         *((with_own_questions, place, 2) for place in PLACES),
+        *((with_a_collapse, place, STUCK_AT) for place in PLACES[2:]),
         *((with_a_gate, place, times) for place in (*PLACES[2:], "judged") for times in (2, 4, 6, 7)),
     ],
 )

@@ -12,7 +12,7 @@ from edge.config.agent import resolve_agent_config
 from edge.core.errors import ConfigError
 from edge.core.types import FinishReason, LocalResponse
 from edge.learning.methods import DaGrpo
-from edge.learning.rollout import ScoredGroup, cost_rate, step_units
+from edge.learning.rollout import ScoredGroup, asked_share, step_units
 from edge.testing.clock import ManualClock
 from tests.worlds.agent import World, item
 from tests.worlds.trained import scored, training_groups
@@ -32,7 +32,7 @@ def test_asking_costs_lambda_times_the_weight_of_its_call() -> None:
 
 def test_weighted_rate_reflects_call_costs_and_stays_a_share() -> None:
     groups = [group([1, 1, 0, 0], 3.0), group([0, 0, 0, 0], 1.0)]
-    assert cost_rate(groups) == pytest.approx(0.375)
+    assert asked_share(groups) == pytest.approx(0.375)
     assert step_units(groups).own_rate is None, "λ acts on calls"
     assert step_units(groups, by_cost=True).own_rate == pytest.approx(0.375)
     assert (step_units(groups, by_cost=True).help, step_units(groups, by_cost=True).total) == (2, 8)

@@ -179,6 +179,7 @@ class World:
     context_tokens: int = 1 << 20
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
     calls_tools: bool = False
+    teaching: bool = False
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -230,6 +231,7 @@ class World:
             prompts_per_step=self.prompts_per_step,
             demonstrates=lambda source: source == "facts",
             skills=self.skills,
+            drawn_questions=state.drawn_questions if self.teaching else None,
         )
         parts = AgentComponents(
             state=state,

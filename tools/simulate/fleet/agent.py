@@ -98,6 +98,14 @@ def simulated_agent(
     rollout = RolloutSettings(name, rollout_seed, group_size, 1.0, most, "compact", "compact", most_cloud_tokens)
     answers = AnswerSettings("auto", group.task, 0.0, most, None, "compact", "compact", most_cloud_tokens, patience_s)
     settings = AgentSettings(
-        rollout, answers, dual_init, DaGrpo(), patience_s, group.dial, daily_limits=daily_limits, dual_unit=group.dual_unit
+        rollout,
+        answers,
+        dual_init,
+        DaGrpo(),
+        patience_s,
+        group.dial,
+        daily_limits=daily_limits,
+        dual_unit=group.dual_unit,
+        learning_rate=group.rates.ask,
     )
     return Agent(components, settings)

@@ -20,7 +20,11 @@ class SimulatedLearner:
         self._machine = machine
         self._mind = mind
         self._nature = nature
-        self._rates = rates
+        self._full_rates = self._rates = rates
+
+    def scale_steps(self, share: float) -> None:
+        """Move θ by this share of the rates from now on."""
+        self._rates = Rates(**{name: share * rate for name, rate in self._full_rates.model_dump().items()})
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One step along the mean over the groups of Σ w Â ∇ log π, in the time that the device takes for the tokens."""
