@@ -30,6 +30,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.objective.gvpo_beta": _OTHER_METHODS,
     "learning.objective.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
     "learning.temperature": "that is what the estimator assumes",
+    "learning.objective.options": "answers are sampled here; edge-agent learn can take the expectation over the options",
     "learning.questions": "questions are taken as they come here; edge-agent learn can draw them by what they teach",
     "learning.control.help_bias_rule": "responses are sampled without a help bias here; edge-agent learn has one",
     "learning.control.step_dual": "λ is the coordinator's here; edge-agent learn can estimate it",
