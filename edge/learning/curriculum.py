@@ -213,7 +213,10 @@ class Curriculum:
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
         generalises = demonstrates and bool(part.source.test(1))
-        by_heart = demonstrates and not generalises
+        by_heart: tuple[TaskItem, ...] = ()
+        if demonstrates and not generalises and isinstance(part.source, ListedItems):
+            by_heart = part.source.train_items
+        count = min(self._prompts, len(by_heart)) or self._prompts  # none comes twice in a step
         step = position.steps_done + 1
         drawn = self._drawn(part, step, demonstrates, generalises)
         return StepPlan(
@@ -224,15 +227,15 @@ class Curriculum:
             source=part.name,
             task=part.task,
             target_rate=phase.target_rate,
-            items=tuple(item for item, _ in drawn) if drawn else self._take(part.name, cursor),
+            items=tuple(item for item, _ in drawn) if drawn else self._take(part.name, cursor, count),
             draws=tuple(draw for _, draw in drawn),
             cursor_seed=self._seed,
-            cursor_after=cursor + self._prompts,
+            cursor_after=cursor + count,
             ends_phase=position.phase_step + 1 == phase.steps,
             demonstrates=demonstrates,
             generalises=generalises,
-            ends_when_known=by_heart and len(self._parts[position.phase]) == 1,
-            by_heart=part.source.train_items if by_heart and isinstance(part.source, ListedItems) else (),
+            ends_when_known=bool(by_heart) and len(self._parts[position.phase]) == 1,
+            by_heart=by_heart,
         )
 
     def _drawn(self, part: _Part, step: int, demonstrates: bool, generalises: bool) -> list[tuple[TaskItem, Draw]]:
@@ -273,15 +276,15 @@ class Curriculum:
             position = replace(position, phase=position.phase + 1, phase_step=0)
         return position
 
-    def _take(self, source: str, cursor: int) -> tuple[TaskItem, ...]:
+    def _take(self, source: str, cursor: int, count: int) -> tuple[TaskItem, ...]:
         """The next items of a source from `cursor`; a stream that is at that place is continued, else one is opened there."""
         position, stream = self._streams.get(source, (-1, iter(())))
         if position != cursor:
             stream = self._named[source].source.train(self._seed, cursor)
-        items = tuple(itertools.islice(stream, self._prompts))
-        if len(items) < self._prompts:
+        items = tuple(itertools.islice(stream, count))
+        if len(items) < count:
             raise TaskFileError(f"{source}: the training stream ended after {counted(cursor + len(items), 'item')}")
-        self._streams[source] = (cursor + self._prompts, stream)
+        self._streams[source] = (cursor + count, stream)
         return items
 
 
