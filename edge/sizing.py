@@ -14,7 +14,7 @@ from edge.config.device import DeviceConfig
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.engines import engine_named
 from edge.core.gguf_header import read_header
-from edge.dagrpo.hyperparameters import GVPO_UPDATES
+from edge.dagrpo.hyperparameters import GVPO_UPDATES, LEARNING_RATE
 from edge.models import weights
 from edge.models.spec import parameter_count
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, ModelCost, StepMeasure
@@ -31,7 +31,8 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
-        learning_rate=learning.optimiser.learning_rate,
+        learning_rate=learning.optimiser.learning_rate or LEARNING_RATE,
+        imitation_rate=learning.imitation.learning_rate,
         weight_decay=learning.optimiser.weight_decay,
         max_grad_norm=learning.optimiser.max_grad_norm,
         importance_cap=learning.objective.importance_cap,

@@ -104,7 +104,7 @@ def torch_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights
     """Train on a GGUF file with torch."""
     from edge.training.torch_learner import TorchLearner
 
-    spec, settings = learner_settings(config)
+    spec, settings = learner_settings(with_learning_rate(config))
     seed, convert = config.learning.seed, _adapter_converter(path)
     return TorchLearner(_torch_decoder(config, path), worker, convert, seed=seed, lora_spec=spec, settings=settings)
 
@@ -123,7 +123,7 @@ def mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: 
     from edge.models.mlx_decoder import load_mlx_decoder
     from edge.training.mlx_learner import MlxLearner
 
-    spec, settings = learner_settings(config)
+    spec, settings = learner_settings(with_learning_rate(config))
     seed, convert = config.learning.seed, _adapter_converter(path)
     return MlxLearner(weights.get(load_mlx_decoder).twin(), worker, convert, seed=seed, lora_spec=spec, settings=settings)
 

@@ -59,6 +59,8 @@ class LearnerSettings:
     """How an update is made."""
 
     learning_rate: float
+    imitation_rate: float = 5e-4
+    """The learning rate of supervised updates."""
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

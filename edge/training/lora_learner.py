@@ -92,6 +92,7 @@ class LoraLearner(ABC):
         self._spec = lora_spec or LoraSpec()
         self._settings = settings
         self._seed = seed
+        self._imitating = False
         self._step_share = 1.0
         self.step = 0
 
@@ -102,7 +103,8 @@ class LoraLearner(ABC):
     @property
     def learning_rate(self) -> float:
         """That of the next optimiser step."""
-        return self._settings.learning_rate * self._step_share
+        settings = self._settings
+        return (settings.imitation_rate if self._imitating else settings.learning_rate) * self._step_share
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step, or as many as the rule allows; several are reported as the first with the seconds of all.
@@ -229,6 +231,7 @@ class LoraLearner(ABC):
         rows = kept_rows(kept)
         yield from self._timed(self._read(rows, LIKELIEST, as_before := Readings()), time)
         to_keep = [replace(row, reference=as_before[row.prompt_ids, row.token_ids][1]) for row in rows]
+        self._imitating = True
         try:
             while updates < MOST_IMITATIONS and (not updates or max(now) > KNOWN_NATS):
                 if to_keep:
@@ -242,6 +245,7 @@ class LoraLearner(ABC):
                 if updates % CHECKED_EVERY == 0:
                     now = yield from self._nats(demonstrations, time)
         finally:
+            self._imitating = False
             self._discard_gradient()
         return Imitation(updates, _mean(before), _mean(now), time.seconds)
 

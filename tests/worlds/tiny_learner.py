@@ -45,7 +45,14 @@ def tiny_learner(
     worker: EngineWorker, *, seed: int = 3, rank: int = 4, convert=stub_converter, device: str = "cpu", **settings
 ) -> TorchLearner:
     """A learner with small micro-batches, so that every update takes several slices."""
-    chosen = {"learning_rate": 1e-2, "tokens_per_slice": 48, "max_mismatch_nats": 10.0, "threads": 1, **settings}
+    chosen = {
+        "learning_rate": 1e-2,
+        "imitation_rate": 1e-2,
+        "tokens_per_slice": 48,
+        "max_mismatch_nats": 10.0,
+        "threads": 1,
+        **settings,
+    }
     return TorchLearner(
         tiny_decoder().to(device),
         worker,
