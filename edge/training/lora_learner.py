@@ -89,6 +89,12 @@ class LoraLearner(ABC):
         self._settings = settings
         self._seed = seed
         self.step = 0
+        self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How much of how much of the work under way is done; see `CountingLearner`."""
+        return self._progress()
 
     async def update(self, groups: Sequence[TrainingGroup]) -> LearnerReport:
         """One optimiser step, or as many as the rule allows; several are reported as the first with the seconds of all.
@@ -189,7 +195,10 @@ class LoraLearner(ABC):
         return self._one_update(groups)
 
     def _one_update(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
-        return self._updated_on(live_rows(groups), groups, Tally())
+        rows, tally = live_rows(groups), Tally()
+        tokens = sum(len(row.learned) for row in rows if not row.off_policy)
+        self._progress = lambda: (tally.sums.tokens, tokens)
+        return self._updated_on(rows, groups, tally)
 
     def _updated_on(self, rows: Sequence[Row], groups: Sequence[TrainingGroup], tally: Tally) -> Job[LearnerReport]:
         if not rows:
@@ -206,6 +215,7 @@ class LoraLearner(ABC):
     def _imitate_job(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer], most: int) -> Job[Imitation]:
         nats: list[float] = []
         seconds, kept_each = 0.0, KEPT_PER_DEMONSTRATION * len(demonstrations)
+        self._progress = lambda: (len(nats), most)
         try:
             while len(nats) < most and (not nats or nats[-1] > ENOUGH_NATS):
                 if kept:

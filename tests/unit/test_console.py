@@ -72,7 +72,9 @@ def test_slow_step_prints_progress_and_always_its_own_line() -> None:
         console.emit(step(number))
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines if "right in the end" in line] == ["1", "2", "3"]
-    assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
+    assert [line for line in lines if "answering" in line] == [
+        f"step {number}: answering 5 of 8 responses" for number in range(1, 4)
+    ]
 
 
 def test_notices_are_printed_immediately() -> None:
