@@ -27,7 +27,7 @@ from edge.dagrpo.demonstrations import demonstration, similar_question, with_wor
 from edge.evaluation.judging import Candidate, RolloutSettings, judge
 from edge.inference.backend import InferenceBackend
 from edge.learning.curriculum import StepPlan
-from edge.learning.rollout import ScoredGroup, as_a_turn
+from edge.learning.rollout import ScoredGroup, as_a_turn, plain_limit
 from edge.state.folder import StateFolder
 from edge.state.rows import SimilarAnswer
 from edge.tasks.source import TaskSource
@@ -184,7 +184,7 @@ class GivenAnswers:
     async def _own_answers(self, item: TaskItem, seeds: Sequence[int]) -> PromptGroup:
         """What the model answers to a question by itself."""
         settings = self.settings
-        sampling = settings.sampling(item, suppress_help=True)
+        sampling = settings.sampling(item, suppress_help=True, most=plain_limit(self.backend, settings, [item]))
         return await self.backend.sample_group(settings.messages(item), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:

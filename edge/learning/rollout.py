@@ -201,7 +201,10 @@ class Rollout:
         has the reason. So are those beyond the limit of tokens. Raises EdgeError when no prompt is left.
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
-        limit, most = TokenLimit(len(batch.items), self.settings.step_tokens), self.plain_tokens(batch.items)
+        limit, most = (
+            TokenLimit(len(batch.items), self.settings.step_tokens),
+            plain_limit(self.backend, self.settings, batch.items),
+        )
 
         async def one(index: int) -> ScoredGroup | EdgeError | None:
             nonlocal done
@@ -227,7 +230,7 @@ class Rollout:
     async def log_odds(self, batch: Batch) -> list[float | None]:
         """The log-odds of asking for each prompt of a batch, from its first response; [] where none can be had."""
 
-        most = self.plain_tokens(batch.items)
+        most = plain_limit(self.backend, self.settings, batch.items)
 
         async def one(index: int) -> list[float | None]:
             item, seed = batch.items[index], derive_seed(self.settings.seed, "rollout", batch.step, index, 0)
@@ -239,14 +242,6 @@ class Rollout:
             return [group.responses[0].help_log_odds]
 
         return [found for look in await all_of(one(index) for index in range(len(batch.items))) for found in look]
-
-    def plain_tokens(self, items: Sequence[TaskItem]) -> int | None:
-        """The limit of a plain answer to these questions, by their given answers; None where one has none, or another form."""
-        if not all(isinstance(form := self.settings.form_of(item), PlainForm) and not form.options for item in items):
-            return None
-        given = [final_answer(demonstration(item)) for item in items]
-        longest = max((len(self.backend.text_tokens(answer)) for answer in given), default=0)
-        return max(FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER * longest) if all(given) else None
 
     async def _sampled(self, batch: Batch, index: int, sampling: Sampling) -> PromptGroup:
         """One prompt's responses. The help bias in `sampling` is a part of the policy that is sampled from, and that learns."""
@@ -323,6 +318,15 @@ class Rollout:
         correct = await judge(self.verifier, item, composed)
         reward = task_reward(Outcome(correct, format_ok, asked))
         return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
+
+
+def plain_limit(backend: InferenceBackend, settings: RolloutSettings, items: Sequence[TaskItem]) -> int | None:
+    """The limit in tokens of a plain answer to these questions, by their given answers; None where one has none, or another form."""
+    if not all(isinstance(form := settings.form_of(item), PlainForm) and not form.options for item in items):
+        return None
+    given = [final_answer(demonstration(item)) for item in items]
+    longest = max((len(backend.text_tokens(answer)) for answer in given), default=0)
+    return max(FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER * longest) if all(given) else None
 
 
 def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int) -> Turn | None:

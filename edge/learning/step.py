@@ -369,21 +369,20 @@ class StepPhases:
         if count is None:
             yield False
             return
-        watching = asyncio.create_task(self._watch(part, count))
+        watching = asyncio.create_task(self._watch(part, count, self.components.clock.monotonic()))
         try:
             yield True
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch(self, part: StepPart, count: Callable[[], Done]) -> None:
+    async def _watch(self, part: StepPart, count: Callable[[], Done], began: float) -> None:
         """Report each second in which something was done."""
-        clock, shown = self.components.clock, Done(0, 0)
-        began = clock.monotonic()
+        shown = Done(0, 0)
         while True:
             await asyncio.sleep(_PROGRESS_S)
             if (now := count()) != shown:
-                spent, left = clock.monotonic() - began, now.of - now.done
+                spent, left = self.components.clock.monotonic() - began, now.of - now.done
                 self.report(part, now.done, now.of, now.tokens, spent * left / now.done if now.done and left >= 0 else None)
             shown = now
 
