@@ -397,7 +397,7 @@ def inside_step(progress: StepProgress) -> str:
     part, done, of = progress.part, progress.done, progress.of
     count = f"{done} of {of} responses" if of > 1 else counted(done, "response") if done else ""
     if part == "update":
-        count = percent(done / of) if of > 1 else ""
+        count = percent(done / of) if done and of > 1 else ""
     elif part == "imitation":
         count = f"update {done} of at most {of}" if of > 1 else ""
     doing = (

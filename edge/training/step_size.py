@@ -71,12 +71,12 @@ class StepSize:
 
 
 def fitting_size(usual: StepSize, texts: StepTexts, speed: StepSpeed, given: Sequence[str] = ()) -> StepSize:
-    """The largest size up to the usual one that takes at most STEP_S, with more prompts rather than more responses to each; the least one
-    where none does. The fields named in `given` stay as they are."""
+    """The largest size up to the usual one that takes at most STEP_S, with more prompts rather than more responses to each, so that more
+    groups have an advantage; the least one where none does. The fields named in `given` stay as they are."""
     for max_tokens in (usual.max_tokens, *(fewer for fewer in FEWER_TOKENS if "max_tokens" not in given)):
         sizes = [StepSize(*size, min(max_tokens, usual.max_tokens)) for size in _counts(usual, given)]
         if fitting := [size for size in sizes if size.seconds(texts, speed) <= STEP_S]:
-            return max(fitting, key=lambda size: (size.prompts * size.group_size, size.prompts))
+            return max(fitting, key=lambda size: (size.prompts, size.group_size))
     return min(sizes, key=lambda size: size.prompts * size.group_size)
 
 

@@ -67,7 +67,7 @@ def test_responses_are_given_up_before_prompts_and_tokens_last() -> None:
 
     assert at(2000.0) == USUAL
     some = at(600.0)
-    assert some.prompts >= some.group_size >= 4 and some.max_tokens == 288 and some != USUAL
+    assert some.prompts == 8 and 4 <= some.group_size < 8 and some.max_tokens == 288
     assert at(200.0).max_tokens == 128
     assert at(10.0) == StepSize(4, 4, 128)
 

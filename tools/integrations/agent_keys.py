@@ -29,6 +29,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.objective.ratio_clip": _OTHER_METHODS,
     "learning.objective.gvpo_beta": _OTHER_METHODS,
     "learning.objective.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
+    "learning.step_tokens": "every step samples all of its prompts here; edge-agent learn can leave some out",
     "learning.temperature": "that is what the estimator assumes",
     "learning.control.help_bias_rule": "responses are sampled without a help bias here; edge-agent learn has one",
     "learning.control.step_dual": "λ is the coordinator's here; edge-agent learn can estimate it",

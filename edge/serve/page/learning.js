@@ -29,7 +29,7 @@ const PARTS = {
 // What a step under way is at, and how far it has come where that is known.
 function progressWords({ step, part, done, of, tokens, left_s: left }) {
   const responses = of > 1 ? `${whole(done)} of ${counted(of, "response")}` : done ? counted(done, "response") : "";
-  const count = part === "update" ? (of > 1 ? percent(done / of) : "") : part === "imitation" ? (of > 1 ? `update ${whole(done)} of at most ${whole(of)}` : "") : responses;
+  const count = part === "update" ? (done && of > 1 ? percent(done / of) : "") : part === "imitation" ? (of > 1 ? `update ${whole(done)} of at most ${whole(of)}` : "") : responses;
   const doing = [PARTS[part] ?? part, count].filter(Boolean).join(part === "rollout" || part === "update" ? " " : ", ");
   return [`step ${whole(step)}: ${doing}`, tokens ? counted(tokens, "token") : "", left === null ? "" : `${seconds(left)} left`].filter(Boolean).join(", ");
 }
