@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from edge.core.types import Demonstration, KeptAnswer, Turn
@@ -23,6 +25,21 @@ async def test_the_loss_is_the_mean_negative_log_likelihood_and_falls(worker: En
     assert imitation.nats_before == pytest.approx(by_hand, rel=1e-4)
     assert imitation.nats < imitation.nats_before
     assert learner.step == imitation.updates == MOST_IMITATIONS
+
+
+async def test_learner_shows_how_much_of_its_work_is_done(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
+    assert learner.progress == (0, 0)
+    groups, seen = random_groups(1), set[tuple[int, int]]()
+    update = asyncio.create_task(learner.update(groups))
+    while not update.done():
+        seen.add(learner.progress)
+        await asyncio.sleep(0)
+    tokens = (await update).tokens
+    assert tokens > 0 and learner.progress == (tokens, tokens)
+    assert seen <= {(0, 0), *((done, tokens) for done in range(tokens + 1))}
+    imitation = await learner.imitate([Demonstration(PROMPT, Turn(ANSWER))], most=3)
+    assert learner.progress == (imitation.updates, 3)
 
 
 async def test_sufficiently_likely_demonstration_gets_only_one_update(
