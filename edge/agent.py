@@ -38,7 +38,7 @@ from edge.learning.loop import BetweenSteps, Learning
 from edge.learning.session import TrainingSession
 from edge.learning.step_reporter import StepReporter
 from edge.rpc.client import BudgetSnapshot
-from edge.state.events import Notice, RunFinished
+from edge.state.events import Notice, RunFinished, StepProgress
 from edge.state.folder import CHECKPOINTS
 from edge.state.text_questions import kept_questions
 
@@ -80,6 +80,8 @@ class AgentStatus:
     """A person has paused learning."""
     quota: Quota | None = None
     """What people may still ask of the cloud, for the task that serving uses."""
+    progress: StepProgress | None = None
+    """How far the step under way has come; None between steps."""
     unsettled_calls: int = 0
     """Cloud calls for people whose end is not known yet."""
     budget: BudgetSnapshot | None = None
@@ -218,6 +220,7 @@ class Agent:
             trained_version=state.lineage().latest,
             waiting=self.learning.waiting,
             paused=self.learning.paused,
+            progress=self.learning.progress,
             quota=self.access.quota(),
             unsettled_calls=len(self.access.unconfirmed.waiting()),
             text_tasks=self.answerer.asked,

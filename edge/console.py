@@ -44,7 +44,14 @@ _SIGN_OF_LIFE_S = 10.0
 _OWN_USE = ("mine:", "watched:")
 _NAMED_SOURCES = ("practice:", *_OWN_USE)
 """Prefixes of sources whose name is more informative than their label: made here, people's questions, watched files."""
-_PARTS = {"rollout": "answering", "update": "updating", "close": "reporting"}
+_PARTS = {
+    "rollout": "answering",
+    "given": "looking at given answers",
+    "update": "updating",
+    "imitation": "learning given answers",
+    "close": "reporting",
+    "gate": "examining the adapter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +392,20 @@ def progress_line(view: ProgressView) -> str:
     return ", ".join(parts)
 
 
-def inside_step(event: StepProgress) -> str:
-    """What a step is at, and how far where there is more than one of it."""
-    count = f" {event.done} of {event.of}" if event.of > 1 else ""
-    return f"step {event.step}: {_PARTS[event.part]}{count}"
+def inside_step(progress: StepProgress) -> str:
+    """What a step is at, and how far it has come where that is known."""
+    part, done, of = progress.part, progress.done, progress.of
+    count = f"{done} of {of} responses" if of > 1 else counted(done, "response") if done else ""
+    if part == "update":
+        count = percent(done / of) if done and of > 1 else ""
+    elif part == "imitation":
+        count = f"update {done} of at most {of}" if of > 1 else ""
+    doing = (
+        f"{_PARTS[part]} {count}" if count and part in ("rollout", "update") else ", ".join(filter(None, (_PARTS[part], count)))
+    )
+    tokens = counted(progress.tokens, "token") if progress.tokens else ""
+    left = "" if progress.left_s is None else f"{duration(progress.left_s)} left"
+    return f"step {progress.step}: {', '.join(filter(None, (doing, tokens, left)))}"
 
 
 def spoken(event: Event) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from edge.app.settings import state_folder
+from edge.app.settings import state_folder, with_learning_rate
 from edge.config.schema import AgentConfig
 from edge.core.errors import StateError
 from edge.sizing import learner_settings, training_device, weights_held

@@ -201,6 +201,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         group_size=learning.group_size,
         temperature=learning.temperature,
         max_tokens=learning.max_tokens,
+        step_tokens=learning.step_tokens,
         prompt_form=local_prompt_form(config),
         cloud_prompt_form=cloud_form,
         max_output_tokens=coordinator.max_output_tokens,

@@ -13,7 +13,7 @@ from typer import Option
 
 from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json, Sources
-from edge.cli.settings import Settings, starting_line, starting_lines, takes
+from edge.cli.settings import Settings, not_in_json, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import UsageError
 from edge.core.events import FanOutSink
@@ -48,7 +48,8 @@ def command(
     """Learn a fixed number of steps and leave a run folder: configuration, events, metrics, figures, adapter, summary."""
     from edge.app.agents import check_inputs
     from edge.app.settings import cloud_name, own_profile, state_folder
-    from edge.learning.run_folder import RunFolder, require_same_run
+    from edge.app.step_size import fitted_steps
+    from edge.learning.run_folder import RunFolder, is_begun, require_same_run
 
     if eval_every is not None and not eval_limit:
         raise UsageError("--eval-every sets when, but not how much, is evaluated", hint="give --eval-limit too, such as 200")
@@ -63,8 +64,9 @@ def command(
     names = (phase.source.removeprefix("practice:").replace("/", "_").lstrip("._") for phase in config.phases)
     folder = out or Path("runs") / f"{'+'.join(names)}-{config.learning.seed}"
     resolved = replace(settings, state=settings.state or folder / "state").resolve(own_profile)
+    resolved, size_lines = fitted_steps(resolved, not_in_json(json), is_begun=is_begun(folder))
     require_same_run(folder, resolved.config)
-    lines = list(starting_lines(resolved, learns=True))
+    lines = [*starting_lines(resolved, learns=True), *size_lines]
     with closing(RunFolder(folder, resolved.to_yaml())) as run_folder:
         try:
             learning = _learn(resolved.config, run_folder, lines, eval_limit=eval_limit, eval_every=eval_every, json_lines=json)

@@ -14,7 +14,7 @@ from typer import Option
 
 from edge.cli.exits import stop_on_signals
 from edge.cli.options import Json
-from edge.cli.settings import Settings, privacy_line, starting_line, starting_lines, takes
+from edge.cli.settings import Settings, not_in_json, privacy_line, starting_line, starting_lines, takes
 from edge.core.clock import SystemClock
 from edge.core.errors import AdapterError, Collapsed, CoordinatorError, StateError, UsageError
 from edge.core.events import FanOutSink
@@ -43,13 +43,15 @@ def command(
 ) -> int:
     """Serve and learn until Ctrl-C, or for --steps steps."""
     from edge.app.settings import own_profile
+    from edge.app.step_size import fitted_steps
 
     if no_learn and no_serve:
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
     resolved = settings.resolve(own_profile)
     learns, serves = not no_learn and resolved.config.learning.enabled, not no_serve
     check_run(resolved.config, learns=learns, serves=serves)
-    lines = [*starting_lines(resolved, learns=learns), *filter(None, [privacy_line(resolved.config)])]
+    resolved, size_lines = fitted_steps(resolved, not_in_json(json), lives_here=True) if learns else (resolved, [])
+    lines = [*starting_lines(resolved, learns=learns), *size_lines, *filter(None, [privacy_line(resolved.config)])]
     try:
         asyncio.run(_run(resolved.config, lines, steps, learns=learns, serves=serves, json_lines=json))
     except asyncio.CancelledError:

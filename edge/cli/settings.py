@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,6 +264,11 @@ def starting_line(config: AgentConfig) -> str:
 
     practice = f" ({name})" if (name := cloud_name(config)) else ""
     return "starting: loading the model" + ("" if config.coordinator.address else f" and the embedded coordinator{practice}")
+
+
+def not_in_json(json: bool) -> Callable[[str], None]:
+    """Writes lines of progress before there is a console; none where events are written as JSON."""
+    return (lambda line: None) if json else lambda line: print(line, file=sys.stderr, flush=True)
 
 
 def privacy_line(config: AgentConfig) -> str:

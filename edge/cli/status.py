@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edge.serve.ports import AgentControl
 
 _STAGES = {"idle": "not learning", "learning": "learning", "paused": "waiting", "stopped": "stopped"}
-_LEARNING = ("task", "phase", "phases", "steps_done", "steps_planned", "paused", "waiting", "target_rate", "dual")
+_LEARNING = ("task", "phase", "phases", "steps_done", "steps_planned", "progress", "paused", "waiting", "target_rate", "dual")
 
 
 @takes("coordinator state")
@@ -87,6 +87,9 @@ class StatusScreen:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Names, each with what is printed after it."""
+        from edge.console import inside_step
+        from edge.state.events import StepProgress
+
         status, last, budgets = self.status, self.last_step, self.budgets
         yield "result", next(headline_lines(self.headline))
         if status.running:
@@ -103,6 +106,8 @@ class StatusScreen:
         done = f"{counted(status.steps_done, 'step')}{planned} done"
         if status.task:
             yield "learning", ", ".join(filter(None, (stage, where, done)))
+            if status.progress is not None:
+                yield "", inside_step(StepProgress(**status.progress.model_dump()))
         else:
             yield "learning", stage if status.running else "nothing yet"
 

@@ -318,7 +318,11 @@ class ImitationConfig(Section):
 
 
 class LearningConfig(Section):
-    """DA-GRPO, or a method it is compared with."""
+    """DA-GRPO, or a method it is compared with.
+
+    Where group_size, prompts_per_step, max_tokens or step_tokens is not set, `learn` and `run` fit it to the speed of a model that is not
+    bundled, so that a step takes about half a minute: never more than the default. A run keeps what was fitted when it began.
+    """
 
     enabled: bool = Field(True, description="Learn in run; false: only answer.")
     when: WhenConfig = Field(WhenConfig(), description="When learning may use the machine, in run.")
@@ -334,6 +338,11 @@ class LearningConfig(Section):
         "(right in some responses, or not yet right where their answers are shown). Practice is always a stream.",
     )
     max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
+    step_tokens: int = Field(
+        0,
+        ge=0,
+        description="Sampled tokens after which a step takes no further prompt (0: no limit, or the one that was fitted).",
+    )
     temperature: Positive = Field(
         1.0, description="Temperature of the responses that are learned from; 1 is what the estimator assumes."
     )

@@ -162,14 +162,18 @@ class RolloutSettings:
     """Responses are held to the form of their question; else they are free, and their format is judged. None: guided where the loaded model
     reads full prompts."""
 
+    step_tokens: int = 0
+    """Sampled tokens after which a step takes no further group; 0: no limit."""
     certainty: float = 0.0
     """How much the certainty of a plain answer counts in the decision to ask (Sampling.certainty)."""
 
-    def sampling(self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False) -> Sampling:
-        """How responses to a question are sampled, in learning and in evaluations."""
+    def sampling(
+        self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False, most: int | None = None
+    ) -> Sampling:
+        """How responses to a question are sampled, in learning and in evaluations; `most`: fewer tokens than the usual limit."""
         return Sampling(
             self.temperature,
-            self.max_tokens,
+            min(self.max_tokens, most or self.max_tokens),
             max_steps=item.max_steps,
             help_bias=help_bias,
             suppress_help=suppress_help,

@@ -108,6 +108,26 @@ class ThreadedBackend(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class RolloutCounts:
+    """What an engine has sampled for rollouts and examinations since it was opened; counted while it computes."""
+
+    responses: int = 0
+    """Finished ones."""
+    tokens: int = 0
+    """Of all of them, what a form writes included."""
+
+
+@runtime_checkable
+class CountingBackend(Protocol):
+    """A backend that shows how far it has come inside responses that nobody watches."""
+
+    @property
+    def rollout_counts(self) -> RolloutCounts:
+        """The counts of now."""
+        ...
+
+
 class InferenceBackend(RawText, Protocol):
     """Samples from the SLM with the adapter in use."""
 

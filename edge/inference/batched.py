@@ -21,7 +21,7 @@ from edge.core.forms import THINKING_ENDS, PlainForm, ReasonedForm, ResponseForm
 from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredToken, TextDelta, ToolConversation, Turn
 from edge.core.worker import EngineWorker, Priority
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.inference.backend import ModelInfo, RawPrompt, TokenizerInfo
+from edge.inference.backend import ModelInfo, RawPrompt, RolloutCounts, TokenizerInfo
 from edge.inference.batcher import Batcher, Engine, Request, TokenTable
 from edge.inference.chat_template import ChatTemplate
 
@@ -78,6 +78,11 @@ class BatchedBackend:
     def adapter_version(self) -> int:
         """Version of the adapter in use; 0 is the bare model."""
         return self._batcher.adapter_version
+
+    @property
+    def rollout_counts(self) -> RolloutCounts:
+        """What was sampled for rollouts so far; see `CountingBackend`."""
+        return self._batcher.counts
 
     def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
         """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""

@@ -36,6 +36,7 @@ from edge.core.types import (
 from edge.core.worker import Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.dagrpo.turn_start import ask_probability, log_odds, unfinished, unsure
+from edge.inference.backend import RolloutCounts
 from edge.inference.decisions import HelpTokens, ResponseFollower
 from edge.inference.detokenizer import Detokenizer, Listener, text_of
 from edge.inference.sampling import Floats, RowSampler, likeliest, log_odds_of, log_probabilities, log_sum_exp
@@ -155,6 +156,7 @@ class Request:
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
         self.prompt_logits: Floats | None = None
+        self.counts = RolloutCounts()
 
     def begin_again(self) -> None:
         """Forget what is known of the decision at the start: another adapter will answer."""
@@ -177,6 +179,7 @@ class Request:
     def finish_one(self, index: int, response: LocalResponse) -> None:
         """Record a response; resolves the future with the last one."""
         self.responses[index] = response
+        self.counts.responses += 1
         done = [response for response in self.responses if response is not None]
         if len(done) == len(self.seeds) and self.future.set_running_or_notify_cancel():
             self.future.set_result(PromptGroup(tuple(self.prompt_ids), tuple(done[: self.sampled]), tuple(done[self.sampled :])))
@@ -234,6 +237,7 @@ class _Sequence:
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self.pieces.append(piece)
+        self.request.counts.tokens += 1
 
     def cut(self, count: int) -> None:
         """Leave the first tokens only."""
@@ -280,6 +284,8 @@ class Batcher:
     def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
         self.adapter_version = 0
         self.hold = False
+        self.counts = RolloutCounts()
+        """Of requests at rollout priority."""
         self._engine = engine
         self._tokens = tokens
         self._rollout_rows = rollout_rows
@@ -296,6 +302,8 @@ class Batcher:
 
     def add(self, request: Request) -> None:
         """Queue a request, from any thread."""
+        if request.priority == Priority.ROLLOUT:
+            request.counts = self.counts
         self._inbox.append(request)
 
     def has_work(self, priority: Priority) -> bool:

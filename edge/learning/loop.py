@@ -21,7 +21,7 @@ from edge.learning.own_items import LEARNED_LATER, outlook
 from edge.learning.rollback import Rollback, RollbackMonitor
 from edge.learning.session import TrainingSession
 from edge.learning.step import LearningStep
-from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StopReason, WentBack
+from edge.state.events import Notice, OwnUseThrough, PhaseStarted, RunFinished, RunStarted, StepProgress, StopReason, WentBack
 from edge.state.feedback import Feedback
 from edge.state.folder import COLLAPSE_MEMORY
 from edge.state.rows import version_name
@@ -50,6 +50,7 @@ class Learning:
     _monitor: RollbackMonitor | None = field(default=None, init=False)
     _phase: int | None = field(default=None, init=False)
     _own_through: set[str] = field(default_factory=set, init=False)
+    _step: LearningStep | None = field(default=None, init=False)
 
     async def run(self, max_steps: int | None = None, between_steps: BetweenSteps | None = None) -> RunFinished:
         """Work through the phases, at most `max_steps` steps in this call; see `Agent.learn`."""
@@ -90,6 +91,11 @@ class Learning:
     def waiting(self) -> str:
         """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
         return self.readiness.reason()
+
+    @property
+    def progress(self) -> StepProgress | None:
+        """How far the step under way has come; None where there is none."""
+        return self._step.progress if self._step is not None and self.stage == "learning" else None
 
     @property
     def paused(self) -> bool:
@@ -139,7 +145,7 @@ class Learning:
             text = "the phases have changed; learning begins at the first one with the present adapter"
             components.sink.emit(Notice(text, components.clock.now()))
         await self.session.prepare()
-        step = await self.session.step()
+        step = self._step = await self.session.step()
         for text in step.given.check_skills():
             components.sink.emit(Notice(text, components.clock.now()))
         # steps of one's own use come on top of those planned, as their events report

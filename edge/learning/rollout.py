@@ -6,9 +6,11 @@ the generation of the others. A failed call is data: its responses are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from edge.cloud.group_calls import CloudOutcome, GroupCalls
 from edge.cloud.hints import with_hint
@@ -18,10 +20,11 @@ from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.forms import PlainForm
 from edge.core.rng import derive_seed
-from edge.core.types import LocalResponse, TaskItem, Turn, TurnStart
+from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem, Turn, TurnStart
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.costs import CallCost, weighted_rate
+from edge.dagrpo.demonstrations import demonstration
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import asks_help, check_format, is_well_formed
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
@@ -164,10 +167,54 @@ class ScoredGroup:
         return tuple(scored for scored in self.responses if not scored.masked)
 
 
+class TokenLimit:
+    """Ends the sampling of a step: a group counts where those before it in the batch have fewer tokens than the limit.
+
+    So no group is left out for its own length or for being slow, and the same seeds give the same step. The groups are sampled at the same
+    time; one goes on to ask and be scored once it is known that it counts.
+    """
+
+    def __init__(self, groups: int, most: int) -> None:
+        """`most`: 0 is no limit."""
+        self._most = most
+        self._before = [asyncio.get_running_loop().create_future() for _ in range(groups)]
+        self._count(0, 0)
+
+    async def within(self, index: int, sampling: Coroutine[Any, Any, PromptGroup]) -> PromptGroup | None:
+        """What is sampled for this group; None where it does not count. Raises what the sampling does."""
+        if not self._most:
+            return await sampling
+        task, tokens = asyncio.ensure_future(sampling), 0
+        try:
+            before: int = await self._before[index]
+            if before >= self._most:
+                return None
+            try:
+                group = await task
+                tokens = sum(len(response.token_ids) for response in group.responses)
+                return group
+            finally:
+                self._count(index + 1, before + tokens)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _count(self, index: int, tokens: int) -> None:
+        """The groups before this one have so many tokens; where these are enough, none from here on counts."""
+        for before in self._before[index:] if tokens >= self._most > 0 else self._before[index : index + 1]:
+            if not before.done():
+                before.set_result(tokens)
+
+
+FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER = 24, 4
+"""Limit of a plain answer while learning: so many times the tokens of the longest answer that is given, and at least these."""
+
+
 @dataclass(slots=True)
 class Rollout:
     """Samples and scores the groups of one batch. Of the last batch: `cloud_s` are the seconds from its first call to its last reply (0:
-    nothing was asked), `left_out` why prompts were left out, a line each."""
+    nothing was asked), `left_out` why prompts were left out, a line each, `beyond_limit` the places of those that came after the step's
+    limit of tokens was reached."""
 
     backend: InferenceBackend
     cloud: GroupCalls
@@ -177,20 +224,26 @@ class Rollout:
     settings: RolloutSettings
     cloud_s: float = field(default=0.0, init=False)
     left_out: list[str] = field(default_factory=list, init=False)
+    beyond_limit: frozenset[int] = field(default=frozenset(), init=False)
     _first_call: float | None = field(default=None, init=False)
 
     async def collect(self, batch: Batch, on_group: Callable[[int], None] = lambda done: None) -> list[ScoredGroup]:
         """The scored groups in the order of the batch. `on_group` gets how many are done.
 
         A prompt that cannot be answered or judged (too long for the context, a sandbox that does not start) is left out, and `left_out`
-        has the reason. Raises EdgeError when no prompt is left.
+        has the reason. So are those beyond the limit of tokens. Raises EdgeError when no prompt is left.
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
+        limit = TokenLimit(len(batch.items), self.settings.step_tokens)
+        most = plain_limit(self.backend, self.settings, batch.items)
 
-        async def one(index: int) -> ScoredGroup | EdgeError:
+        async def one(index: int) -> ScoredGroup | EdgeError | None:
             nonlocal done
             try:
-                return await self._collect_one(batch, index)
+                sampling = self.settings.sampling(batch.items[index], help_bias=batch.opened.help_bias or 0.0, most=most)
+                sampling = replace(sampling, enumerates=self.settings.enumerates)
+                sampled = await limit.within(index, self._sampled(batch, index, sampling))
+                return None if sampled is None else await self._scored(batch, index, sampled)
             except EdgeError as error:
                 return error
             finally:
@@ -201,17 +254,20 @@ class Rollout:
         groups = [group for group in collected if isinstance(group, ScoredGroup)]
         failures = [failure for failure in collected if isinstance(failure, EdgeError)]
         self.left_out = [str(failure) for failure in failures]
+        self.beyond_limit = frozenset(index for index, group in enumerate(collected) if group is None)
         if not groups:
             raise failures[0]
         return groups
 
     async def log_odds(self, batch: Batch) -> HelpRecord:
         """The log-odds of asking for each prompt of a batch, from its first response, as far as they can be had."""
+        most = plain_limit(self.backend, self.settings, batch.items)
 
         async def one(index: int) -> list[tuple[float | None, float]]:
             item, seed = batch.items[index], derive_seed(self.settings.seed, "rollout", batch.step, index, 0)
+            sampling = self.settings.sampling(item, most=most)
             try:
-                group = await self.backend.sample_group(self.settings.messages(item), self.settings.sampling(item), [seed])
+                group = await self.backend.sample_group(self.settings.messages(item), sampling, [seed])
             except EdgeError:  # `collect` leaves it out, and says so
                 return []
             draw = batch.draw(index)
@@ -220,14 +276,15 @@ class Rollout:
         found = [look for looks in await all_of(one(index) for index in range(len(batch.items))) for look in looks]
         return HelpRecord(tuple(log_odds for log_odds, _ in found), tuple(weight for _, weight in found))
 
-    async def _collect_one(self, batch: Batch, index: int) -> ScoredGroup:
-        """Sample, ask, compose, verify: one prompt's group."""
-        item, settings = batch.items[index], self.settings
-        bias = batch.opened.help_bias or 0.0  # a part of the policy that is sampled from, and that learns
-        sampling = replace(settings.sampling(item, help_bias=bias), enumerates=settings.enumerates)
+    async def _sampled(self, batch: Batch, index: int, sampling: Sampling) -> PromptGroup:
+        """One prompt's responses. The help bias in `sampling` is a part of the policy that is sampled from, and that learns."""
+        settings = self.settings
         seeds = [derive_seed(settings.seed, "rollout", batch.step, index, sample) for sample in range(settings.group_size)]
-        sampled = await self.backend.sample_group(settings.messages(item), sampling, seeds)
-        weight = 1.0
+        return await self.backend.sample_group(settings.messages(batch.items[index]), sampling, seeds)
+
+    async def _scored(self, batch: Batch, index: int, sampled: PromptGroup) -> ScoredGroup:
+        """Ask, compose, verify: one prompt's group."""
+        item, settings, weight = batch.items[index], self.settings, 1.0
         if batch.call_cost is not None:
             weight = batch.call_cost.weight(question_chars(cloud_messages(item, settings.cloud_prompt_form)))
         asks_G = [self._asks(item, response) for response in sampled.responses]
@@ -299,6 +356,15 @@ class Rollout:
         correct = await judge(self.verifier, item, composed)
         reward = task_reward(Outcome(correct, format_ok, asked))
         return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
+
+
+def plain_limit(backend: InferenceBackend, settings: RolloutSettings, items: Sequence[TaskItem]) -> int | None:
+    """The limit in tokens of a plain answer to these questions, by their given answers; None where one has none, or another form."""
+    if not all(isinstance(form := settings.form_of(item), PlainForm) and not form.options for item in items):
+        return None
+    given = [final_answer(demonstration(item)) for item in items]
+    longest = max((len(backend.text_tokens(answer)) for answer in given), default=0)
+    return max(FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER * longest) if all(given) else None
 
 
 def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int) -> Turn | None:

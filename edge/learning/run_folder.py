@@ -134,18 +134,23 @@ class RunFolder:
         self._stream.close()
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a run has measured anything in this folder."""
+    events, results = folder / "events.jsonl", folder / "evals.jsonl"
+    measured = results.is_file() and results.stat().st_size > 0
+    if not measured and events.is_file():
+        with events.open(encoding="utf-8", errors="replace") as lines:
+            measured = any(f'"{StepFinished.kind}"' in line for line in lines)
+    return measured
+
+
 def require_same_run(folder: Path, config: AgentConfig) -> None:
     """Refuse to go on in the folder of a run that was begun under settings that make its record another one. Changes nothing.
 
     Settings under which nothing was measured (they failed to start, or were stopped before the first step) bind nobody. Raises UsageError
     that names the settings; also where they cannot be read any more.
     """
-    events, results = folder / "events.jsonl", folder / "evals.jsonl"
-    measured = results.is_file() and results.stat().st_size > 0
-    if not measured and events.is_file():
-        with events.open(encoding="utf-8", errors="replace") as lines:
-            measured = any(f'"{StepFinished.kind}"' in line for line in lines)
-    if not measured:
+    if not is_begun(folder):
         return
     name = shown(str(folder))
     try:

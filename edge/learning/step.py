@@ -6,11 +6,12 @@ call keys. From the checkpoint on, its manifest holds all that is needed to repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edge.budget.pace import Pace
 from edge.core.errors import StateError
@@ -19,6 +20,7 @@ from edge.core.types import TrainingGroup
 from edge.dagrpo.advantages import has_signal
 from edge.dagrpo.costs import CallCost
 from edge.dagrpo.dual import EXPLORED_RATE, solved_help_bias
+from edge.inference.backend import CountingBackend, InferenceBackend
 from edge.learning.adapters import ServingAdapter
 from edge.learning.checkpoints import Checkpoint, StepManifest
 from edge.learning.collapse import CollapseMemory, Watched
@@ -30,11 +32,20 @@ from edge.learning.promotion import Judgement, PromotionGate
 from edge.learning.rollout import Batch, ResponseOutcome, Rollout, ScoredGroup, step_units
 from edge.learning.step_event import StepResult, ask_slopes, help_record, step_event
 from edge.learning.step_reporter import ClosedStep, StepReporter
-from edge.state.events import AdapterSwapped, AnchorsJudged, GateJudged, Notice, StepFinished, StepProgress, StepSeconds
+from edge.state.events import (
+    AdapterSwapped,
+    AnchorsJudged,
+    GateJudged,
+    Notice,
+    StepFinished,
+    StepPart,
+    StepProgress,
+    StepSeconds,
+)
 from edge.state.folder import COLLAPSE_MEMORY
 from edge.state.rows import Commit, HelpRecord, Lineage, Position, WentBackRow, version_name
 from edge.training.floor import StepMeasure
-from edge.training.learner import Learner
+from edge.training.learner import CountingLearner, Learner
 
 
 @dataclass(slots=True)
@@ -58,26 +69,41 @@ class LearningStep:
     """Cancelling now loses nothing but work that can be made again."""
     was_refused: bool = field(default=False, init=False)
     was_unanswered: bool = field(default=False, init=False)
+    was_cut: bool = field(default=False, init=False)
+    _phases: StepPhases | None = field(default=None, init=False)
     _measure: Callable[[], StepMeasure | None] = field(init=False)
     """The least time that steps could take on the device is computed from it; asked once."""
 
     def __post_init__(self) -> None:
         self._measure = cache(self.components.step_measure)
 
+    @property
+    def progress(self) -> StepProgress | None:
+        """How far the step under way has come; None between steps."""
+        return None if self._phases is None else self._phases.progress
+
     async def run(self, plan: StepPlan, base: int) -> StepFinished:
         """One step that trains the learner on from version `base`, which it holds; committed when this returns."""
-        phase = StepPhases(plan.step, self.components)
+        phase = self._phases = StepPhases(plan.step, self.components)
         method, group_size, prompts = self.settings.method, self.settings.rollout.group_size, len(plan.items)
         opened = await self.reporter.open(plan.task, prompts, group_size, self._target_rate(plan))  # its number, λ and τ
         with phase("rollout"):  # sample, ask, compose, verify
             batch = Batch(plan.step, plan.items, opened, plan.stay_here, self._call_cost(), plan.draws)
-            phase.report("rollout", 0, prompts)
+            responses = prompts * group_size
+            phase.report("rollout", 0, responses)
             if self.settings.rollout.guided and self.reporter.must_look(opened):
                 look = await self.rollout.log_odds(batch)
                 opened = replace(opened, help_bias=solved_help_bias(look.log_odds_N, opened.target_rate, look.weights_N))
                 batch = replace(batch, opened=opened)
-            groups = await self.rollout.collect(batch, lambda done: phase.report("rollout", done, prompts))
-            given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
+            async with phase.watched("rollout", sampled_by(self.rollout.backend, responses)) as counted_by_engine:
+                shown = (
+                    (lambda done: None)
+                    if counted_by_engine
+                    else lambda done: phase.report("rollout", done * group_size, responses)
+                )
+                groups = await self.rollout.collect(batch, shown)
+            async with phase.watched("given", sampled_by(self.rollout.backend)):
+                given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
             if plan.ends_when_known:
                 text = f"{plan.source}: {given.known} of {counted(len(plan.by_heart), 'given answer')} known"
@@ -91,12 +117,17 @@ class LearningStep:
                 learner, rate_share = self.learner(), self._collapse_memory(base).rate_share
                 training_groups = [one.training_group() for one in advantages]
                 learner.scale_steps(rate_share * self._live_share(training_groups))
-                report = await learner.update(training_groups)
+                async with phase.watched("update", learned_by(learner)):
+                    report = await learner.update(training_groups)
                 learner.scale_steps(rate_share)
-                imitation = await learner.imitate(given.demonstrations, given.kept) if given.demonstrations else None
+                imitation = None
+                if given.demonstrations:
+                    async with phase.watched("imitation", learned_by(learner)):
+                        imitation = await learner.imitate(given.demonstrations, given.kept)
             with phase("save"):
                 by_cost = self.pace is not None
-                result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost)
+                cut = self.rollout.beyond_limit
+                result = StepResult(plan, opened, groups, advantages, report, given, imitation, by_cost, cut)
                 manifest = self._manifest(result, phase.so_far(self.rollout.cloud_s), base)
                 saved = await self.adapter.checkpoints.write(plan.step, learner, manifest)
             return await self.finish(saved, phase)
@@ -109,6 +140,7 @@ class LearningStep:
         Idempotent up to the commit: the coordinator answers a repeated report with its first answer.
         """
         manifest, phase = saved.manifest(), phase or StepPhases(saved.step, self.components)
+        self._phases = phase
         state, sink, serving, sampling = self.components.state, self.components.sink, self.adapter.backend, self.rollout.backend
         with phase("close"):
             closed = await self.reporter.close(manifest.opened, manifest.units)  # rate -> the coordinator's new λ
@@ -124,7 +156,8 @@ class LearningStep:
         with phase("gate"):
             judgement = None
             if self.gate is not None and manifest.gate_due and manifest.base == state.lineage().latest and not collapsed:
-                judgement = await self.gate.judge(saved, event, manifest.base)
+                async with phase.watched("gate", sampled_by(self.rollout.backend)):
+                    judgement = await self.gate.judge(saved, event, manifest.base)
         async with self.adapter.switching:
             with phase("swap"):
                 before = state.lineage()
@@ -145,7 +178,7 @@ class LearningStep:
                     sink.emit(AdapterSwapped(lineage.serving, good.adapter.folder if good else ""))
         needed = {lineage.latest, lineage.serving, manifest.base, state.best_version(), *lineage.kept}
         self.adapter.checkpoints.prune(needed | set(watched.memory.versions if watched else ()))
-        event = phase.timed(event)
+        event, self._phases = phase.timed(event), None
         sink.emit(event)
         if judgement is not None:
             self._report_judgement(event, lineage, judgement)
@@ -201,7 +234,7 @@ class LearningStep:
             source=plan.source,
             cursor_seed=plan.cursor_seed,
             cursor_after=plan.cursor_after,
-            used=plan.used,
+            used=tuple(key for place, key in enumerate(plan.used) if place not in result.beyond_limit),
             demonstrated=result.given.shown,
             kept=result.given.found,
             draft=step_event(result, seconds, before, self._measure()),
@@ -272,11 +305,16 @@ class LearningStep:
         return event, lineage
 
     def _notify(self, groups: Sequence[ScoredGroup], *, offline: bool) -> None:
-        """Report the prompts that are left out, and once per run of such steps that the budget refuses, or that no call is answered
-        (`offline` is reported where it begins)."""
+        """Report the prompts that are left out, and once per run of such steps that the limit of tokens leaves some out, that the budget
+        refuses, or that no call is answered (`offline` is reported where it begins)."""
         sink, now, left_out = self.components.sink, self.components.clock.now(), self.rollout.left_out
         if left_out:
             sink.emit(Notice(f"{len(left_out)} prompts are left out: {'; '.join(dict.fromkeys(left_out))}", now))
+        cut, most = len(self.rollout.beyond_limit), self.settings.rollout.step_tokens
+        if cut and not self.was_cut:
+            text = f"{cut} of {counted(cut + len(left_out) + len(groups), 'question')} are left out: those before them took"
+            sink.emit(Notice(f"{text} the {most} tokens that a step may sample (learning.step_tokens)", now))
+        self.was_cut = bool(cut)
         refused = [group for group in groups if _has(group, ResponseOutcome.REFUSED)]
         if refused and not self.was_refused:
             sink.emit(Notice(refused[0].cloud_reason, now))
@@ -340,6 +378,35 @@ _FAILPOINTS: Mapping[str, str] = {
 """The named place after each phase (edge.core.failpoint)."""
 
 
+_PROGRESS_S = 1.0
+
+
+class Done(NamedTuple):
+    """How much of how much (0: nobody knows) of a part of a step is done, and the tokens that were sampled in it."""
+
+    done: int
+    of: int
+    tokens: int = 0
+
+
+def sampled_by(backend: InferenceBackend, of: int = 0) -> Callable[[], Done] | None:
+    """Counts what an engine samples from now on, where it counts."""
+    if not isinstance(backend, CountingBackend):
+        return None
+    before = replace(backend.rollout_counts)
+
+    def done() -> Done:
+        now = backend.rollout_counts
+        return Done(now.responses - before.responses, of, now.tokens - before.tokens)
+
+    return done
+
+
+def learned_by(learner: Learner) -> Callable[[], Done] | None:
+    """Counts what a learner does, where it counts."""
+    return (lambda: Done(*learner.progress)) if isinstance(learner, CountingLearner) else None
+
+
 @dataclass(slots=True)
 class StepPhases:
     """The bookkeeping of one step: `with phase("update"): ...` keeps its seconds, shows progress and passes its failpoint."""
@@ -347,6 +414,8 @@ class StepPhases:
     step: int
     components: AgentComponents
     seconds: dict[str, float] = field(default_factory=dict)
+    progress: StepProgress | None = field(default=None, init=False)
+    """What was last reported."""
 
     @contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
@@ -360,9 +429,33 @@ class StepPhases:
             self.components.failpoint(_FAILPOINTS[phase])
         self.seconds[phase] = clock.monotonic() - began
 
-    def report(self, phase: Literal["rollout", "update", "close"], done: int, total: int) -> None:
-        """Show how far a phase has come."""
-        self.components.sink.emit(StepProgress(self.step, phase, done, total))
+    def report(self, part: StepPart, done: int, of: int, tokens: int = 0, left_s: float | None = None) -> None:
+        """Show how far a part of the step has come."""
+        self.progress = StepProgress(self.step, part, done, of, tokens, left_s)
+        self.components.sink.emit(self.progress)
+
+    @asynccontextmanager
+    async def watched(self, part: StepPart, count: Callable[[], Done] | None) -> AsyncIterator[bool]:
+        """While this is held, the part's progress is shown where something counts it; whether something does."""
+        if count is None:
+            yield False
+            return
+        watching = asyncio.create_task(self._watch(part, count, self.components.clock.monotonic()))
+        try:
+            yield True
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, part: StepPart, count: Callable[[], Done], began: float) -> None:
+        """Report each second in which something was done."""
+        shown = Done(0, 0)
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            if (now := count()) != shown:
+                spent, left = self.components.clock.monotonic() - began, now.of - now.done
+                self.report(part, now.done, now.of, now.tokens, spent * left / now.done if now.done and left >= 0 else None)
+            shown = now
 
     def so_far(self, cloud_s: float) -> StepSeconds:
         """The phases up to the update; those not reached are 0."""

@@ -51,6 +51,8 @@ class StepResult:
     given: ImitationBatch = NOTHING_GIVEN
     imitation: Imitation | None = None
     by_cost: bool = False
+    beyond_limit: frozenset[int] = frozenset()
+    """Places in the plan of the prompts that came after the step's limit of tokens was reached."""
 
 
 def step_event(
@@ -110,6 +112,7 @@ def step_event(
             uncalled=sum(scored.outcome is ResponseOutcome.UNCALLED for scored in responses),
             families=family_scores(groups),
             bands=band_shares(groups),
+            beyond_limit=len(result.beyond_limit),
             ranked=ranked_responses(groups),
             drawn=drawn,
             source_right=source_right(groups) if drawn else None,

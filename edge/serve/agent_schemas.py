@@ -164,6 +164,22 @@ class TextTaskView(ResponseBody):
     options: tuple[str, ...]
 
 
+class StepProgressView(ResponseBody):
+    """How far a step has come."""
+
+    step: Count
+    part: str
+    """rollout, given (answers looked at), update, imitation (of given answers), close (reported) or gate (judged)."""
+    done: Count
+    """Responses of a rollout, given answers or the gate, tokens of an update, updates of an imitation."""
+    of: Count
+    """0 where nobody knows how many there will be, 1 for a part that shows no more than that it has begun."""
+    tokens: Count
+    """Sampled in this part."""
+    left_s: float | None
+    """Seconds until this part ends, if it goes on like this; null where nobody knows."""
+
+
 class StatusView(ResponseBody):
     """What the agent is doing now, or what its state folder holds while no agent runs; null where that is not known then."""
 
@@ -201,6 +217,8 @@ class StatusView(ResponseBody):
     """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
     paused: bool
     """A person has paused learning."""
+    progress: StepProgressView | None = None
+    """How far the step under way has come; null between steps."""
     quota: QuotaView | None = None
     """What people may still ask of the cloud, for the task that serving uses."""
     unsettled_calls: Count | None = None

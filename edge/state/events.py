@@ -44,15 +44,27 @@ class PhaseStarted(Event):
     phases: int = 1
 
 
+StepPart = Literal["rollout", "given", "update", "imitation", "close", "gate"]
+"""What a step is at: it samples, looks at given answers, learns from its responses and from given answers, reports, and is judged."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepProgress(Event):
-    """Inside a step: `done` of `of` prompt groups are scored (part rollout), or the part has begun (update, close)."""
+    """Inside a step, at most once a second: what it is at, and how much of how much of it is done.
+
+    `done` counts responses (rollout, given, gate), tokens (update) or updates (imitation). `of` is 0 where nobody knows how many there
+    will be, and 1 for a part that shows no more than that it has begun.
+    """
 
     kind: ClassVar[str] = "step_progress"
     step: int
-    part: Literal["rollout", "update", "close"]
+    part: StepPart
     done: int
     of: int
+    tokens: int = 0
+    """Sampled in this part."""
+    left_s: float | None = None
+    """Seconds until this part ends, if it goes on like this; None where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,8 @@ class StepScores:
     """The same shares for each family of questions, by name."""
     bands: tuple[BandShares, ...] = ()
     """Of practice questions alone."""
+    beyond_limit: int = 0
+    """Prompts that were left out because those before them had as many tokens as a step may sample."""
     ranked: RankedAnswers | None = None
     """How the help log-odds order the responses that did not ask, right and wrong; None: a step of before this was counted."""
     drawn: tuple[DrawnQuestion, ...] = ()

@@ -192,6 +192,16 @@ class ThreadedLearner(Protocol):
         ...
 
 
+@runtime_checkable
+class CountingLearner(Protocol):
+    """A learner that shows how far its work under way has come."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How much of how much is done: tokens of an update, updates of an imitation (which may end sooner)."""
+        ...
+
+
 class Probing(Protocol):
     """A learner whose memory can be tried before the first step, so that it runs out at once or never.
 

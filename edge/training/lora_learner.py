@@ -95,6 +95,12 @@ class LoraLearner(ABC):
         self._imitating = False
         self._step_share = 1.0
         self.step = 0
+        self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How much of how much of the work under way is done; see `CountingLearner`."""
+        return self._progress()
 
     def scale_steps(self, share: float) -> None:
         """Make optimiser steps with this share of the configured learning rate from now on."""
@@ -211,7 +217,10 @@ class LoraLearner(ABC):
         return self._one_update(groups)
 
     def _one_update(self, groups: Sequence[TrainingGroup]) -> Job[LearnerReport]:
-        return self._updated_on(live_rows(groups), groups, Tally())
+        rows, tally = live_rows(groups), Tally()
+        tokens = sum(len(row.learned) for row in rows if not row.off_policy)
+        self._progress = lambda: (tally.sums.tokens, tokens)
+        return self._updated_on(rows, groups, tally)
 
     def _updated_on(self, rows: Sequence[Row], groups: Sequence[TrainingGroup], tally: Tally) -> Job[LearnerReport]:
         if not rows:
@@ -227,6 +236,7 @@ class LoraLearner(ABC):
 
     def _imitate_job(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer]) -> Job[Imitation]:
         time, updates = Tally(), 0
+        self._progress = lambda: (updates, MOST_IMITATIONS)
         before = now = yield from self._nats(demonstrations, time)
         rows = kept_rows(kept)
         yield from self._timed(self._read(rows, LIKELIEST, as_before := Readings()), time)

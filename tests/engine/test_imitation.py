@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
@@ -25,6 +27,21 @@ async def test_a_response_is_read_as_it_is_scored_and_becomes_likelier(worker: E
     assert imitation.nats_before == pytest.approx(sum(by_hand) / 2, rel=1e-4)
     assert imitation.nats < imitation.nats_before
     assert learner.step == imitation.updates == MOST_IMITATIONS
+
+
+async def test_learner_shows_how_much_of_its_work_is_done(worker: EngineWorker) -> None:
+    learner = tiny_learner(worker)
+    assert learner.progress == (0, 0)
+    groups, seen = random_groups(1), set[tuple[int, int]]()
+    update = asyncio.create_task(learner.update(groups))
+    while not update.done():
+        seen.add(learner.progress)
+        await asyncio.sleep(0)
+    tokens = (await update).tokens
+    assert tokens > 0 and learner.progress == (tokens, tokens)
+    assert seen <= {(0, 0), *((done, tokens) for done in range(tokens + 1))}
+    imitation = await learner.imitate([Demonstration(PROMPT, Turn(ANSWER))])
+    assert learner.progress == (imitation.updates, MOST_IMITATIONS)
 
 
 async def test_updates_stop_once_each_demonstration_is_known(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:

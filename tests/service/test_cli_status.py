@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -61,6 +62,22 @@ async def test_running_agent_reports_address_process_rates_and_spend(world: Worl
     assert (found["learning"]["steps_done"], found["learning"]["paused"]) == (1, True)
     assert found["adapter"] == {"active": 1, "trained": 1}
     assert set(found["used_today"]) == {"answers", "serving", "learning"}
+
+
+async def test_running_agent_reports_how_far_its_step_has_come(world: World) -> None:
+    world.seconds_per_token = 5.0
+    async with served(world) as (agent, _url):
+        learning = asyncio.create_task(agent.learn())
+        while agent.status().progress is None:
+            await asyncio.sleep(0.05)
+        code, out, err = await edge_agent("status", "--state", str(world.folder))
+        _, as_json, _ = await edge_agent("status", "--json", "--state", str(world.folder))
+        agent.request_stop()
+        await learning
+    assert (code, err) == (0, "")
+    assert "step 2: answering 0 of 12 responses" in out
+    found = json.loads(as_json)["learning"]["progress"]
+    assert (found["step"], found["part"], found["done"], found["of"]) == (2, "rollout", 0, 12)
 
 
 async def test_status_shows_the_last_steps_assist_rate_with_that_steps_target(tmp_path: Path) -> None:

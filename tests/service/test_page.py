@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -491,6 +492,33 @@ async def test_stale_reply_does_not_revert_a_switch(page: Page, stage: Stage, ag
 
 
 # ---------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (
+            {"part": "rollout", "done": 12, "of": 32, "tokens": 1840, "left_s": 14.2},
+            "answering 12 of 32 responses, 1,840 tokens, 14 s left",
+        ),
+        ({"part": "given", "done": 1, "of": 0, "tokens": 40, "left_s": None}, "looking at given answers, 1 response, 40 tokens"),
+        ({"part": "update", "done": 300, "of": 400, "tokens": 0, "left_s": 6.0}, "updating 75%, 6 s left"),
+        (
+            {"part": "imitation", "done": 3, "of": 16, "tokens": 0, "left_s": 40.0},
+            "learning given answers, update 3 of at most 16, 40 s left",
+        ),
+        ({"part": "close", "done": 0, "of": 1, "tokens": 0, "left_s": None}, "reporting"),
+    ],
+    ids=lambda value: value["part"] if isinstance(value, dict) else "",
+)
+async def test_learning_shows_what_a_step_under_way_is_at(
+    page: Page, stage: Stage, agent: PageAgent, progress: dict[str, Any], words: str
+) -> None:
+    agent.control.state["progress"] = {"step": 7, **progress}
+    await arrive(page, stage.show(agent), "learning")
+    await page.until(f"document.querySelector('#learning-state').textContent.includes({json.dumps(f'step 7: {words}')})")
+    agent.control.state["progress"] = None
+    await page.until("!document.querySelector('#learning-state').textContent.includes('step 7:')")
 
 
 async def test_learning_shows_curves_and_the_report_and_can_be_paused(page: Page, stage: Stage, agent: PageAgent) -> None:

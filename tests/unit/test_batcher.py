@@ -114,6 +114,17 @@ def test_the_batch_stays_full_while_there_is_work() -> None:
     assert engine.calls.count("prefill 1") == 1
 
 
+def test_responses_of_rollouts_and_their_tokens_are_counted_while_they_are_made() -> None:
+    batcher, _ = planned(4, {1: ids("a") * 6, 2: ids("b") * 3})
+    batcher.add(request(1, 3))
+    for _ in range(4):
+        batcher.step()
+    assert (batcher.counts.responses, batcher.counts.tokens) == (0, 12)
+    answered = run(batcher, request(2, 5), request(2, 1, Priority.SERVING), request(2, 1, Priority.TEXTS))[0]
+    assert batcher.counts.responses == 3 + 5
+    assert batcher.counts.tokens == 3 * 7 + sum(len(response.token_ids) for response in answered)
+
+
 def test_a_request_larger_than_the_batch_survives_the_loss_of_its_prompt() -> None:
     plans = {1: ids("a") * 6, 2: ids("b") * 2}
     batcher, _ = planned(2, plans)

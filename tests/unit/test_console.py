@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.console import LiveConsole, PlainConsole, Progress, open_console, spark
+from edge.console import LiveConsole, PlainConsole, Progress, inside_step, open_console, spark
 from edge.core.events import Event
 from edge.core.formatting import duration, money, percent
 from edge.state.events import (
@@ -72,7 +72,9 @@ def test_slow_step_prints_progress_and_always_its_own_line() -> None:
         console.emit(step(number))
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines if "right in the end" in line] == ["1", "2", "3"]
-    assert [line for line in lines if "answering" in line] == [f"step {number}: answering 5 of 8" for number in range(1, 4)]
+    assert [line for line in lines if "answering" in line] == [
+        f"step {number}: answering 5 of 8 responses" for number in range(1, 4)
+    ]
 
 
 def test_notices_are_printed_immediately() -> None:
@@ -136,3 +138,21 @@ def test_first_and_last_step_on_own_questions_always_have_a_line(source: str, en
     console.emit(end)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
     assert [int(line.split()[1]) for line in lines] == [1, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (StepProgress(7, "rollout", 0, 32), "step 7: answering 0 of 32 responses"),
+        (StepProgress(7, "rollout", 12, 32, 1840, 14.2), "step 7: answering 12 of 32 responses, 1840 tokens, 14 s left"),
+        (StepProgress(7, "given", 1, 0, 40), "step 7: looking at given answers, 1 response, 40 tokens"),
+        (StepProgress(7, "given", 0, 0), "step 7: looking at given answers"),
+        (StepProgress(7, "update", 0, 400), "step 7: updating"),
+        (StepProgress(7, "update", 300, 400, 0, 200.0), "step 7: updating 75.0 %, 3 min 20 s left"),
+        (StepProgress(7, "imitation", 3, 16, 0, 40.0), "step 7: learning given answers, update 3 of at most 16, 40 s left"),
+        (StepProgress(7, "gate", 5, 0, 90), "step 7: examining the adapter, 5 responses, 90 tokens"),
+        (StepProgress(7, "close", 0, 1), "step 7: reporting"),
+    ],
+)
+def test_a_line_inside_a_step_says_what_it_is_at_and_what_is_known_of_its_end(progress: StepProgress, line: str) -> None:
+    assert inside_step(progress) == line

@@ -180,6 +180,7 @@ class World:
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
     calls_tools: bool = False
     teaching: bool = False
+    step_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -200,6 +201,7 @@ class World:
             may_ask=self.method.may_ask,
             hint_chars=self.hint_chars,
             cloud_samples=self.cloud_samples,
+            step_tokens=self.step_tokens,
         )
 
     def answer_settings(self) -> AnswerSettings:

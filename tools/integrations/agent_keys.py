@@ -29,6 +29,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.objective.ratio_clip": _OTHER_METHODS,
     "learning.objective.gvpo_beta": _OTHER_METHODS,
     "learning.objective.advantage_scale": "divided by a deviation, λ is not in units of reward; edge-agent learn can compute it",
+    "learning.step_tokens": "every step samples all of its prompts here; edge-agent learn can leave some out",
     "learning.temperature": "that is what the estimator assumes",
     "learning.objective.options": "answers are sampled here; edge-agent learn can take the expectation over the options",
     "learning.questions": "questions are taken as they come here; edge-agent learn can draw them by what they teach",

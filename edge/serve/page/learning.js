@@ -21,6 +21,19 @@ export function learningWords(status) {
   return `${doing}, step ${stepOf(status)}`;
 }
 
+const PARTS = {
+  __proto__: null,
+  rollout: "answering", given: "looking at given answers", update: "updating", imitation: "learning given answers", close: "reporting", gate: "examining the adapter",
+};
+
+// What a step under way is at, and how far it has come where that is known.
+function progressWords({ step, part, done, of, tokens, left_s: left }) {
+  const responses = of > 1 ? `${whole(done)} of ${counted(of, "response")}` : done ? counted(done, "response") : "";
+  const count = part === "update" ? (done && of > 1 ? percent(done / of) : "") : part === "imitation" ? (of > 1 ? `update ${whole(done)} of at most ${whole(of)}` : "") : responses;
+  const doing = [PARTS[part] ?? part, count].filter(Boolean).join(part === "rollout" || part === "update" ? " " : ", ");
+  return [`step ${whole(step)}: ${doing}`, tokens ? counted(tokens, "token") : "", left === null ? "" : `${seconds(left)} left`].filter(Boolean).join(", ");
+}
+
 const stepOf = ({ steps_done: done, steps_planned: planned }) => `${whole(done)}${planned ? ` of ${whole(planned)}` : ""}`;
 
 export class Learning {
@@ -50,11 +63,12 @@ export class Learning {
     this.followVersions(`${status.adapter_version} ${status.trained_version} ${status.steps_done}`);
     this.paintPause(status.paused);
     const words = status.paused ? "paused by you" : status.waiting ? `waiting: ${status.waiting}` : STATES[status.learning] ?? status.learning;
-    const shown = [words, status.steps_done, status.steps_planned, status.task, status.phase, status.adapter_version, status.trained_version, status.answers, status.model.name, status.mode, status.coordinator];
+    const progress = status.progress && !status.waiting ? progressWords(status.progress) : "";
+    const shown = [words, progress, status.steps_done, status.steps_planned, status.task, status.phase, status.adapter_version, status.trained_version, status.answers, status.model.name, status.mode, status.coordinator];
     refill($("learning-state"), shown, () => [
       element("p", { class: "state", dir: "auto" }, words[0].toUpperCase() + words.slice(1)),
       facts([
-        ["Step", stepOf(status)],
+        ["Step", stepOf(status)], ["Under way", progress],
         ["Task", status.phases > 1 ? `${status.task} (phase ${Math.min(status.phase + 1, status.phases)} of ${status.phases})` : status.task],
         ["Active", versionName(status.adapter_version)], ["Latest version", versionName(status.trained_version)], ["Model", status.model.name], ["Mode", status.mode], ["Coordinator", status.coordinator], ["Answers since start", whole(status.answers)],
       ]),
