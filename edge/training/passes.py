@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.training.batching import Bundle, Row, Targets, pad_right, plain_chunks, shared_bundles, targets_of
+from edge.training.lora import product_dtype
 
 Objective = Callable[[Tensor, Targets], Tensor]
 """Loss of a chunk from the hidden states [N, D] that predict its targets."""
@@ -71,7 +72,9 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -
     ends_R = prompts.mask_RT.sum(-1) - 1
     last_RD = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
     roots = [last_RD, *(tensor for layer in output.past for tensor in layer)]
-    leaves = [root.detach().requires_grad_() for root in roots]
+    leaves = [
+        root.detach().float().requires_grad_() for root in roots
+    ]  # their gradients are sums, which a narrow type would round
     yield
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
@@ -79,10 +82,8 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -
         hidden_MD = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
         objective(*_with_targets(hidden_MD, rows)).backward()  # type: ignore[no-untyped-call]
         yield
-    torch.autograd.backward(
-        [root for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None],
-        [leaf.grad for leaf in leaves if leaf.grad is not None],
-    )
+    reached = [(root, leaf.grad.to(root.dtype)) for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None]
+    torch.autograd.backward([root for root, _ in reached], [grad for _, grad in reached])
     yield
 
 
@@ -95,12 +96,34 @@ def _continued_hidden(
     if longest == 1:
         return first_RD
     inputs = pad_right([row.token_ids[:-1] for row in rows], index_R.device)
-    keys_values = [leaf.index_select(0, index_R) for leaf in leaves[1:]]
+    keys_values = [_shared(leaf, index_R) for leaf in leaves[1:]]
     past = tuple(zip(keys_values[::2], keys_values[1::2], strict=True))
     mask_RS = torch.cat((prompt_mask.index_select(0, index_R), inputs.mask_RT), dim=1)
     states_RTD = decoder.hidden_states(inputs.ids_RT, mask_RS, past=past).states_BTD
     first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
     return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
+
+
+def _shared(leaf: Tensor, index_R: Tensor) -> Tensor:
+    """Rows of a leaf, in the type of products."""
+    rows: Tensor = _SharedRows.apply(leaf, index_R, product_dtype(leaf))  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _SharedRows(torch.autograd.Function):
+    """Rows by number, some of them several times. Autograd would add their gradients in a narrow type, number by number."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, index_R: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(index_R)
+        ctx.rows = len(leaf)
+        return leaf.to(dtype).index_select(0, index_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (index_R,) = ctx.saved_tensors
+        summed = torch.zeros(ctx.rows, *grad.shape[1:], device=grad.device)
+        return summed.index_add_(0, index_R, grad.float()), None, None
 
 
 def _device(decoder: CausalDecoder) -> torch.device:
