@@ -400,14 +400,18 @@ def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tenso
 
 
 def load_decoder(path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
-    """The decoder of a GGUF file with its dequantised weights. Raises ModelFileError where the file cannot be used."""
+    """The decoder of a GGUF file with its dequantised weights, the matrices of its blocks in `dtype`. Raises ModelFileError where the file
+    cannot be used."""
     source = open_gguf(path)
     spec = source.computed_spec()
     with torch.device("meta"):
         decoder = Decoder(spec)
     decoder.to_empty(device=device)
     decoder.inverse_freqs = source.rope_frequencies(spec).to(device)
-    state = {name: tensor.to(device, dtype) for name, tensor in source.decoder_state(spec)}
+    state = {
+        name: tensor.to(device, dtype if ".layers." in name and tensor.dim() == 2 else torch.float32)
+        for name, tensor in source.decoder_state(spec)
+    }
     if spec.tied_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     decoder.load_state_dict(state, assign=True)
