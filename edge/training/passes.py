@@ -111,7 +111,8 @@ def _shared(leaf: Tensor, index_R: Tensor) -> Tensor:
 
 
 class _SharedRows(torch.autograd.Function):
-    """Rows by number, some of them several times. Autograd would add their gradients in a narrow type, number by number."""
+    """Rows by number, some of them several times, whose gradients are added in float32. A product adds them: index_add is slow where it has
+    to be deterministic."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, index_R: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,8 +123,10 @@ class _SharedRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (index_R,) = ctx.saved_tensors
-        summed = torch.zeros(ctx.rows, *grad.shape[1:], device=grad.device)
-        return summed.index_add_(0, index_R, grad.float()), None, None
+        takes_LR = (index_R == torch.arange(ctx.rows, device=grad.device)[:, None]).float()
+        with torch.autocast(grad.device.type, enabled=False):
+            summed = takes_LR @ grad.float().flatten(1)
+        return summed.view(ctx.rows, *grad.shape[1:]), None, None
 
 
 def _device(decoder: CausalDecoder) -> torch.device:
