@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Literal
 from edge.config.device import DeviceConfig
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.engines import engine_named
-from edge.core.gguf_header import read_header
 from edge.dagrpo.hyperparameters import GVPO_UPDATES, LEARNING_RATE
 from edge.models import weights
 from edge.models.spec import parameter_count
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, ModelCost, StepMeasure
 from edge.training.learner import LearnerSettings, LoraSpec, UpdateRule
-from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting, held_before_learning
+from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSetting, held_before_learning, resident_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +56,9 @@ def weights_held(config: AgentConfig, path: Path) -> Literal["resident", "stream
     """How torch would hold the weights of a GGUF file here and now. Raises ModelFileError."""
     from edge.training.device import graphics_memory
 
-    own = graphics_memory(training_device(config)) is not None
-    return weights.choose_weights(config.engine.weights, read_header(path).parameters, training_memory(config), own_memory=own)
+    shape, own = model_shape(path), graphics_memory(training_device(config)) is not None
+    needed = resident_bytes(shape, 2 if trains_in_bf16(config, shape.parameters) else 4)
+    return weights.choose_weights(config.engine.weights, needed, training_memory(config), own_memory=own)
 
 
 def training_device(config: AgentConfig) -> torch.device:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from edge.app.settings import state_folder, with_learning_rate
 from edge.config.schema import AgentConfig
 from edge.core.errors import StateError
-from edge.sizing import learner_settings, training_device, weights_held
+from edge.sizing import learner_settings, model_shape, training_device, trains_in_bf16, weights_held
 
 if TYPE_CHECKING:
     from edge.core.worker import EngineWorker
@@ -111,11 +111,16 @@ def torch_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights
 
 def _torch_decoder(config: AgentConfig, path: Path) -> Decoder:
     """The decoder of the file that serves, its weights in memory or left in the file."""
+    import torch
+
     from edge.models.decoder import load_decoder
     from edge.models.streamed import open_streamed
 
-    opened = load_decoder if weights_held(config, path) == "resident" else open_streamed
-    return opened(path, device=training_device(config))
+    device = training_device(config)
+    if weights_held(config, path) == "streamed":
+        return open_streamed(path, device)
+    half = trains_in_bf16(config, model_shape(path).parameters)
+    return load_decoder(path, torch.bfloat16 if half else torch.float32, device)
 
 
 def mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: SharedWeights) -> MlxLearner:

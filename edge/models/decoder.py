@@ -3,7 +3,10 @@
 Linear layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that adapters are placed by name and
 `gguf.get_tensor_name_map` names them in a GGUF file.
 
-Axes: B rows, T tokens of this call, P tokens already cached, D model width, H heads, K key/value heads, V vocabulary.
+Rows are padded for attention alone: everything else sees the real tokens in a flat list.
+
+Axes: B rows, T tokens of this call, P tokens already cached, N real tokens of all rows, D model width, H heads, K key/value heads,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -76,9 +79,9 @@ class _FrozenNorm(torch.autograd.Function):
         return along.mul_(scale).addcmul_(x32, pull, value=-1.0).to(x.dtype), None, None, None
 
 
-def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split ("neox") pairing: element j turns with element j + head_dim/2."""
-    rotated: Tensor = _Rotation.apply(x_BHTd, cos, sin)  # type: ignore[no-untyped-call]
+def rotate(x_NHd: Tensor, cos_N1d: Tensor, sin_N1h: Tensor) -> Tensor:
+    """Rotary embedding in the half-split ("neox") pairing: element j turns with element j + head_dim/2. In the type of x."""
+    rotated: Tensor = _Rotation.apply(x_NHd, cos_N1d, sin_N1h)  # type: ignore[no-untyped-call]
     return rotated
 
 
@@ -86,19 +89,81 @@ class _Rotation(torch.autograd.Function):
     """Its gradient is the rotation back."""
 
     @staticmethod
-    def forward(ctx: Any, x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turned(x_BHTd, cos, sin)
+    def forward(ctx: Any, x_NHd: Tensor, cos_N1d: Tensor, sin_N1h: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_N1d, sin_N1h)
+        return _turned(x_NHd, cos_N1d, sin_N1h, 1.0)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return _turned(grad, cos, -sin), None, None
+        cos_N1d, sin_N1h = ctx.saved_tensors
+        return _turned(grad, cos_N1d, sin_N1h, -1.0), None, None
 
 
-def _turned(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x_BHTd.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def _turned(x_NHd: Tensor, cos_N1d: Tensor, sin_N1h: Tensor, way: float) -> Tensor:
+    x, half = x_NHd.to(cos_N1d.dtype), x_NHd.shape[-1] // 2
+    turned = x * cos_N1d
+    turned[..., :half].addcmul_(x[..., half:], sin_N1h, value=-way)
+    turned[..., half:].addcmul_(x[..., :half], sin_N1h, value=way)
+    return turned.to(x_NHd.dtype)
+
+
+class Padding:
+    """Where N real tokens lie in B rows of T places that are padded on the right; without padding the two are the same."""
+
+    def __init__(self, mask_BT: Tensor | None, rows: int, length: int) -> None:
+        self.rows, self.length = rows, length
+        self._places: Places | None = None
+        if mask_BT is not None:
+            real = mask_BT.flatten()
+            real_N = real.nonzero().flatten()
+            if len(real_N) < len(real):
+                # Padding takes the values of some real token: index_select copies four times as fast as index_copy on a processor.
+                self._places = Places(real_N, (real.cumsum(0) - 1).clamp_min(0), (~real).nonzero().flatten())
+
+    def packed(self, x_BTX: Tensor) -> Tensor:
+        """The real tokens [N, ...] of rows [B, T, ...]."""
+        flat = x_BTX.flatten(0, 1)
+        return flat if self._places is None else _Packed.apply(flat, self._places)  # type: ignore[no-untyped-call, no-any-return]
+
+    def padded(self, x_NX: Tensor) -> Tensor:
+        """Rows [B, T, ...] of the tokens; what stands elsewhere is finite and means nothing."""
+        if self._places is not None:
+            x_NX = _Spread.apply(x_NX, self._places)  # type: ignore[no-untyped-call]
+        return x_NX.view(self.rows, self.length, *x_NX.shape[1:])
+
+
+class Places(NamedTuple):
+    """Of the real tokens their places among B T; of each place the token that it takes; and the places without one of their own."""
+
+    real_N: Tensor
+    token_M: Tensor
+    empty_E: Tensor
+
+
+class _Packed(torch.autograd.Function):
+    """The tokens of some places. Autograd would add up what has nothing to be added to."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MX: Tensor, places: Places) -> Tensor:
+        ctx.places = places
+        return x_MX.index_select(0, places.real_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.places.token_M).index_fill_(0, ctx.places.empty_E, 0), None
+
+
+class _Spread(torch.autograd.Function):
+    """The other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NX: Tensor, places: Places) -> Tensor:
+        ctx.places = places
+        return x_NX.index_select(0, places.token_M)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.places.real_N), None
 
 
 def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | None) -> Tensor:
@@ -132,8 +197,9 @@ class _PlainAttention(torch.autograd.Function):
             q_NMd = (q_BHTd * width**-0.5).to(dtype).reshape(rows * kv_heads, -1, width)
             k_NSd, v_NSd = (x.to(dtype).flatten(0, 1) for x in (k_BKSd, v_BKSd))
             scores_NMS = torch.bmm(q_NMd, k_NSd.transpose(1, 2))
-            scores_NMS.view(rows, heads, length, total).masked_fill_(~attend, -torch.inf)
-            weights_NMS = torch.softmax(scores_NMS, dim=-1, dtype=torch.float32).to(dtype)
+            barred = torch.zeros(attend.shape, dtype=dtype).masked_fill_(~attend, -torch.inf)  # adding it takes a third of a fill
+            scores_NMS.view(rows, heads, length, total).add_(barred)
+            weights_NMS = torch.softmax(scores_NMS, dim=-1)  # in float32 inside
             mixed = torch.bmm(weights_NMS, v_NSd).view(q_BHTd.shape)
         ctx.save_for_backward(q_NMd, k_NSd, v_NSd, weights_NMS)
         ctx.shapes = q_BHTd.shape, k_BKSd.shape
@@ -176,21 +242,19 @@ class Attention(nn.Module):
         self.qk_norm = spec.qk_norm
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
+        self, x_ND: Tensor, cos: Tensor, sin: Tensor, padding: Padding, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
-        """What was attended to [B, T, D], and the keys and values up to here."""
-        rows, length, _ = x.shape
-        q = self.q_proj(x).view(rows, length, self.heads, self.head_dim)
-        k = self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim)
+        """What was attended to [N, D], and the keys and values up to here."""
+        q = self.q_proj(x_ND).view(-1, self.heads, self.head_dim)
+        k = self.k_proj(x_ND).view(-1, self.kv_heads, self.head_dim)
+        v = self.v_proj(x_ND).view(-1, self.kv_heads, self.head_dim)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
-        v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k, v = (padding.padded(one).transpose(1, 2) for one in (rotate(q, cos, sin), rotate(k, cos, sin), v))
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         mixed = attention(q, k, v, attend)
-        return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1)), (k, v)
+        return self.o_proj(padding.packed(mixed.transpose(1, 2)).flatten(1)), (k, v)
 
 
 class FeedForward(nn.Module):
@@ -234,14 +298,14 @@ class Layer(nn.Module):
         self.mlp = FeedForward(spec)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Tensor | None, past: LayerCache | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, padding: Padding, attend: Tensor | None, past: LayerCache | None
     ) -> tuple[Tensor, LayerCache]:
-        """The new residual stream [B, T, D], and the layer's keys and values.
+        """The new residual stream [N, D], and the layer's keys and values.
 
         Norms return the type of the products that follow: one tensor is made and kept for all of these, not a copy for each.
         """
         dtype = product_dtype(x)
-        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, attend, past)
+        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, padding, attend, past)
         x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x, dtype)), cache
 
@@ -289,12 +353,13 @@ class Decoder(nn.Module):
         real tokens before it. Outputs at padded places are finite and meaningless.
         """
         cached = 0 if past is None else past[0][0].shape[2]
-        cos, sin = self._angles(ids_BT, mask_BS, cached)
+        padding = Padding(None if mask_BS is None else mask_BS[:, cached:], *ids_BT.shape)
         attend = attention_mask(ids_BT, mask_BS, cached)
-        x = self.model.embed_tokens(ids_BT)
+        x = self.model.embed_tokens(padding.packed(ids_BT))
+        cos, sin = (one.to(x.dtype) for one in self._angles(ids_BT, mask_BS, cached, padding))
         caches: list[LayerCache] = []
         for index, layer in enumerate(self.model.layers):
-            inputs = x, cos.to(x.dtype), sin.to(x.dtype), attend, None if past is None else past[index]
+            inputs = x, cos, sin, padding, attend, None if past is None else past[index]
             if self.checkpointing and torch.is_grad_enabled():  # nothing is random inside, so no generator's state has to be kept
                 contexts = self.checkpoint_contexts
                 x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -302,22 +367,21 @@ class Decoder(nn.Module):
                 x, cache = layer(*inputs)
             if use_cache:
                 caches.append(cache)
-        return Hidden(self.model.norm(x), tuple(caches) if use_cache else None)
+        return Hidden(padding.padded(self.model.norm(x)), tuple(caches) if use_cache else None)
 
     def forward(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: PastKeyValues | None = None) -> Tensor:
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""
         logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
         return logits
 
-    def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every rotation, float32, broadcastable to [B, H, T, head_dim / 2]."""
+    def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int, padding: Padding) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every rotation, float32, [N, 1, d] and [N, 1, d / 2], d the width of a head."""
         if mask_BS is None:
-            steps = torch.arange(cached, cached + ids_BT.shape[1], device=ids_BT.device)
-            positions = steps.unsqueeze(0)
+            positions_BT = torch.arange(cached, cached + ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
         else:
-            positions = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)[:, cached:]
-        angles = positions[:, None, :, None].float() * self.inverse_freqs
-        return angles.cos(), angles.sin()
+            positions_BT = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)[:, cached:]
+        angles = padding.packed(positions_BT)[:, None, None].float() * self.inverse_freqs
+        return angles.cos().repeat(1, 1, 2), angles.sin()
 
 
 def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tensor | None:
@@ -336,14 +400,18 @@ def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tenso
 
 
 def load_decoder(path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
-    """The decoder of a GGUF file with its dequantised weights. Raises ModelFileError where the file cannot be used."""
+    """The decoder of a GGUF file with its dequantised weights, the matrices of its blocks in `dtype`. Raises ModelFileError where the file
+    cannot be used."""
     source = open_gguf(path)
     spec = source.computed_spec()
     with torch.device("meta"):
         decoder = Decoder(spec)
     decoder.to_empty(device=device)
     decoder.inverse_freqs = source.rope_frequencies(spec).to(device)
-    state = {name: tensor.to(device, dtype) for name, tensor in source.decoder_state(spec)}
+    state = {
+        name: tensor.to(device, dtype if ".layers." in name and tensor.dim() == 2 else torch.float32)
+        for name, tensor in source.decoder_state(spec)
+    }
     if spec.tied_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     decoder.load_state_dict(state, assign=True)

@@ -20,18 +20,17 @@ _GROUP_VERSIONS = (
 
 
 def choose_weights(
-    setting: Weights, parameters: int, available_bytes: int, *, own_memory: bool = False
+    setting: Weights, needed_bytes: int, available_bytes: int, *, own_memory: bool = False
 ) -> Literal["resident", "streamed"]:
-    """What the setting means for a model of this many parameters: "auto" holds small ones, where they take little of what is free.
+    """What the setting means for a model whose weights take so much: "auto" holds small ones, where they take little of what is free.
 
     `own_memory`: it is a graphics processor's own, where nothing of the file lies already; then floats may take half of it.
     """
     if setting != "auto":
         return setting
-    needed = 4 * parameters
     if own_memory:
-        return "resident" if 2 * needed <= available_bytes else "streamed"
-    return "resident" if needed <= min(RESIDENT_UP_TO_BYTES, RESIDENT_SHARE * available_bytes) else "streamed"
+        return "resident" if 2 * needed_bytes <= available_bytes else "streamed"
+    return "resident" if needed_bytes <= min(RESIDENT_UP_TO_BYTES, RESIDENT_SHARE * available_bytes) else "streamed"
 
 
 def available_memory(free: Callable[[], int] | None = None, cgroup: Path = _CGROUP, own: Path = _OWN_GROUPS) -> int:

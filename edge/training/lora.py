@@ -156,14 +156,19 @@ def matrix_of(base: Any, dtype: torch.dtype) -> Tensor:
     return matrix
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which products of `x` are taken: autocast's where it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 class _AdaptedProduct(torch.autograd.Function):
     """Gradients for x, A and B. A product that is not `wanted` is zeros without memory; its gradients are the same."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, down_rI: Tensor, up_Or: Tensor, base: Any, scaling: float, wanted: bool) -> Tensor:
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        with torch.autocast(device, enabled=False):
+        dtype = product_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
             x_NI = x.to(dtype).flatten(0, -2)
             down, up = down_rI.to(dtype), up_Or.to(dtype)
             inner_Nr = x_NI @ down.T

@@ -12,7 +12,7 @@ Axes: N tokens of all rows in a flat list, D model width, V vocabulary, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,8 +22,10 @@ from torch import Tensor
 from edge.training.batching import AllowedTargets, BiasedTargets, Reference
 
 EXCLUDED = -1e30
-"""The logit of an excluded token. Finite, so that blocks of the vocabulary in which a target allows nothing leave sums that are numbers;
-they weigh nothing once the target's own block is taken."""
+"""Added to the logit of an excluded token. Finite, so that blocks of the vocabulary in which a target allows nothing leave sums that are
+numbers; they weigh nothing once the target's own block is taken."""
+FEW = 1024
+"""Allowed tokens for which their rows of the projection are taken alone."""
 SHAPING = 0.1
 """γ of `shaped_weights`, as its authors chose it."""
 
@@ -106,15 +108,50 @@ def token_scores(
     The vocabulary is taken block by block, each block of W once forward and once backward, so memory grows neither with N x V nor, where
     W stays in a file, with V x D. Only `hidden_ND` receives a gradient; the output projection is frozen. Products are taken in `dtype`
     (None: the projection's own; autocast is not used). Where that is narrower than float32 the target's own logit, whose rounding alone
-    would not average out, is computed in float32 separately.
+    would not average out, is computed in float32 separately. A target that was drawn from few tokens needs the rows of these alone.
     """
     if isinstance(projection, Tensor):
         projection = DenseProjection(projection.detach())
+    if allowed is None:
+        return _over_all(hidden_ND, projection, targets_N, [], chunk_elements, dtype)
+    excluded_KV = allowed.excluded_KV[:, : projection.rows]
+    few_K = [size <= FEW for size in (~excluded_KV).sum(-1).tolist()]
+    order_N = (allowed.set_N + len(few_K) * ~torch.tensor(few_K, device=targets_N.device)[allowed.set_N]).argsort(stable=True)
+    hidden_ND, targets_N = hidden_ND.index_select(0, order_N), targets_N[order_N]
+    counts = allowed.set_N.bincount(minlength=len(few_K)).tolist()
+    parts, start = list[TokenScores](), 0
+    for excluded_V, count in ((excluded_KV[index], counts[index]) for index, few in enumerate(few_K) if few and counts[index]):
+        here = slice(start, start + count)
+        parts.append(_over_few(hidden_ND[here], projection, targets_N[here], (~excluded_V).nonzero().flatten()))
+        start += count
+    if start < len(targets_N):
+        many = [(excluded_KV[index], counts[index]) for index, few in enumerate(few_K) if not few and counts[index]]
+        parts.append(_over_all(hidden_ND[start:], projection, targets_N[start:], many, chunk_elements, dtype))
+    back_N = order_N.argsort()
+    return TokenScores(*(torch.cat(of_parts).index_select(0, back_N) for of_parts in zip(*parts, strict=True)))
+
+
+def _over_all(
+    hidden_ND: Tensor,
+    projection: Projection,
+    targets_N: Tensor,
+    excluded: Sequence[tuple[Tensor, int]],
+    chunk_elements: int,
+    dtype: torch.dtype | None,
+) -> TokenScores:
     columns = max(1, chunk_elements // max(1, len(targets_N)))
-    logprobs_N, entropy_N = _ChunkedLogSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, projection, targets_N, columns, dtype, allowed
+    return TokenScores(
+        *_ChunkedLogSoftmax.apply(hidden_ND, projection, targets_N, columns, dtype, excluded)  # type: ignore[no-untyped-call]
     )
-    return TokenScores(logprobs_N, entropy_N)
+
+
+def _over_few(hidden_ND: Tensor, projection: Projection, targets_N: Tensor, ids_A: Tensor) -> TokenScores:
+    """Of targets among the A tokens `ids_A`, which are in rising order."""
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        logprobs_NA = (hidden_ND.float() @ projection.gather(ids_A).T).log_softmax(-1)
+        place_N1 = torch.searchsorted(ids_A, targets_N)[:, None]
+        entropy_N = -(logprobs_NA.detach().exp() * logprobs_NA.detach()).sum(-1)
+        return TokenScores(logprobs_NA.gather(-1, place_N1).squeeze(-1), entropy_N)
 
 
 def with_help_bias(
@@ -257,7 +294,7 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
     What follows in the loss only multiplies that gradient with a number per token, so no logits are kept or made again. Kept for each
     token is the greatest logit so far, and Σ exp(logit - greatest), Σ exp(logit - greatest)·logit and Σ_{v≠y} exp(logit - greatest)·W_v,
     rescaled whenever a block brings a greater one. The target's own share stays out of the last sum: that of a likely target nearly
-    cancels W_y, and products may be taken in a narrow type.
+    cancels W_y, and products may be taken in a narrow type. `excluded`: which of the V tokens as many of the following targets exclude.
     """
 
     @staticmethod
@@ -268,7 +305,7 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
         targets_N: Tensor,
         columns: int,
         dtype: torch.dtype | None,
-        allowed: AllowedTargets | None,
+        excluded: Sequence[tuple[Tensor, int]],
     ) -> tuple[Tensor, Tensor]:
         ctx.input_dtype = hidden_ND.dtype
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -282,28 +319,37 @@ class _ChunkedLogSoftmax(torch.autograd.Function):
                 hidden_ND = hidden_ND.to(weight_CD.dtype)
                 inside_N, place_N = _within(targets_N, start, len(weight_CD))
                 logits_NC = _with_targets((hidden_ND @ weight_CD.T).float(), inside_N, place_N, exact_N)
-                if allowed is not None:
-                    logits_NC = logits_NC.masked_fill_(
-                        allowed.excluded_KV[:, start : start + len(weight_CD)][allowed.set_N], EXCLUDED
-                    )
+                row = 0
+                for excluded_V, count in excluded:
+                    logits_NC[row : row + count].add_(excluded_V[start : start + len(weight_CD)].float() * EXCLUDED)
+                    row += count
                 # Online softmax: sums are relative to the greatest logit so far, so that exp never overflows. A greater one in this block
                 # shrinks the earlier sums; in the first block the factor is exp(-inf) = 0, and the sums are 0 anyway.
                 before_N, greatest_N = greatest_N, torch.maximum(greatest_N, logits_NC.amax(-1))
                 shrink_N = (before_N - greatest_N).exp()
-                exp_NC = (logits_NC - greatest_N[:, None]).exp_()
-                total_N = total_N * shrink_N + exp_NC.sum(-1)
-                weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
                 target_N = torch.where(inside_N, logits_NC.gather(-1, place_N[:, None]).squeeze(-1), target_N)
-                if others_ND is not None:
+                if others_ND is None:
+                    exp_NC = (logits_NC - greatest_N[:, None]).exp_()
+                    weighted_N = weighted_N * shrink_N + torch.linalg.vecdot(exp_NC, logits_NC)
+                    total_N = total_N * shrink_N + exp_NC.sum(-1)
+                else:
+                    exp_NC = logits_NC.sub_(greatest_N[:, None]).exp_()
+                    total_N = total_N * shrink_N + exp_NC.sum(-1)
                     # The target's own row is left out here and added exactly at the end: the two would nearly cancel in a narrow type.
                     exp_NC = _with_targets(exp_NC, inside_N, place_N, torch.zeros_like(target_N))
                     others_ND.mul_(shrink_N[:, None]).add_(exp_NC.to(weight_CD.dtype) @ weight_CD)
             normaliser_N = greatest_N + total_N.log()
             if others_ND is not None:
+                others_ND.div_(total_N[:, None])
+                # Σ p_v logit_v = h · Σ p_v W_v, so the entropy needs no walk of its own.
+                logprob_N = target_N - normaliser_N
+                weighted_N = torch.linalg.vecdot(hidden_ND.float(), others_ND) + logprob_N.exp() * target_N
                 # 1 - p_y by expm1: for a likely target the plain difference would keep no digits.
-                missing_N = -torch.expm1(target_N - normaliser_N)
-                ctx.save_for_backward(own_ND.mul_(missing_N[:, None]).sub_(others_ND.div_(total_N[:, None])))
-        entropy_N = normaliser_N - weighted_N / total_N
+                missing_N = -torch.expm1(logprob_N)
+                ctx.save_for_backward(own_ND.mul_(missing_N[:, None]).sub_(others_ND))
+            else:
+                weighted_N = weighted_N / total_N
+        entropy_N = normaliser_N - weighted_N
         ctx.mark_non_differentiable(entropy_N)
         return target_N - normaliser_N, entropy_N
 

@@ -185,8 +185,13 @@ def lora_parameters(shape: ModelShape, setting: TrainingSetting) -> int:
 def _weight_bytes(shape: ModelShape, setting: TrainingSetting) -> int:
     if setting.weights == "streamed":
         return setting.value_bytes * max(inputs * outputs for inputs, outputs in shape.linear_sizes().values())
-    table = shape.vocab_size * shape.width  # the embedding is not rounded
-    return setting.value_bytes * (shape.parameters - table) + 4 * table
+    return resident_bytes(shape, setting.value_bytes)
+
+
+def resident_bytes(shape: ModelShape, value_bytes: int) -> int:
+    """The trainer's weights where they are held in memory: the blocks' in the type of their products, the embedding in float32."""
+    table = shape.vocab_size * shape.width
+    return value_bytes * (shape.parameters - table) + 4 * table
 
 
 def _activation_bytes(shape: ModelShape, batch: MicroBatch, setting: TrainingSetting) -> int:

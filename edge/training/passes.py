@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from edge.training.batching import Bundle, Padded, Row, Targets, pad_right, plain_chunks, shared_bundles, targets_of
+from edge.training.lora import product_dtype
 
 Objective = Callable[[Tensor, Targets], Tensor]
 """Loss of a chunk from the hidden states [N, D] that predict its targets."""
@@ -59,18 +60,24 @@ class Shared:
     @classmethod
     def of(cls, roots: list[Tensor], mask_RS: Tensor) -> Shared:
         """With leaves for the roots."""
-        return cls(roots, [root.detach().requires_grad_() for root in roots], mask_RS)
+        return cls(roots, [leaf_of(root) for root in roots], mask_RS)
 
     def continued(self, index_R: Tensor, mask_RT: Tensor) -> tuple[Any, Tensor]:
         """The cache of rows that continue those with these numbers, and the mask over it and the rows' own tokens."""
-        keys_values = [leaf.index_select(0, index_R) for leaf in self.leaves]
+        keys_values = [_shared(leaf, index_R) for leaf in self.leaves]
         mask_RS = torch.cat((self.mask_RS.index_select(0, index_R), mask_RT), dim=1)
         return tuple(zip(keys_values[::2], keys_values[1::2], strict=True)), mask_RS
 
     def backward(self) -> None:
         """Carry what the leaves have gathered through the roots."""
-        used = [(root, leaf.grad) for root, leaf in zip(self.roots, self.leaves, strict=True) if leaf.grad is not None]
+        pairs = zip(self.roots, self.leaves, strict=True)
+        used = [(root, leaf.grad.to(root.dtype)) for root, leaf in pairs if leaf.grad is not None]
         torch.autograd.backward([root for root, _ in used], [grad for _, grad in used])
+
+
+def leaf_of(root: Tensor) -> Tensor:
+    """A leaf to add gradients to: sums, which a narrow type would round."""
+    return root.detach().float().requires_grad_()
 
 
 def gradient_slices(
@@ -146,7 +153,7 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective, r
     last = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
     mask_RS = padded.mask_RT if root is None else torch.cat((root.mask_RS.index_select(0, zeros_R), padded.mask_RT), dim=1)
     prompts = Shared.of([tensor for layer in output.past for tensor in layer], mask_RS)
-    first = last.detach().requires_grad_()
+    first = leaf_of(last)
     yield
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
@@ -167,6 +174,31 @@ def _continued_hidden(decoder: CausalDecoder, rows: Sequence[Row], index_R: Tens
     states_RTD = _states_after(decoder, inputs, prompts, index_R).states_BTD
     first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
     return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
+
+
+def _shared(leaf: Tensor, index_R: Tensor) -> Tensor:
+    """Rows of a leaf, in the type of products."""
+    rows: Tensor = _SharedRows.apply(leaf, index_R, product_dtype(leaf))  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _SharedRows(torch.autograd.Function):
+    """Rows by number, some of them several times, whose gradients are added in float32. A product adds them: index_add is slow where it has
+    to be deterministic."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, index_R: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(index_R)
+        ctx.rows = len(leaf)
+        return leaf.to(dtype).index_select(0, index_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (index_R,) = ctx.saved_tensors
+        takes_LR = (index_R == torch.arange(ctx.rows, device=grad.device)[:, None]).float()
+        with torch.autocast(grad.device.type, enabled=False):
+            summed = takes_LR @ grad.float().flatten(1)
+        return summed.view(ctx.rows, *grad.shape[1:]), None, None
 
 
 def _device(decoder: CausalDecoder) -> torch.device:

@@ -108,6 +108,20 @@ def test_only_matrices_under_adapters_are_rounded_and_other_products_keep_autoca
         assert torch.equal(plain.hidden_states(ids).states_BTD, rounded.hidden_states(ids).states_BTD)
 
 
+@pytest.mark.parametrize("lengths", [(9, 6), (1, 9), (4, 4)])
+def test_padded_rows_have_the_states_of_the_rows_alone_and_no_layer_computes_padding(lengths: tuple[int, ...]) -> None:
+    decoder, seen = adapted(True), []
+    decoder.model.layers[1].mlp.down_proj.register_forward_pre_hook(
+        lambda _layer, given: seen.append(given[0].shape[:-1].numel())
+    )
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    states = decoder.hidden_states(IDS, mask).states_BTD
+    assert seen == [sum(lengths)]
+    for row, length in enumerate(lengths):
+        alone = decoder.hidden_states(IDS[row : row + 1, :length]).states_BTD[0]
+        assert_near([states[row, :length]], [alone])
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "cached"), [(4, 2, 0), (4, 2, 5), (6, 2, 3), (3, 3, 4), (4, 1, 2)])
 def test_grouped_attention_agrees_with_the_fused_kernel(heads: int, kv_heads: int, cached: int) -> None:
     rows, length, width = 3, 7, 8

@@ -188,8 +188,10 @@ ROWS = (
 """Over a vocabulary of 8 tokens."""
 
 
+@pytest.mark.parametrize("few", [0, 2, 7, 1024])
 @pytest.mark.parametrize("elements", [1, 12, 1 << 20])
-def test_scores_and_gradient_equal_those_of_masked_logits(elements: int) -> None:
+def test_scores_and_gradient_equal_those_of_masked_logits(elements: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.training.loss.FEW", few)
     targets = targets_of(ROWS, torch.device("cpu"))
     assert targets.learned_N is not None and targets.learned_N.tolist() == [1, 2, 4, 5, 6]
     assert targets.ids_N.tolist() == [4, 5, 7, 1, 5] and targets.allowed is not None

@@ -16,6 +16,7 @@ from edge.models.decoder import load_decoder
 from edge.models.ggml import ggml_type
 from edge.models.streamed import StoredMatrix, open_streamed
 from edge.models.weights import available_memory, choose_weights
+from edge.training.memory import ModelShape, resident_bytes
 from tests.worlds.tiny_gguf import write_tiny_model
 from tests.worlds.tiny_learner import assert_near, policy_gradients, random_groups
 
@@ -130,14 +131,31 @@ def test_matrix_with_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 def test_small_models_stay_in_memory_and_large_ones_are_streamed() -> None:
-    gib = 1 << 30
-    assert choose_weights("auto", 2_000_000, 16 * gib) == "resident"
-    assert choose_weights("auto", 500_000_000, 16 * gib) == "streamed"
-    assert choose_weights("auto", 20_000_000, gib // 4) == "streamed"
-    assert choose_weights("resident", 500_000_000, gib) == "resident"
-    assert choose_weights("streamed", 2_000_000, 16 * gib) == "streamed"
-    assert choose_weights("auto", 500_000_000, 8 * gib, own_memory=True) == "resident"
-    assert choose_weights("auto", 1_500_000_000, 8 * gib, own_memory=True) == "streamed"
+    gib, mb = 1 << 30, 1_000_000
+    assert choose_weights("auto", 8 * mb, 16 * gib) == "resident"
+    assert choose_weights("auto", 2000 * mb, 16 * gib) == "streamed"
+    assert choose_weights("auto", 80 * mb, gib // 4) == "streamed"
+    assert choose_weights("resident", 2000 * mb, gib) == "resident"
+    assert choose_weights("streamed", 8 * mb, 16 * gib) == "streamed"
+    assert choose_weights("auto", 2000 * mb, 8 * gib, own_memory=True) == "resident"
+    assert choose_weights("auto", 6000 * mb, 8 * gib, own_memory=True) == "streamed"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_matrices_of_blocks_are_held_in_the_type_they_are_loaded_in_and_all_else_in_float32(
+    tmp_path: Path, architecture: str
+) -> None:
+    decoder = load_decoder(write_tiny_model(tmp_path / "tiny.gguf", architecture).path, torch.bfloat16)
+    for name, parameter in decoder.named_parameters():
+        in_block = ".layers." in name and parameter.dim() == 2
+        assert parameter.dtype == (torch.bfloat16 if in_block else torch.float32), name
+
+
+def test_what_is_held_counts_in_the_type_that_is_trained_in() -> None:
+    """SmolLM2's 135 million weights stay in memory in bf16; in float32 they would be streamed."""
+    shape = ModelShape(134_515_008, 49_152, 576, 30, 9, 3, 64, 1536)
+    held = [choose_weights("auto", resident_bytes(shape, width), 16 << 30) for width in (2, 4)]
+    assert held == ["resident", "streamed"]
 
 
 def control_group(folder: Path, names: tuple[str, str], limit: int | str, used: int, stat: str = "") -> None:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.core.types import TrainingGroup, TrainingSample
-from edge.training.batching import live_rows, plain_chunks, shared_bundles, targets_of, whole_length
+from edge.training.batching import AllowedTargets, live_rows, plain_chunks, shared_bundles, targets_of, whole_length
 from edge.training.loss import (
     NO_TOKENS,
+    DenseProjection,
     TokenScores,
     clipped_loss,
     importance_weights,
@@ -189,3 +190,26 @@ def test_the_clipped_loss_is_grpos_token_objective() -> None:
     loss.backward()
     assert logprobs_N.grad is not None
     assert logprobs_N.grad.tolist() == pytest.approx([0.0, 2.0, -0.5, 0.0, -0.3]), "no push beyond the clip"
+
+
+def test_targets_among_few_tokens_make_no_logits_of_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 13 tokens: two and three allowed, then nearly all."""
+    made: list[int] = []
+
+    class Counted(DenseProjection):
+        def block(self, start: int, stop: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+            made.append(stop - start)
+            return super().block(start, stop, dtype)
+
+    hidden, weight, _ = _problem(tokens=4)
+    excluded = torch.ones(3, 13, dtype=torch.bool)
+    for one, allowed in enumerate(((3, 7), (0, 1, 12), range(12))):
+        excluded[one, list(allowed)] = False
+    monkeypatch.setattr("edge.training.loss.FEW", 3)
+    for sets, targets, blocks in (([1, 0, 1, 0], [12, 3, 0, 7], []), ([2, 0, 1, 2], [11, 7, 1, 0], [5, 5, 3])):
+        drawn_from = AllowedTargets(excluded, torch.tensor(sets))
+        scores = token_scores(hidden, Counted(weight), torch.tensor(targets), 10, allowed=drawn_from)
+        expected = (hidden @ weight.T).masked_fill(excluded[sets], -torch.inf).log_softmax(-1)
+        torch.testing.assert_close(scores.logprobs_N, expected[torch.arange(4), targets])
+        assert made == blocks
+        made.clear()
