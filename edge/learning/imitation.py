@@ -139,9 +139,9 @@ class GivenAnswers:
         else:
             own = list(groups)
         right = {group.item.id: group.right_alone >= _KNOWN for group in own}
-        others = [item for item in plan.by_heart if item.id not in right]
+        items = {item.id: item for item in (*(group.item for group in own), *plan.by_heart)}
         given = []
-        for index, item in enumerate([*(group.item for group in own), *others]):
+        for index, item in enumerate(items.values()):
             if (made := self._demonstration(item, plan.step, index)) is not None:
                 given.append(_Given(item, Candidate(item).key, made, item.id in right, right.get(item.id, False)))
         return given
