@@ -226,7 +226,7 @@ async def _sampled(
     if settings.prompt_form == "compact":
         return None
     items, longest = list[TaskItem](), 1
-    for source in (open_source(phase.source) for phase in config.phases):
+    for source in (open_source(phase.source, phase.columns) for phase in config.phases):
         some = list(islice(source.train(config.learning.seed), _PROMPTS))
         items += some
         longest = max(longest, _longest(backend, settings, source.train_items if isinstance(source, ListedItems) else some))

@@ -72,6 +72,13 @@ def test_other_tasks_are_another_run(world: World) -> None:
     assert len(world.said) == 2 and lines
 
 
+def test_texts_in_columns_of_a_persons_choice_are_measured(world: World) -> None:
+    rows = "".join(f"{number} boats came,{'harbour' if number % 2 else 'sea'}\n" for number in range(12))
+    world.facts.write_text(f"mail,folder\n{rows}", encoding="utf-8")
+    _, lines = world.fitted(world.resolved(question="mail", answer="folder", ask="Which folder?"))
+    assert "responses of at most" in lines[0]
+
+
 @pytest.mark.parametrize(
     ("sets", "options"),
     [
