@@ -245,16 +245,15 @@ async def _sampled(
 
 def _longest(backend: BatchedBackend, settings: RolloutSettings, items: Sequence[TaskItem]) -> int:
     """About how many tokens a response to one of these questions can have: what their forms and the settings allow."""
-    from edge.learning.rollout import plain_limit
-
     most = 1
-    for form in {settings.form_of(item) for item in items}:
+    for item in items:
+        form = settings.form_of(item)
         if isinstance(form, ReasonedForm):
             most = max(most, form.max_steps * (form.line_tokens + _LINE_MARK) + form.answer_tokens + _FRAME)
         elif isinstance(form, PlainForm) and form.options:
             most = max(most, *(len(backend.text_tokens(option)) + 1 for option in form.options))
         else:
-            most = max(most, plain_limit(backend, settings, items) or settings.max_tokens)
+            most = max(most, settings.tokens_of(item))
     return min(most, settings.max_tokens)
 
 
@@ -273,10 +272,9 @@ async def _decode_rates(backend: BatchedBackend, ids: Sequence[int], clock: Cloc
 
 async def _lengths(backend: BatchedBackend, settings: RolloutSettings, items: Sequence[TaskItem], most: int) -> list[int]:
     """Tokens of one response to each of these questions, as learning samples them; the limit where one takes too long."""
-    from edge.learning.rollout import plain_limit
 
     async def length(item: TaskItem) -> int:
-        sampling = settings.sampling(item, most=plain_limit(backend, settings, [item]) and most)
+        sampling = settings.sampling(item)
         with suppress(ContextOverflow):
             group = await backend.sample_group(settings.messages(item), sampling, [settings.seed])
             return len(group.responses[0].token_ids)

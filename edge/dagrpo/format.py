@@ -77,10 +77,11 @@ def asks_help(response: LocalResponse, max_steps: int) -> bool:
 
 
 def is_well_formed(response: LocalResponse, max_steps: int) -> bool:
-    """Whether a response that was not cut short has the structure of its form."""
-    if response.finish in UNFINISHED:
-        return False
-    return bool(response.text.strip()) if isinstance(response.form, PlainForm) else check_format(response.text, max_steps).ok
+    """Whether a response that was not cut short has the structure of its form. A plain one may be cut at its limit of tokens: it begins
+    with the answer, and what follows the first sentence is not judged."""
+    if isinstance(response.form, PlainForm):
+        return bool(response.text.strip()) and (response.finish not in UNFINISHED or response.finish is FinishReason.LENGTH)
+    return response.finish not in UNFINISHED and check_format(response.text, max_steps).ok
 
 
 def help_trigger_span(text: str) -> tuple[int, int] | None:

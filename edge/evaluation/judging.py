@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.cloud.hints import Cut
+from edge.core.answer_key import OwnKey
 from edge.core.forms import PlainForm, ReasonedForm, ResponseForm
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.dagrpo.composition import compose
@@ -167,13 +168,11 @@ class RolloutSettings:
     certainty: float = 0.0
     """How much the certainty of a plain answer counts in the decision to ask (Sampling.certainty)."""
 
-    def sampling(
-        self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False, most: int | None = None
-    ) -> Sampling:
-        """How responses to a question are sampled, in learning and in evaluations; `most`: fewer tokens than the usual limit."""
+    def sampling(self, item: TaskItem, *, help_bias: float = 0.0, suppress_help: bool = False) -> Sampling:
+        """How responses to a question are sampled, in learning and in evaluations."""
         return Sampling(
             self.temperature,
-            min(self.max_tokens, most or self.max_tokens),
+            self.tokens_of(item),
             max_steps=item.max_steps,
             help_bias=help_bias,
             suppress_help=suppress_help,
@@ -181,6 +180,15 @@ class RolloutSettings:
             certainty=self.certainty,
             form=self.form_of(item),
         )
+
+    def tokens_of(self, item: TaskItem) -> int:
+        """The limit of a response's tokens. Of a plain answer as many as the longest right answer has characters, and some: that is about
+        four times its tokens, for a sentence around it, and what follows is not judged."""
+        form, key = self.form_of(item), OwnKey.from_json(item.answer) if item.kind is AnswerKind.FEEDBACK else None
+        right = (item.answer,) if item.kind is not AnswerKind.FEEDBACK else key.right if key else ()
+        if not isinstance(form, PlainForm) or form.options or not right:
+            return self.max_tokens
+        return min(self.max_tokens, max(_FEWEST_PLAIN_TOKENS, *map(len, right)))
 
     def form_of(self, item: TaskItem) -> ResponseForm | None:
         """The form that responses to a question are held to; None: they are free.
@@ -201,7 +209,7 @@ class RolloutSettings:
         return prompt_messages(item, self.prompt_form, plain=isinstance(self.form_of(item), PlainForm))
 
 
-_PROGRAM_TOKENS = 160
+_PROGRAM_TOKENS, _FEWEST_PLAIN_TOKENS = 160, 24
 
 
 def composed_text(local: str, cloud: str | None) -> str:

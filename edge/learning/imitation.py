@@ -198,7 +198,8 @@ class GivenAnswers:
     async def _own_answers(self, item: TaskItem, seeds: Sequence[int], most: int | None = None) -> PromptGroup:
         """What the model answers to a question by itself, in at most so many tokens."""
         settings = self.settings
-        sampling = settings.sampling(item, suppress_help=True, most=most)
+        sampling = settings.sampling(item, suppress_help=True)
+        sampling = replace(sampling, max_tokens=min(most or sampling.max_tokens, sampling.max_tokens))
         return await self.backend.sample_group(settings.messages(item), sampling, seeds)
 
     def stored(self, key: str) -> list[SimilarAnswer]:

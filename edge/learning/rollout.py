@@ -24,7 +24,6 @@ from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem, Turn
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.costs import CallCost, weighted_rate
-from edge.dagrpo.demonstrations import demonstration
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import asks_help, check_format, is_well_formed
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
@@ -206,10 +205,6 @@ class TokenLimit:
                 before.set_result(tokens)
 
 
-FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER = 24, 4
-"""Limit of a plain answer while learning: so many times the tokens of the longest answer that is given, and at least these."""
-
-
 @dataclass(slots=True)
 class Rollout:
     """Samples and scores the groups of one batch. Of the last batch: `cloud_s` are the seconds from its first call to its last reply (0:
@@ -235,12 +230,11 @@ class Rollout:
         """
         self.cloud_s, self._first_call, done = 0.0, None, 0
         limit = TokenLimit(len(batch.items), self.settings.step_tokens)
-        most = plain_limit(self.backend, self.settings, batch.items)
 
         async def one(index: int) -> ScoredGroup | EdgeError | None:
             nonlocal done
             try:
-                sampling = self.settings.sampling(batch.items[index], help_bias=batch.opened.help_bias or 0.0, most=most)
+                sampling = self.settings.sampling(batch.items[index], help_bias=batch.opened.help_bias or 0.0)
                 sampling = replace(sampling, enumerates=self.settings.enumerates)
                 sampled = await limit.within(index, self._sampled(batch, index, sampling))
                 return None if sampled is None else await self._scored(batch, index, sampled)
@@ -261,11 +255,10 @@ class Rollout:
 
     async def log_odds(self, batch: Batch) -> HelpRecord:
         """The log-odds of asking for each prompt of a batch, from its first response, as far as they can be had."""
-        most = plain_limit(self.backend, self.settings, batch.items)
 
         async def one(index: int) -> list[tuple[float | None, float]]:
             item, seed = batch.items[index], derive_seed(self.settings.seed, "rollout", batch.step, index, 0)
-            sampling = self.settings.sampling(item, most=most)
+            sampling = self.settings.sampling(item)
             try:
                 group = await self.backend.sample_group(self.settings.messages(item), sampling, [seed])
             except EdgeError:  # `collect` leaves it out, and says so
@@ -356,15 +349,6 @@ class Rollout:
         correct = await judge(self.verifier, item, composed)
         reward = task_reward(Outcome(correct, format_ok, asked))
         return scored(ResponseOutcome.ASKED if asked else ResponseOutcome.KEPT, cost, correct, reward)
-
-
-def plain_limit(backend: InferenceBackend, settings: RolloutSettings, items: Sequence[TaskItem]) -> int | None:
-    """The limit in tokens of a plain answer to these questions, by their given answers; None where one has none, or another form."""
-    if not all(isinstance(form := settings.form_of(item), PlainForm) and not form.options for item in items):
-        return None
-    given = [final_answer(demonstration(item)) for item in items]
-    longest = max((len(backend.text_tokens(answer)) for answer in given), default=0)
-    return max(FEWEST_PLAIN_TOKENS, TIMES_LONGEST_ANSWER * longest) if all(given) else None
 
 
 def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskItem, text: str, prompt_tokens: int) -> Turn | None:

@@ -14,7 +14,7 @@ from edge.cloud.group_calls import GroupCalls
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.inference.backend import RolloutCounts
-from edge.learning.rollout import Rollout, ScoredGroup, plain_limit
+from edge.learning.rollout import Rollout, ScoredGroup
 from edge.learning.step import StepPhases, learned_by, sampled_by
 from edge.routing.policy import SelfOffload
 from edge.state.events import Notice, StepFinished, StepProgress
@@ -119,26 +119,22 @@ GIVEN = OwnKey("text", ("Mia", LONG), (), False).to_json()
 
 
 @pytest.mark.parametrize(
-    ("items", "limit"),
+    ("asked", "limit"),
     [
-        ([plain("Thursday")], 24),
-        ([plain("4417", AnswerKind.MATH, form="plain"), plain("Ilka")], 24),
-        ([plain("Ilka"), plain(LONG)], 4 * 14),
-        ([plain(GIVEN, AnswerKind.FEEDBACK)], 4 * 14),
-        ([plain("", AnswerKind.FEEDBACK), plain("Ilka")], None),
-        ([plain("A", AnswerKind.CHOICE, form="plain", options=("red", "blue"))], None),
-        ([plain("8", AnswerKind.MATH)], None),
+        (plain("Thursday"), 24),
+        (plain("4417", AnswerKind.MATH, form="plain"), 24),
+        (plain(LONG), len(LONG)),
+        (plain(GIVEN, AnswerKind.FEEDBACK), len(LONG)),
+        (plain("", AnswerKind.FEEDBACK), 64),
+        (plain("A", AnswerKind.CHOICE, form="plain", options=("red", "blue")), 64),
+        (plain("8", AnswerKind.MATH), 64),
+        (plain(2 * LONG), 64),
     ],
-    ids=["a word", "number and name", "a sentence", "a correction", "not known", "options", "reasoned"],
+    ids=["a word", "a number", "a sentence", "a correction", "not known", "options", "reasoned", "beyond the usual limit"],
 )
-def test_a_plain_answer_is_limited_by_the_longest_given_one(world: World, items: list[TaskItem], limit: int | None) -> None:
+def test_a_plain_answer_is_limited_by_the_given_one(world: World, asked: TaskItem, limit: int) -> None:
     settings = replace(world.rollout_settings("run"), prompt_form="full", guided=True)
-    assert plain_limit(ScriptedBackend(wordy), settings, items) == limit
-
-
-async def test_no_limit_is_above_the_usual_one(world: World) -> None:
-    settings = replace(world.rollout_settings("run"), prompt_form="full", guided=True, max_tokens=32)
-    assert settings.sampling(plain(LONG), most=52).max_tokens == 32
+    assert settings.sampling(asked).max_tokens == limit
 
 
 class CountingBackend(ScriptedBackend):
