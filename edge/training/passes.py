@@ -33,8 +33,18 @@ class CausalDecoder(Protocol):
     lm_head: nn.Linear
     checkpointing: bool
 
-    def hidden_states(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: Any = None, use_cache: bool = False) -> Any:
-        """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too."""
+    def hidden_states(
+        self,
+        ids_BT: Tensor,
+        mask_BS: Tensor | None = None,
+        past: Any = None,
+        use_cache: bool = False,
+        wanted_BT: Tensor | None = None,
+    ) -> Any:
+        """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too.
+
+        States are needed where `wanted_BT` is true.
+        """
         ...
 
 
@@ -54,33 +64,34 @@ def gradient_slices(
 def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
     """Hidden states [N, D] that predict the learned tokens of whole rows, and these."""
     padded = pad_right([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows], _device(decoder))
-    states_RTD: Tensor = decoder.hidden_states(padded.ids_RT, padded.mask_RT).states_BTD
-    prompt_R = torch.tensor([len(row.prompt_ids) for row in rows], device=padded.ids_RT.device)
-    places_T = torch.arange(padded.ids_RT.shape[1], device=padded.ids_RT.device)
-    return _with_targets(states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)], rows)
+    wanted_RT = _before_learned(rows, [len(row.prompt_ids) for row in rows], padded.mask_RT)
+    states_RTD: Tensor = decoder.hidden_states(padded.ids_RT, padded.mask_RT, wanted_BT=wanted_RT).states_BTD
+    return states_RTD[wanted_RT], targets_of(rows, padded.ids_RT.device)
 
 
-def _with_targets(hidden_MD: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
-    """Of the hidden states that predict all M tokens of responses those of the N that are learned; no logits are made for the others."""
-    targets = targets_of(rows, hidden_MD.device)
-    return hidden_MD if targets.learned_N is None else hidden_MD[targets.learned_N], targets
+def _before_learned(rows: Sequence[Row], starts: Sequence[int], mask_RT: Tensor) -> Tensor:
+    """Where in padded rows, whose responses begin at `starts`, the token before a learned one is: its state predicts that."""
+    wanted_RT = torch.zeros(mask_RT.shape, dtype=torch.bool)
+    for row, start, wanted_T in zip(rows, starts, wanted_RT, strict=True):
+        wanted_T[[start + place - 1 for place in row.learned if start + place]] = True
+    return wanted_RT.to(mask_RT.device)
 
 
 def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -> Slices:
     prompts = pad_right(bundle.prompts, _device(decoder))
-    output = decoder.hidden_states(prompts.ids_RT, prompts.mask_RT, use_cache=True)
     ends_R = prompts.mask_RT.sum(-1) - 1
+    last_RT = torch.arange(prompts.mask_RT.shape[1], device=ends_R.device) == ends_R[:, None]
+    output = decoder.hidden_states(prompts.ids_RT, prompts.mask_RT, use_cache=True, wanted_BT=last_RT)
     last_RD = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
     roots = [last_RD, *(tensor for layer in output.past for tensor in layer)]
-    leaves = [
-        root.detach().float().requires_grad_() for root in roots
-    ]  # their gradients are sums, which a narrow type would round
+    # Their gradients are sums, which a narrow type would round.
+    leaves = [root.detach().float().requires_grad_() for root in roots]
     yield
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
         index_R = torch.tensor([prompt for prompt, _ in chunk], device=ends_R.device)
-        hidden_MD = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
-        objective(*_with_targets(hidden_MD, rows)).backward()  # type: ignore[no-untyped-call]
+        hidden_ND = _continued_hidden(decoder, rows, index_R, prompts.mask_RT, leaves)
+        objective(hidden_ND, targets_of(rows, ends_R.device)).backward()  # type: ignore[no-untyped-call]
         yield
     reached = [(root, leaf.grad.to(root.dtype)) for root, leaf in zip(roots, leaves, strict=True) if leaf.grad is not None]
     torch.autograd.backward([root for root, _ in reached], [grad for _, grad in reached])
@@ -90,18 +101,19 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective) -
 def _continued_hidden(
     decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompt_mask: Tensor, leaves: Sequence[Tensor]
 ) -> Tensor:
-    """Hidden states [M, D] that predict the response tokens of rows which continue the prompts `index_R` of the leaves."""
+    """Hidden states [N, D] that predict the learned tokens of rows which continue the prompts `index_R` of the leaves."""
     first_RD = leaves[0].index_select(0, index_R)
+    first_R1 = torch.tensor([[0 in row.learned] for row in rows], device=index_R.device)
     longest = max(len(row.token_ids) for row in rows)
     if longest == 1:
-        return first_RD
+        return first_RD[first_R1[:, 0]]
     inputs = pad_right([row.token_ids[:-1] for row in rows], index_R.device)
     keys_values = [_shared(leaf, index_R) for leaf in leaves[1:]]
     past = tuple(zip(keys_values[::2], keys_values[1::2], strict=True))
     mask_RS = torch.cat((prompt_mask.index_select(0, index_R), inputs.mask_RT), dim=1)
-    states_RTD = decoder.hidden_states(inputs.ids_RT, mask_RS, past=past).states_BTD
-    first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
-    return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
+    wanted_RT = _before_learned(rows, [0] * len(rows), inputs.mask_RT)
+    states_RTD = decoder.hidden_states(inputs.ids_RT, mask_RS, past=past, wanted_BT=wanted_RT).states_BTD
+    return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_R1, wanted_RT), dim=1)]
 
 
 def _shared(leaf: Tensor, index_R: Tensor) -> Tensor:
