@@ -107,23 +107,39 @@ def _turned(x_NHd: Tensor, cos_N1d: Tensor, sin_N1h: Tensor, way: float) -> Tens
     return turned.to(x_NHd.dtype)
 
 
+class Places(NamedTuple):
+    """N chosen ones among M places: where they are, which of them each place takes when they are spread out again, and the places without
+    one of their own."""
+
+    chosen_N: Tensor
+    taken_M: Tensor
+    empty_E: Tensor
+
+    @staticmethod
+    def of(mask_M: Tensor) -> Places | None:
+        """Where the mask is true; None where it is everywhere, or nowhere."""
+        chosen_N = mask_M.nonzero().flatten()
+        if len(chosen_N) in (0, len(mask_M)):
+            return None
+        return Places(chosen_N, (mask_M.cumsum(0) - 1).clamp_min(0), (~mask_M).nonzero().flatten())
+
+    def packed(self, x_MX: Tensor) -> Tensor:
+        """The chosen ones [N, ...]."""
+        packed: Tensor = _Packed.apply(x_MX, self)  # type: ignore[no-untyped-call]
+        return packed
+
+
 class Padding:
     """Where N real tokens lie in B rows of T places that are padded on the right; without padding the two are the same."""
 
     def __init__(self, mask_BT: Tensor | None, rows: int, length: int) -> None:
         self.rows, self.length = rows, length
-        self._places: Places | None = None
-        if mask_BT is not None:
-            real = mask_BT.flatten()
-            real_N = real.nonzero().flatten()
-            if len(real_N) < len(real):
-                # Padding takes the values of some real token: index_select copies four times as fast as index_copy on a processor.
-                self._places = Places(real_N, (real.cumsum(0) - 1).clamp_min(0), (~real).nonzero().flatten())
+        self._places = None if mask_BT is None else Places.of(mask_BT.flatten())
 
     def packed(self, x_BTX: Tensor) -> Tensor:
         """The real tokens [N, ...] of rows [B, T, ...]."""
         flat = x_BTX.flatten(0, 1)
-        return flat if self._places is None else _Packed.apply(flat, self._places)  # type: ignore[no-untyped-call, no-any-return]
+        return flat if self._places is None else self._places.packed(flat)
 
     def padded(self, x_NX: Tensor) -> Tensor:
         """Rows [B, T, ...] of the tokens; what stands elsewhere is finite and means nothing."""
@@ -132,25 +148,24 @@ class Padding:
         return x_NX.view(self.rows, self.length, *x_NX.shape[1:])
 
 
-class Places(NamedTuple):
-    """Of the real tokens their places among B T; of each place the token that it takes; and the places without one of their own."""
+class Wanted(NamedTuple):
+    """The tokens whose states are wanted, among all places of the rows and among the real tokens."""
 
-    real_N: Tensor
-    token_M: Tensor
-    empty_E: Tensor
+    of_rows: Padding
+    of_tokens: Places
 
 
 class _Packed(torch.autograd.Function):
-    """The tokens of some places. Autograd would add up what has nothing to be added to."""
+    """Autograd would add up where there is nothing to add to, and index_copy takes four times as long as index_select on a processor."""
 
     @staticmethod
     def forward(ctx: Any, x_MX: Tensor, places: Places) -> Tensor:
         ctx.places = places
-        return x_MX.index_select(0, places.real_N)
+        return x_MX.index_select(0, places.chosen_N)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad.index_select(0, ctx.places.token_M).index_fill_(0, ctx.places.empty_E, 0), None
+        return grad.index_select(0, ctx.places.taken_M).index_fill_(0, ctx.places.empty_E, 0), None
 
 
 class _Spread(torch.autograd.Function):
@@ -159,11 +174,11 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NX: Tensor, places: Places) -> Tensor:
         ctx.places = places
-        return x_NX.index_select(0, places.token_M)
+        return x_NX.index_select(0, places.taken_M)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad.index_select(0, ctx.places.real_N), None
+        return grad.index_select(0, ctx.places.chosen_N), None
 
 
 def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | None) -> Tensor:
@@ -242,9 +257,16 @@ class Attention(nn.Module):
         self.qk_norm = spec.qk_norm
 
     def forward(
-        self, x_ND: Tensor, cos: Tensor, sin: Tensor, padding: Padding, attend: Tensor | None, past: LayerCache | None
+        self,
+        x_ND: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        padding: Padding,
+        attend: Tensor | None,
+        past: LayerCache | None,
+        wanted: Wanted | None,
     ) -> tuple[Tensor, LayerCache]:
-        """What was attended to [N, D], and the keys and values up to here."""
+        """What was attended to [N, D], of the wanted tokens where not of all, and the keys and values up to here."""
         q = self.q_proj(x_ND).view(-1, self.heads, self.head_dim)
         k = self.k_proj(x_ND).view(-1, self.kv_heads, self.head_dim)
         v = self.v_proj(x_ND).view(-1, self.kv_heads, self.head_dim)
@@ -254,7 +276,8 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         mixed = attention(q, k, v, attend)
-        return self.o_proj(padding.packed(mixed.transpose(1, 2)).flatten(1)), (k, v)
+        kept = padding if wanted is None else wanted.of_rows
+        return self.o_proj(kept.packed(mixed.transpose(1, 2)).flatten(1)), (k, v)
 
 
 class FeedForward(nn.Module):
@@ -298,15 +321,22 @@ class Layer(nn.Module):
         self.mlp = FeedForward(spec)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, padding: Padding, attend: Tensor | None, past: LayerCache | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        padding: Padding,
+        attend: Tensor | None,
+        past: LayerCache | None,
+        wanted: Wanted | None,
     ) -> tuple[Tensor, LayerCache]:
-        """The new residual stream [N, D], and the layer's keys and values.
+        """The new residual stream [N, D], of the wanted tokens where not of all, and the layer's keys and values.
 
         Norms return the type of the products that follow: one tensor is made and kept for all of these, not a copy for each.
         """
         dtype = product_dtype(x)
-        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, padding, attend, past)
-        x = x + mixed
+        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, padding, attend, past, wanted)
+        x = (x if wanted is None else wanted.of_tokens.packed(x)) + mixed
         return x + self.mlp(self.post_attention_layernorm(x, dtype)), cache
 
 
@@ -345,12 +375,14 @@ class Decoder(nn.Module):
         mask_BS: Tensor | None = None,
         past: PastKeyValues | None = None,
         use_cache: bool = False,
+        wanted_BT: Tensor | None = None,
     ) -> Hidden:
         """Hidden states of `ids_BT`, continuing `past` where given.
 
         `mask_BS` is true where a token is real and covers the cached tokens too (S = P + T); rows are padded on the right, both
         within the cache and within this call. None means that every token is real. A real token's position is the number of
-        real tokens before it. Outputs at padded places are finite and meaningless.
+        real tokens before it. `wanted_BT` is true where a real token's state is wanted (None: of all); of the last block the others
+        need keys and values only. Outputs at padded and unwanted places are finite and meaningless.
         """
         cached = 0 if past is None else past[0][0].shape[2]
         padding = Padding(None if mask_BS is None else mask_BS[:, cached:], *ids_BT.shape)
@@ -358,8 +390,11 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(padding.packed(ids_BT))
         cos, sin = (one.to(x.dtype) for one in self._angles(ids_BT, mask_BS, cached, padding))
         caches: list[LayerCache] = []
+        of_tokens = None if wanted_BT is None else Places.of(padding.packed(wanted_BT))
+        wanted = None if wanted_BT is None or of_tokens is None else Wanted(Padding(wanted_BT, *ids_BT.shape), of_tokens)
         for index, layer in enumerate(self.model.layers):
-            inputs = x, cos, sin, padding, attend, None if past is None else past[index]
+            last = index + 1 == len(self.model.layers)
+            inputs = x, cos, sin, padding, attend, None if past is None else past[index], wanted if last else None
             if self.checkpointing and torch.is_grad_enabled():  # nothing is random inside, so no generator's state has to be kept
                 contexts = self.checkpoint_contexts
                 x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -367,7 +402,8 @@ class Decoder(nn.Module):
                 x, cache = layer(*inputs)
             if use_cache:
                 caches.append(cache)
-        return Hidden(padding.padded(self.model.norm(x)), tuple(caches) if use_cache else None)
+        kept = padding if wanted is None else wanted.of_rows
+        return Hidden(kept.padded(self.model.norm(x)), tuple(caches) if use_cache else None)
 
     def forward(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: PastKeyValues | None = None) -> Tensor:
         """Logits [B, T, V]. For long rows or large vocabularies use `hidden_states` and apply `lm_head` in chunks."""

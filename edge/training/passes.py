@@ -37,8 +37,18 @@ class CausalDecoder(Protocol):
     lm_head: nn.Linear
     checkpointing: bool
 
-    def hidden_states(self, ids_BT: Tensor, mask_BS: Tensor | None = None, past: Any = None, use_cache: bool = False) -> Any:
-        """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too."""
+    def hidden_states(
+        self,
+        ids_BT: Tensor,
+        mask_BS: Tensor | None = None,
+        past: Any = None,
+        use_cache: bool = False,
+        wanted_BT: Tensor | None = None,
+    ) -> Any:
+        """An object with `states_BTD` [B, T, D] and `past` (per layer keys, values [B, K, S, d]); `mask_BS` covers the cache too.
+
+        States are needed where `wanted_BT` is true.
+        """
         ...
 
 
@@ -125,31 +135,34 @@ def without_beginning(rows: Sequence[Row]) -> tuple[tuple[int, ...], list[Row]]:
 def plain_hidden(decoder: CausalDecoder, rows: Sequence[Row], root: Shared | None = None) -> tuple[Tensor, Targets]:
     """Hidden states [N, D] that predict the learned tokens of whole rows, which continue a common beginning, and these."""
     padded = pad_right([(*row.prompt_ids, *row.token_ids[:-1]) for row in rows], _device(decoder))
-    states_RTD = _states_after(
-        decoder, padded, root, torch.zeros(len(rows), dtype=torch.long, device=padded.ids_RT.device)
-    ).states_BTD
-    prompt_R = torch.tensor([len(row.prompt_ids) for row in rows], device=padded.ids_RT.device)
-    places_T = torch.arange(padded.ids_RT.shape[1], device=padded.ids_RT.device)
-    return _with_targets(states_RTD[padded.mask_RT & (places_T >= prompt_R[:, None] - 1)], rows)
+    zeros_R = torch.zeros(len(rows), dtype=torch.long, device=padded.ids_RT.device)
+    wanted_RT = _before_learned(rows, [len(row.prompt_ids) for row in rows], padded.mask_RT)
+    states_RTD: Tensor = _states_after(decoder, padded, root, zeros_R, wanted_RT).states_BTD
+    return states_RTD[wanted_RT], targets_of(rows, padded.ids_RT.device)
 
 
-def _with_targets(hidden_MD: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Targets]:
-    """Of the hidden states that predict all M tokens of responses those of the N that are learned; no logits are made for the others."""
-    targets = targets_of(rows, hidden_MD.device)
-    return hidden_MD if targets.learned_N is None else hidden_MD[targets.learned_N], targets
+def _before_learned(rows: Sequence[Row], starts: Sequence[int], mask_RT: Tensor) -> Tensor:
+    """Where in padded rows, whose responses begin at `starts`, the token before a learned one is: its state predicts that."""
+    wanted_RT = torch.zeros(mask_RT.shape, dtype=torch.bool)
+    for row, start, wanted_T in zip(rows, starts, wanted_RT, strict=True):
+        wanted_T[[start + place - 1 for place in row.learned if start + place]] = True
+    return wanted_RT.to(mask_RT.device)
 
 
-def _states_after(decoder: CausalDecoder, padded: Padded, shared: Shared | None, index_R: Tensor, use_cache: bool = False) -> Any:
-    """What the decoder makes of rows that continue those of `shared` with these numbers."""
+def _states_after(
+    decoder: CausalDecoder, padded: Padded, shared: Shared | None, index_R: Tensor, wanted_RT: Tensor, use_cache: bool = False
+) -> Any:
+    """What the decoder makes of rows that continue those of `shared` with these numbers; states where they are wanted."""
     past, mask_RS = (None, padded.mask_RT) if shared is None else shared.continued(index_R, padded.mask_RT)
-    return decoder.hidden_states(padded.ids_RT, mask_RS, past=past, use_cache=use_cache)
+    return decoder.hidden_states(padded.ids_RT, mask_RS, past=past, use_cache=use_cache, wanted_BT=wanted_RT)
 
 
 def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective, root: Shared | None) -> Slices:
     padded = pad_right(bundle.prompts, _device(decoder))
     zeros_R = torch.zeros(len(bundle.prompts), dtype=torch.long, device=padded.ids_RT.device)
-    output = _states_after(decoder, padded, root, zeros_R, use_cache=True)
     ends_R = padded.mask_RT.sum(-1) - 1
+    last_RT = torch.arange(padded.mask_RT.shape[1], device=ends_R.device) == ends_R[:, None]
+    output = _states_after(decoder, padded, root, zeros_R, last_RT, use_cache=True)
     last = output.states_BTD[torch.arange(len(ends_R), device=ends_R.device), ends_R]
     mask_RS = padded.mask_RT if root is None else torch.cat((root.mask_RS.index_select(0, zeros_R), padded.mask_RT), dim=1)
     prompts = Shared.of([tensor for layer in output.past for tensor in layer], mask_RS)
@@ -158,22 +171,23 @@ def _shared_pass(decoder: CausalDecoder, bundle: Bundle, objective: Objective, r
     for chunk in bundle.chunks:
         rows = [row for _, row in chunk]
         index_R = torch.tensor([prompt for prompt, _ in chunk], device=ends_R.device)
-        hidden_MD = _continued_hidden(decoder, rows, index_R, prompts, first.index_select(0, index_R))
-        objective(*_with_targets(hidden_MD, rows)).backward()  # type: ignore[no-untyped-call]
+        hidden_ND = _continued_hidden(decoder, rows, index_R, prompts, first.index_select(0, index_R))
+        objective(hidden_ND, targets_of(rows, ends_R.device)).backward()  # type: ignore[no-untyped-call]
         yield
     Shared([last, *prompts.roots], [first, *prompts.leaves], mask_RS).backward()
     yield
 
 
 def _continued_hidden(decoder: CausalDecoder, rows: Sequence[Row], index_R: Tensor, prompts: Shared, first_RD: Tensor) -> Tensor:
-    """Hidden states [M, D] that predict the response tokens of rows which continue these prompts, whose last states are `first_RD`."""
+    """Hidden states [N, D] that predict the learned tokens of rows which continue these prompts, whose last states are `first_RD`."""
+    first_R1 = torch.tensor([[0 in row.learned] for row in rows], device=index_R.device)
     longest = max(len(row.token_ids) for row in rows)
     if longest == 1:
-        return first_RD
+        return first_RD[first_R1[:, 0]]
     inputs = pad_right([row.token_ids[:-1] for row in rows], index_R.device)
-    states_RTD = _states_after(decoder, inputs, prompts, index_R).states_BTD
-    first_mask = torch.ones(len(rows), 1, dtype=torch.bool, device=index_R.device)
-    return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_mask, inputs.mask_RT), dim=1)]
+    wanted_RT = _before_learned(rows, [0] * len(rows), inputs.mask_RT)
+    states_RTD = _states_after(decoder, inputs, prompts, index_R, wanted_RT).states_BTD
+    return torch.cat((first_RD[:, None], states_RTD), dim=1)[torch.cat((first_R1, wanted_RT), dim=1)]
 
 
 def _shared(leaf: Tensor, index_R: Tensor) -> Tensor:

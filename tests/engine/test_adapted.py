@@ -122,6 +122,25 @@ def test_padded_rows_have_the_states_of_the_rows_alone_and_no_layer_computes_pad
         assert_near([states[row, :length]], [alone])
 
 
+@pytest.mark.parametrize("places", [[(0, 3), (1, 5)], [(0, 8)], [(1, 0), (1, 1), (0, 2)], []])
+def test_wanted_states_and_their_gradients_are_those_of_all_and_the_last_block_computes_no_others(
+    places: list[tuple[int, int]],
+) -> None:
+    decoder, seen = adapted(True), []
+    for layer in decoder.model.layers:
+        layer.mlp.gate_proj.register_forward_pre_hook(lambda _layer, given: seen.append(len(given[0])))
+    wanted = torch.zeros_like(MASK)
+    for place in places:
+        wanted[place] = True
+    parameters = list(lora.lora_parameters(decoder).values())
+    found = decoder.hidden_states(IDS, MASK, wanted_BT=wanted).states_BTD[wanted]
+    assert seen == [15, len(places) or 15]
+    expected = decoder.hidden_states(IDS, MASK).states_BTD[wanted]
+    assert_near([found], [expected])
+    if places:
+        assert_near(gradients(found, parameters), gradients(expected, parameters))
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "cached"), [(4, 2, 0), (4, 2, 5), (6, 2, 3), (3, 3, 4), (4, 1, 2)])
 def test_grouped_attention_agrees_with_the_fused_kernel(heads: int, kv_heads: int, cached: int) -> None:
     rows, length, width = 3, 7, 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from dataclasses import replace
 
@@ -11,13 +12,22 @@ import torch
 
 from edge.core.errors import AdapterError, StateError
 from edge.core.machine import cpu_flags
-from edge.core.types import TrainingGroup, TrainingSample
+from edge.core.types import FORCED, AllowedTokens, TrainingGroup, TrainingSample
 from edge.core.worker import Priority
 from edge.training import lora
 from edge.training.batching import live_rows
 from edge.training.device import choose_dtype
 from edge.training.learner import LoraSpec
-from tests.worlds.tiny_learner import adapted, assert_near, policy_gradients, random_groups, saved, tiny_decoder, tiny_learner
+from tests.worlds.tiny_learner import (
+    VOCAB,
+    adapted,
+    assert_near,
+    policy_gradients,
+    random_groups,
+    saved,
+    tiny_decoder,
+    tiny_learner,
+)
 
 
 def _autograd_reference(groups) -> dict[str, torch.Tensor]:
@@ -28,8 +38,9 @@ def _autograd_reference(groups) -> dict[str, torch.Tensor]:
         ids = torch.tensor([[*row.prompt_ids, *row.token_ids]])
         logprobs = torch.log_softmax(decoder(ids)[0], dim=-1)
         start = len(row.prompt_ids)
-        total = sum(logprobs[start + t - 1, token] for t, token in enumerate(row.token_ids))
-        (-row.coefficient * total).backward()
+        total = sum((logprobs[start + t - 1, row.token_ids[t]] for t in row.learned), torch.zeros(()))
+        if row.learned:
+            (-row.coefficient * total).backward()
     return {name: parameter.grad for name, parameter in parameters.items()}
 
 
@@ -40,11 +51,30 @@ def _with_a_common_beginning(groups) -> list[TrainingGroup]:
     return [replace(group, prompt_ids=(*range(20), *group.prompt_ids)) for group in groups]
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [random_groups(4), ONE_TOKEN, _with_a_common_beginning(random_groups(4)), _with_a_common_beginning(ONE_TOKEN)],
-    ids=["random", "one token", "common beginning", "common prompt"],
-)
+def _forced(groups: list[TrainingGroup], choices: str) -> list[TrainingGroup]:
+    """The groups in a form that left a choice (of all tokens) at `+`, over and over."""
+
+    def in_form(sample: TrainingSample) -> TrainingSample:
+        marks = itertools.islice(itertools.cycle(choices), len(sample.token_ids))
+        return replace(
+            sample, allowed=AllowedTokens(tuple(0 if mark == "+" else FORCED for mark in marks), (b"\xff" * (VOCAB // 8 + 1),))
+        )
+
+    return [replace(group, samples=tuple(map(in_form, group.samples))) for group in groups]
+
+
+GROUPS = {
+    "random": random_groups(4),
+    "one token": ONE_TOKEN,
+    "choices between forced tokens": _forced(random_groups(4), "--+"),
+    "one choice at the beginning": _forced(random_groups(5), "+" + 20 * "-"),
+    "common beginning": _with_a_common_beginning(random_groups(4)),
+    "common prompt": _with_a_common_beginning(ONE_TOKEN),
+    "some without a choice": _forced(random_groups(6), 4 * "-" + 9 * "+"),
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
 @pytest.mark.parametrize("tokens_per_slice", [8, 40, 10_000])
 @pytest.mark.parametrize("shared", [False, True])
 def test_both_passes_give_the_formulas_gradient_for_any_micro_batches(shared, tokens_per_slice, groups) -> None:
