@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from edge.config.device import DeviceConfig
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.engines import engine_named
-from edge.dagrpo.hyperparameters import GVPO_UPDATES, LEARNING_RATE
+from edge.dagrpo.hyperparameters import GVPO_UPDATES
 from edge.models import weights
 from edge.models.spec import parameter_count
 from edge.training.floor import PASSES, PASSES_WITH_CHECKPOINTING, DeviceSpeed, ModelCost, StepMeasure
@@ -30,8 +30,8 @@ def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
 
     learning, adapter = config.learning, config.adapter
     return LoraSpec(adapter.rank, adapter.alpha, adapter.targets), LearnerSettings(
-        learning_rate=learning.optimiser.learning_rate or LEARNING_RATE,
-        imitation_rate=learning.imitation.learning_rate,
+        learning_rate=learning.optimiser.learning_rate,
+        imitation_rate=learning.imitation.imitation_rate,
         weight_decay=learning.optimiser.weight_decay,
         max_grad_norm=learning.optimiser.max_grad_norm,
         importance_cap=learning.objective.importance_cap,

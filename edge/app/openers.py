@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from edge.app.settings import state_folder, with_learning_rate
+from edge.app.settings import state_folder
 from edge.config.schema import AgentConfig
 from edge.core.errors import StateError
 from edge.sizing import learner_settings, model_shape, training_device, trains_in_bf16, weights_held
@@ -104,7 +104,7 @@ def torch_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights
     """Train on a GGUF file with torch."""
     from edge.training.torch_learner import TorchLearner
 
-    spec, settings = learner_settings(with_learning_rate(config))
+    spec, settings = learner_settings(config)
     seed, convert = config.learning.seed, _adapter_converter(path)
     return TorchLearner(_torch_decoder(config, path), worker, convert, seed=seed, lora_spec=spec, settings=settings)
 
@@ -128,7 +128,7 @@ def mlx_learner(config: AgentConfig, path: Path, worker: EngineWorker, weights: 
     from edge.models.mlx_decoder import load_mlx_decoder
     from edge.training.mlx_learner import MlxLearner
 
-    spec, settings = learner_settings(with_learning_rate(config))
+    spec, settings = learner_settings(config)
     seed, convert = config.learning.seed, _adapter_converter(path)
     return MlxLearner(weights.get(load_mlx_decoder).twin(), worker, convert, seed=seed, lora_spec=spec, settings=settings)
 

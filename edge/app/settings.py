@@ -16,7 +16,6 @@ from edge.core.errors import ConfigError
 from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
-from edge.dagrpo.hyperparameters import LEARNING_RATE, PUBLIC_LEARNING_RATE
 
 if TYPE_CHECKING:
     from edge.budget.limits import BudgetLimits
@@ -160,18 +159,6 @@ def local_prompt_form(config: AgentConfig) -> str:
     return "compact" if bundled and config.model.prompt_form == "auto" else config.model.prompt_form
 
 
-def learning_rate(config: AgentConfig) -> float:
-    """Learning rate of updates on sampled responses."""
-    fitting = LEARNING_RATE if local_prompt_form(config) == "compact" else PUBLIC_LEARNING_RATE
-    return config.learning.optimiser.learning_rate or fitting
-
-
-def with_learning_rate(config: AgentConfig) -> AgentConfig:
-    """With the learning rate that fits the model where none is given."""
-    optimiser = config.learning.optimiser.model_copy(update={"learning_rate": learning_rate(config)})
-    return config.model_copy(update={"learning": config.learning.model_copy(update={"optimiser": optimiser})})
-
-
 def skills(config: AgentConfig) -> list[str]:
     """What learning given answers must not cost: what a bundled model was made for, or what any instruct model knows."""
     if config.learning.imitation.skills is not None:
@@ -245,7 +232,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         dual_unit=learning.control.dual_unit,
         limits=configured_limits(config),
         cloud_name=cloud_name(config),
-        learning_rate=learning_rate(config),
+        learning_rate=learning.optimiser.learning_rate,
         live_group_scaling=learning.optimiser.live_group_scaling,
         watches_collapse=learning.optimiser.collapse == "go-back",
     )

@@ -266,8 +266,9 @@ class ControlConfig(Section):
 class OptimiserConfig(Section):
     """How the adapter's weights move."""
 
-    learning_rate: Positive | None = Field(
-        None, description="Learning rate of the adapter's weights (null: 5e-4 for a bundled model, 1e-4 for others)."
+    learning_rate: Positive = Field(
+        5e-4,
+        description="Learning rate of the adapter's weights; where learn and run fit steps to a model, 1e-4 unless it is given.",
     )
     weight_decay: NotNegative = Field(0.0, description="Weight decay of the adapter's weights.")
     max_grad_norm: Positive = Field(1.0, description="Norm that a larger gradient is scaled down to.")
@@ -308,7 +309,7 @@ class ImitationConfig(Section):
         description="Learn from a given answer that the model would not give (of a label with held-out questions: where no response is "
         "right, and there are no options), too: of one's own questions (feedback, task files), of all tasks, or of none.",
     )
-    learning_rate: Positive = Field(5e-4, description="Learning rate of updates on given answers.")
+    imitation_rate: Positive = Field(5e-4, description="Learning rate of updates on given answers.")
     skills: list[str] | None = Field(
         None,
         description="Sources that learning must not make worse: the model is held to what it makes of their questions while it learns "

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-LEARNING_RATE, PUBLIC_LEARNING_RATE = 5e-4, 1e-4
-"""Of a bundled model, and of one that others made: at 3e-4 SmolLM2 asks always after twenty steps."""
 GVPO_UPDATES = 4
 """Updates of one rollout in GVPO, as its authors make; with one it is the unscaled policy gradient."""
 

@@ -39,7 +39,7 @@ REFUSED_BY_BOTH: Mapping[str, str] = {
     "learning.optimiser.live_group_scaling": "every step has the learning rate of the schedule here; edge-agent learn can shorten it",
     "learning.optimiser.collapse": "there are no versions to go back to here; edge-agent learn has them",
     "learning.imitation.demonstrations": "only what the engine sampled is learned from; edge-agent learn imitates given answers, too",
-    "learning.imitation.learning_rate": "nothing is imitated here",
+    "learning.imitation.imitation_rate": "nothing is imitated here",
     "learning.imitation.skills": "nothing is imitated here that could cost them; edge-agent learn keeps them up",
     "learning.objective.cloud_samples": "only what the engine sampled is learned from; edge-agent learn takes cloud answers, too",
     "learning.memory.memory_probe": "nothing is tried before the first step here",

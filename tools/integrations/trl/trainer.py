@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import UsageError
-from edge.dagrpo.hyperparameters import LEARNING_RATE
 from tools.integrations.trl.config import TrlConfig
 from tools.integrations.trl.options import VLLM_DEFAULTS, require_free, require_switches
 from tools.integrations.trl.steps import reader_of
@@ -84,7 +83,7 @@ def own_fields(config: TrlConfig, processes: int) -> dict[str, Any]:
         "importance_sampling_level": "sequence" if by_sequence else "token",
         "mask_truncated_completions": False,
         "reward_weights": [1.0, 0.0],
-        "learning_rate": learning.optimiser.learning_rate or LEARNING_RATE,
+        "learning_rate": learning.optimiser.learning_rate,
         "lr_scheduler_type": "constant",
         "weight_decay": learning.optimiser.weight_decay,
         "max_grad_norm": learning.optimiser.max_grad_norm
