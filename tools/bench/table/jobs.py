@@ -68,12 +68,13 @@ class Jobs:
         gate: Mapping[str, Any] | None = None,
         cloud: Literal["bundled", "answering"] = "answering",
         lean: bool = False,
+        guided: bool = False,
     ) -> MeasuredPart:
         """Learning steps of our agent, with the allocator settings that `edge-agent run` gives itself.
 
         `learning` departs from its defaults; `gate` is the promotion gate's section, and without one there is no gate. The `cloud` answers
         immediately, as assumed of the peer's, or is the bundled LLM on the same cores. `lean` covers what is no setting of learning: the
-        allocator, and no repacked second copy of weights.
+        allocator, and no repacked second copy of weights. `guided`: responses are held to their form and end with it.
         """
         job = {
             **_model(model),
@@ -81,7 +82,8 @@ class Jobs:
             "max_rows": work.prompts * GROUP_SIZE if random_model else 0,
             "weights": weights,
             "repack": not lean,
-            "endless": random_model,
+            "responses": "guided" if guided else "free",
+            "endless": random_model and not guided,
             "serve": serve,
             "learning": dict(learning or {}),
             "cloud": cloud,

@@ -98,8 +98,8 @@ def make_random(folder: Path, shape: str, quantisations: Sequence[str], transfor
     return [*wanted, *([peer] if transformers else [])]
 
 
-def make_bundled(folder: Path, source: Path) -> Path:
-    """The bundled model as a transformers folder with its own tokenizer, named by the identity of the source."""
+def make_readable(folder: Path, source: Path) -> Path:
+    """A model that can read as a transformers folder with its own tokenizer, named by the identity of the source."""
     folder.mkdir(parents=True, exist_ok=True)
     return write_hf_folder(source, folder / f"{source.stem}-{identity(source)}-hf")
 
@@ -191,7 +191,7 @@ def measure(job: dict[str, Any]) -> dict[str, list[str]]:
     """Make one model's files for the job."""
     folder, kinds, peer = Path(job["folder"]), job["quantisations"], job["transformers"]
     if "source" in job:
-        files = [make_bundled(folder, Path(job["source"]))]
+        files = [make_readable(folder, Path(job["source"]))]
     else:
         files = make_random(folder, job["shape"], kinds, peer)
     return {"files": [str(file) for file in files]}

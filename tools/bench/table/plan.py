@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROWS = ("small", "large", "rollout", "floor", "memory")
+ROWS = ("small", "smollm2", "large", "rollout", "floor", "memory")
 RANK, ALPHA = 16, 32.0
 GROUP_SIZE = 8
 LEARNING_RATE = 5e-4
@@ -37,10 +37,11 @@ class RolloutLoad:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The measurements of a run. `peer_warmup` and `peer_steps` are TRL's in the large row, where a step takes minutes."""
+    """The measurements of a run. `peer_warmup` and `peer_steps` are TRL's in the rows smollm2 and large, where a step takes minutes."""
 
     size: str
     small: Workload
+    smollm2: Workload
     large: Workload
     large_shape: str
     peer_warmup: int
@@ -55,6 +56,7 @@ class TablePlan:
 FULL = TablePlan(
     size="full",
     small=Workload(16, None, 110, 512, warmup=2, steps=5, rounds=3),
+    smollm2=Workload(8, None, 100, 448, warmup=1, steps=2, rounds=2),
     large=Workload(2, 320, 128, 448, warmup=1, steps=1, rounds=2),
     large_shape="qwen2.5-0.5b",
     peer_warmup=1,
@@ -72,6 +74,7 @@ FULL = TablePlan(
 QUICK = TablePlan(
     size="quick",
     small=Workload(16, None, 110, 512, warmup=1, steps=2, rounds=1),
+    smollm2=Workload(8, None, 100, 448, warmup=0, steps=1, rounds=1),
     large=Workload(2, 320, 128, 448, warmup=0, steps=1, rounds=1),
     large_shape="qwen2.5-0.5b",
     peer_warmup=0,

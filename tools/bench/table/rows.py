@@ -85,21 +85,42 @@ def small_row(ours: Rounds, with_cloud: Rounds, peers: Mapping[str, Rounds]) -> 
 
 def large_row(ours: Mapping[str, Rounds], peer: Rounds, shape: str) -> BenchRow:
     """One step of the real shape against TRL in bf16 with checkpointing; with and without checkpointing on our side."""
-    theirs, their_memory, first = step_seconds(peer), peak_mib(peer), next(iter(ours.values()))
-    row = BenchRow(
-        "large",
-        f"one step at the {shape} shape",
-        {"ours": dict(ours), "peers": {"bf16": list(peer)}},
-        profile=(*time_profile(first), *memory_profile(first)),
-        notes=(_advantages({"bf16": peer}), _generation_share(peer), NO_GATE, *_notices(first)),
-    )
+    row = _row_of("large", f"one step at the {shape} shape", next(iter(ours.values())), {"bf16": peer})
+    row.data = {"ours": dict(ours), "peers": {"bf16": list(peer)}}
     for name, rounds in ours.items():
         what = f"one step at the {shape} shape, {name}, {_batch(rounds)}"
-        found, text = faster(step_seconds(rounds), theirs)
+        found, text = faster(step_seconds(rounds), step_seconds(peer))
         row.at_least(what, TRL_NAMES["bf16"], text, found, 4.0)
-        share, text = of_it(peak_mib(rounds), their_memory)
+        share, text = of_it(peak_mib(rounds), peak_mib(peer))
         row.at_most(f"its peak memory, coordinator included ({name})", TRL_NAMES["bf16"], text, share, round(1 / 3, 3))
     return row
+
+
+def smollm2_row(ours: Rounds, guided: Rounds, peers: Mapping[str, Rounds]) -> BenchRow:
+    """One step of a public model against TRL: seconds against its fastest setting, memory against its leanest. `guided` is our step with
+    responses in their form, which the peer has not."""
+    row = _row_of("smollm2", "one step of SmolLM2-135M", ours, peers)
+    row.data = {"ours": list(ours), "guided": list(guided), "peers": dict(peers)}
+    best = min(peers, key=lambda name: step_seconds(peers[name]).median)
+    lean = min(peers, key=lambda name: peak_mib(peers[name]).median)
+    what = f"one DA-GRPO step of SmolLM2-135M, word problems, {_batch(ours)}, {_tokens(ours)}"
+    found, text = faster(step_seconds(ours), step_seconds(peers[best]))
+    row.at_least(what, f"{TRL_NAMES[best]} (its best)", text, found, 4.0)
+    share, text = of_it(peak_mib(ours), peak_mib(peers[lean]))
+    row.at_most("its peak memory, coordinator included", f"{TRL_NAMES[lean]} (its leanest)", text, share, round(1 / 3, 3))
+    for name in peers:
+        if name not in (best, lean):
+            row.without_goal(
+                what, TRL_NAMES[name], f"{step_seconds(peers[name]).median:.0f} s, {peak_mib(peers[name]).median:.0f} MiB"
+            )
+    text = f"{step_seconds(guided).text('s')}, {peak_mib(guided).median:.0f} MiB"
+    row.without_goal(f"the same with responses in their form, {_tokens(guided)}", "-", text)
+    return row
+
+
+def _row_of(name: str, title: str, ours: Rounds, peers: Mapping[str, Rounds]) -> BenchRow:
+    notes = (_advantages(peers), *(_generation_share(peer) for peer in peers.values()), NO_GATE, *_notices(ours))
+    return BenchRow(name, title, profile=(*time_profile(ours), *memory_profile(ours)), notes=notes)
 
 
 def rollout_row(measured: Mapping[str, tuple[Rounds, Rounds, Rounds]]) -> BenchRow:
@@ -266,6 +287,12 @@ def _notices(ours: Rounds) -> list[str]:
     """Notices of the agent that make a measurement doubtful: refused updates."""
     refused = {step["learner_skipped"] for result in ours for step in result["steps"] if step["learner_skipped"]}
     return [f"an update was left out: {reason}" for reason in sorted(refused)]
+
+
+def _tokens(ours: Rounds) -> str:
+    """`180 + 100 tokens`, of a prompt and of a response."""
+    counts = ours[0]["counts"][0]
+    return f"{counts['prompt_tokens']:.0f} + {counts['response_tokens']:.0f} tokens"
 
 
 def _batch(ours: Rounds) -> str:

@@ -1,14 +1,14 @@
-"""A bundled GGUF model as a Hugging Face folder: safetensors, config, tokenizer with its chat template. The weights are those that the
-agent trains against, dequantised to float32, so that TRL and `edge-agent` start from the same model.
+"""A bundled GGUF model, or SmolLM2, as a Hugging Face folder: safetensors, config, tokenizer with its chat template. The weights are those
+that the agent trains against, dequantised to float32, so that TRL and `edge-agent` start from the same model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import replacing_folder
@@ -16,9 +16,15 @@ from edge.core.formatting import shown
 from edge.models.gguf_reader import GGUFModel, open_gguf
 from edge.models.spec import DecoderSpec
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 _BUNDLED = "bundled:"
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-_PRE_TOKENIZER = "qwen2"
+_BUNDLED_SPLIT, _SMOLLM_SPLIT = "qwen2", "smollm"
+"""`tokenizer.ggml.pre` of the bundled models and of SmolLM2: how a text is cut before its bytes are merged."""
+_CONTROL = 3
+"""GGUF's type of a control token."""
 _ENDS = {"eos": "eos", "pad": "padding"}
 """Tokens by the names that transformers and GGUF have for them."""
 _SOURCE = "source.json"
@@ -130,16 +136,39 @@ def hf_config(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
 def _write_tokenizer(model: GGUFModel, ends: Mapping[str, int], folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    from tools.nano.tokenizer import tokenizer_from
-
-    if model.metadata("tokenizer.ggml.pre") != _PRE_TOKENIZER:
-        raise UsageError(f"{model.path}: not the tokenizer of a bundled model", hint="use the model's own folder")
-    tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in ("tokens", "merges"))
+    tokens = model.metadata("tokenizer.ggml.tokens")
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer_from(tokens, merges),
+        tokenizer_object=_tokenizer_of(model),
         eos_token=tokens[ends["eos_token_id"]],
         pad_token=tokens[ends["pad_token_id"]],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = model.metadata("tokenizer.chat_template")
     fast.save_pretrained(folder)
+
+
+def _tokenizer_of(model: GGUFModel) -> Tokenizer:
+    from tools.nano.tokenizer import tokenizer_from
+
+    split = model.metadata("tokenizer.ggml.pre")
+    tokens, merges = (model.metadata(f"tokenizer.ggml.{key}") for key in ("tokens", "merges"))
+    if split == _BUNDLED_SPLIT:
+        return tokenizer_from(tokens, merges)
+    if split != _SMOLLM_SPLIT:
+        raise UsageError(f"{model.path}: its tokenizer cannot be written here", hint="use the model's own folder")
+    kinds = model.metadata("tokenizer.ggml.token_type")
+    return smollm_tokenizer(tokens, merges, [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL])
+
+
+def smollm_tokenizer(tokens: Sequence[str], merges: Sequence[str], control: Sequence[str]) -> Tokenizer:
+    """SmolLM2's: every digit is cut off, then bytes as GPT-2 has them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    return tokenizer
