@@ -309,7 +309,7 @@ class ImitationConfig(Section):
         description="Learn from a given answer that the model would not give (of a label with held-out questions: where no response is "
         "right, and there are no options), too: of one's own questions (feedback, task files), of all tasks, or of none.",
     )
-    imitation_rate: Positive = Field(5e-4, description="Learning rate of updates on given answers.")
+    imitation_rate: Positive = Field(5e-4, description="The same of updates on given answers; 1e-3 there.")
     skills: list[str] | None = Field(
         None,
         description="Sources that learning must not make worse: the model is held to what it makes of their questions while it learns "
