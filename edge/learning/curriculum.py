@@ -17,7 +17,7 @@ from edge.dagrpo.prompts import TextQuestion
 from edge.learning.teaching import LOOKED_BACK, NOTHING_SEEN, Draw, draws, ignorance, seen, variance
 from edge.state.folder import StateFolder
 from edge.state.rows import Position
-from edge.tasks.jsonl import JsonLinesSource
+from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT, JsonLinesSource
 from edge.tasks.source import ListedItems, TaskSource, listed_items
 
 _PLAN = "plan"
@@ -214,8 +214,9 @@ class Curriculum:
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
         generalises = demonstrates and bool(part.source.test(1))
         by_heart: tuple[TaskItem, ...] = ()
-        if demonstrates and not generalises and isinstance(part.source, ListedItems):
-            by_heart = part.source.train_items
+        listed = listed_items(part.source) if demonstrates and not generalises else None
+        if listed is not None and len(listed.train_items) < FEWEST_TO_HOLD_OUT:
+            by_heart = listed.train_items
         count = min(self._prompts, len(by_heart)) or self._prompts  # none comes twice in a step
         step = position.steps_done + 1
         drawn = self._drawn(part, step, demonstrates, generalises)

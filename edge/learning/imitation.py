@@ -123,7 +123,7 @@ class GivenAnswers:
         stream(self.settings.seed, "kept", plan.step).shuffle(similar)
         others = await self._of_skills(plan.step)
         return ImitationBatch(
-            demonstrations=tuple(one.demonstration for one in unknown),
+            demonstrations=tuple(self._with_variants(one, plan.step, index) for index, one in enumerate(unknown)),
             kept=tuple(_taking_turns(similar, others)),
             shown=tuple(one.key for one in unknown if one.is_own),
             found=tuple(found),
@@ -141,21 +141,23 @@ class GivenAnswers:
         right = {group.item.id: group.right_alone >= _KNOWN for group in own}
         items = {item.id: item for item in (*(group.item for group in own), *plan.by_heart)}
         given = []
-        for index, item in enumerate(items.values()):
-            if (made := self._demonstration(item, plan.step, index)) is not None:
+        for item in items.values():
+            if (made := self._demonstration(item)) is not None:
                 given.append(_Given(item, Candidate(item).key, made, item.id in right, right.get(item.id, False)))
         return given
 
-    def _demonstration(self, item: TaskItem, step: int, index: int) -> Demonstration | None:
-        """The given answer as a turn of the SLM, and other wordings of its question; None where there is none that fits."""
+    def _demonstration(self, item: TaskItem) -> Demonstration | None:
+        """The given answer as a turn of the SLM; None where there is none that fits."""
         prompt_ids = self._prompt_ids(item)
         turn = as_a_turn(self.backend, self.settings, item, demonstration(item), len(prompt_ids))
-        if not prompt_ids or turn is None:
-            return None
+        return None if not prompt_ids or turn is None else Demonstration(prompt_ids, turn)
+
+    def _with_variants(self, one: _Given, step: int, index: int) -> Demonstration:
+        """With other wordings of its question."""
         rng = stream(self.settings.seed, "variants", step, index)
-        questions = dict.fromkeys(with_words_left_out(item.question, rng) for _ in range(_VARIANTS))
-        variants = [self._prompt_ids(replace(item, question=question)) for question in questions]
-        return Demonstration(prompt_ids, turn, tuple(filter(None, variants)))
+        questions = dict.fromkeys(with_words_left_out(one.item.question, rng) for _ in range(_VARIANTS))
+        variants = [self._prompt_ids(replace(one.item, question=question)) for question in questions]
+        return replace(one.demonstration, variants=tuple(filter(None, variants)))
 
     async def _found(self, key: str, item: TaskItem, step: int) -> list[SimilarAnswer]:
         """What the model is sure of around a question whose answer it was not shown yet; and the question itself without an

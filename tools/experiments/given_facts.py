@@ -150,19 +150,20 @@ def fine_tuned(run: Path, threads: int) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from edge.inference.adapters import write_gguf_adapter
+    from tools.integrations.trl.bundled import write_hf_folder
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     path = find_model(MODEL)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, torch_dtype=torch.float32)
+    folder = write_hf_folder(path, run / "base")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
     optimiser = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=5e-4)
     rows = []
     for question, answer, *_ in FACTS:
         turns = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         rows.append((prompt, tokenizer(answer + "<|im_end|>", add_special_tokens=False)["input_ids"]))
     order, rng = list(range(len(rows))), torch.Generator().manual_seed(0)
     for epoch in range(40):
