@@ -49,9 +49,14 @@ _PREFILL_TOKENS, _PROMPT_TOKENS, _CALLS = 128, 16, 6
 _WARMING = MicroBatch(prompts=1, prompt_tokens=8, rows=2, response_tokens=8)
 _TRAINED = MicroBatch(prompts=1, prompt_tokens=32, rows=8, response_tokens=32)
 _HARDLY_FASTER = 1.1
-_RATES = {"learning.optimiser.learning_rate": 1e-4, "learning.imitation.imitation_rate": 1e-3}
+_OF_PUBLIC_MODELS: dict[str, float | str] = {
+    "learning.optimiser.learning_rate": 1e-4,
+    "learning.imitation.imitation_rate": 1e-3,
+    "learning.control.step_dual": "estimated",
+}
 """Of a model that is not bundled. Learning from samples at 3e-4, SmolLM2 always asks after twenty steps. Fifteen given answers take it 36
-updates at 5e-4 and 20 at 1e-3, with the same losses elsewhere."""
+updates at 5e-4 and 20 at 1e-3, with the same losses elsewhere. With the coordinator's λ it learns a third as much in the same time as with
+the estimated one (tools/experiments/LOG.md)."""
 _LINE_MARK, _FRAME = 5, 32
 """About the tokens that the reasoned form itself writes for a line, and for the rest."""
 
@@ -62,7 +67,7 @@ class Fitted:
 
     speed: StepSpeed
     texts: StepTexts
-    values: dict[str, float]
+    values: dict[str, float | str]
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept."""
@@ -112,7 +117,7 @@ def _given(resolved: Resolved[AgentConfig]) -> set[str]:
     return {name for name, _, origin in resolved.rows() if origin != DEFAULT_ORIGIN}
 
 
-def _without(given: set[str], values: dict[str, float]) -> dict[str, float]:
+def _without(given: set[str], values: dict[str, float | str]) -> dict[str, float | str]:
     return {name: value for name, value in values.items() if name not in given}
 
 
@@ -144,7 +149,7 @@ _FIELDS = {
 }
 
 
-def _with_values(config: AgentConfig, values: dict[str, float]) -> AgentConfig:
+def _with_values(config: AgentConfig, values: dict[str, float | str]) -> AgentConfig:
     data = config.model_dump(mode="json")
     for name, value in values.items():
         *above, last = name.split(".")
@@ -194,7 +199,7 @@ async def _measured(resolved: Resolved[AgentConfig], path: Path, lives_here: boo
         if sampled is None:
             return None
         prefill, decode, texts = sampled
-        rows, values = rows_worth(decode), dict[str, float]()
+        rows, values = rows_worth(decode), dict[str, float | str]()
         shape = model_shape(path)
         if choose_engine(config, path).trains_in_torch:
             setting = replace(training_setting(config, path), rows=rows)
@@ -213,7 +218,7 @@ async def _measured(resolved: Resolved[AgentConfig], path: Path, lives_here: boo
     usual = _size_of(config)
     size = fitting_size(usual, texts, speed, [field for field, name in _FIELDS.items() if name in given])
     values |= {name: getattr(size, field) for field, name in _FIELDS.items()}
-    values |= _RATES
+    values |= _OF_PUBLIC_MODELS
     values |= {"learning.step_tokens": size.most_tokens(texts, speed), "engine.max_rows": rows}
     return Fitted(speed, texts, values)
 

@@ -316,7 +316,7 @@ class BatchedBackend:
         self._require_open()
         if len(prompt_ids) + len(token_ids) > self._n_ctx or not prompt_ids or not token_ids:
             raise UsageError(f"{len(prompt_ids)} + {len(token_ids)} tokens do not make a row of at most {self._n_ctx}")
-        await self._run(Request(prompt_ids, Sampling(), range(rows), Priority.ROLLOUT, forced_ids=token_ids))
+        await self._run(Request(prompt_ids, Sampling(), range(rows), Priority.ROLLOUT, whole=True, forced_ids=token_ids))
 
     async def swap_adapter(self, adapter: AdapterRef | None) -> None:
         """Use this adapter from the next request on; responses in progress are finished with the old one first."""

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 DRAFT_TOKENS = 8
 """How much of a plain answer shows how sure the model is of it. Twice as much tells right from wrong a little better, and a person waits
 twice as long (tools/experiments/LOG.md)."""
+WORTH_COPYING = 16
+"""Tokens that two prompts have in common from which on they are read once."""
 _NO_CHANGE = 1e-6
 """Nats by which a logit may be off; a single-precision one is not more exact."""
 
@@ -58,9 +60,11 @@ class Engine(Protocol):
     rows: int
     n_ctx: int
     vocab_size: int
+    same_in_parts: bool
+    """Whether a prompt that is read in parts gives the same bits as in one go."""
 
-    def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row; logits [V] after it."""
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> Floats:
+        """Put a prompt, or from `start` on the rest of one, into a row; logits [V] after it."""
         ...
 
     def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[Floats]:
@@ -122,9 +126,10 @@ class Request:
 
     `on_text` is called on the engine's thread with each piece of text (for a single response). With `forced_ids` nothing is
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
-    one go, and the one response reports how likely its tokens were. `filter` makes what holds one response to its grammar. Responses are
-    held to their form by forks of `guide`; what it forces first is read with the prompt. With `phrase_ids`, the tokens of a request, they
-    decide at their start whether to ask for help. `answers` are written out after the sampled responses, without that decision.
+    one go, and the one response reports how likely its tokens were. A `whole` prompt is read even where another row begins with it.
+    `filter` makes what holds one response to its grammar. Responses are held to their form by forks of `guide`; what it forces first is
+    read with the prompt. With `phrase_ids`, the tokens of a request, they decide at their start whether to ask for help. `answers` are
+    written out after the sampled responses, without that decision.
     """
 
     def __init__(
@@ -138,6 +143,7 @@ class Request:
         on_text: Listener | None = None,
         forced_ids: Sequence[int] = (),
         reads: bool = False,
+        whole: bool = False,
         filter: Callable[[], TokenFilter] | None = None,
         guide: Guide | None = None,
         phrase_ids: Sequence[int] = (),
@@ -148,7 +154,10 @@ class Request:
         self.forced_ids = [tuple(forced_ids)] * len(seeds) + list(map(tuple, answers))
         self.sampling, self.priority, self.prefix = sampling, priority, prefix
         self.on_text, self.reads, self.filter, self.guide = on_text, reads, filter, guide
+        self.whole = whole
         self.opening = () if guide is None else guide.opening
+        self.first_ids = [*self.prompt_ids, *self.opening]
+        """What its responses have in common."""
         self.phrase_ids = tuple(phrase_ids)
         self.drafting = False
         self.begin_again()
@@ -358,8 +367,7 @@ class Batcher:
         decoded = False
         if request not in self._prompt_in_row:
             row = len(self._active)
-            request.prompt_logits = self._engine.prefill(row, [*request.prompt_ids, *request.opening])
-            self._prompt_in_row[row] = request
+            self._prefill(request, row)
             if request.phrase_ids and not request.phrase_logprobs:
                 self._read_phrase(request, row)
             decoded = True
@@ -369,6 +377,17 @@ class Batcher:
         while self._next_request(len(self._active)) is request:
             self._start_one(request, len(self._active))
         return decoded
+
+    def _prefill(self, request: Request, row: int) -> None:
+        """Read a prompt into a row. What it has in common with the beginning of another row is copied from there, unless results would then
+        depend on what other rows hold."""
+        ids, start = request.first_ids, 0
+        held = {other: place for place, other in enumerate(self._prompt_in_row) if other is not None}
+        common, source = max(((_in_common(other.first_ids, ids[:-1]), place) for other, place in held.items()), default=(0, row))
+        if common >= WORTH_COPYING and self._engine.same_in_parts and not request.whole:
+            self._engine.fork(source, row, start := common)
+        request.prompt_logits = self._engine.prefill(row, ids[start:], start)
+        self._prompt_in_row[row] = request
 
     def _read_phrase(self, request: Request, row: int) -> None:
         """How likely the help phrase is after the prompt in a row, which is left with the prompt alone."""
@@ -733,3 +752,8 @@ class Batcher:
             sequence.unseen.append((sequence.pieces[-1], scored))
             return False
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
+
+
+def _in_common(some: Sequence[int], others: Sequence[int]) -> int:
+    """With how many equal tokens both begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))

@@ -55,6 +55,7 @@ class LlamaEngine:
 
     def __init__(self, model: GgufModel, *, rows: int, n_ctx: int, n_threads: int, flash_attention: bool = True) -> None:
         self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, model.vocabulary.size
+        self.same_in_parts = model.rounds_activations  # products of floats add up in blocks that depend on the length
         self._model = model
         self._adapter: Any = None
         streams = rows + 1
@@ -83,13 +84,13 @@ class LlamaEngine:
         """Compute with this many from the next decode on; may be called on any thread."""
         self._threads = threads
 
-    def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Clear a row, decode a prompt into it, and return the logits after its last token [V] (a copy)."""
-        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, -1, -1)
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[start : start + PREFILL_CHUNK]
-            last = start + len(chunk) == len(ids)
-            self._batch.fill_one_row(row + _FIRST, chunk, start)
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> Floats:
+        """Clear a row from `start` on, decode a prompt into it, and return the logits after its last token [V] (a copy)."""
+        llama_cpp.llama_memory_seq_rm(self._memory, row + _FIRST, start, -1)
+        for read in range(0, len(ids), PREFILL_CHUNK):
+            chunk = ids[read : read + PREFILL_CHUNK]
+            last = read + len(chunk) == len(ids)
+            self._batch.fill_one_row(row + _FIRST, chunk, start + read)
             self._batch.want_logits(len(chunk) - 1 if last else len(chunk))
             self._decode()
         last_V: Floats = self._logits(1)[0].copy()

@@ -47,12 +47,13 @@ class MlxEngine:
 
     def __init__(self, decoder: Any, *, rows: int, n_ctx: int) -> None:
         self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, decoder.shape.vocab_size
+        self.same_in_parts = False
         self._decoder, self._trial = decoder.twin(), decoder.twin()
         self._memory: list[_LayerRows] = []
 
-    def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row and return the logits after its last token [V]."""
-        for hidden in self._hidden_states(row, ids, PREFILL_CHUNK):
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> Floats:
+        """Put a prompt, or from `start` on the rest of one, into a row and return the logits after its last token [V]."""
+        for hidden in self._hidden_states(row, ids, PREFILL_CHUNK, start):
             self._settle(hidden)
             last = hidden
         last_V: Floats = self._as_numpy(self._decoder.logits(last[:, -1]))[0]

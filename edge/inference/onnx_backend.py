@@ -76,6 +76,7 @@ class OnnxEngine:
 
     def __init__(self, graph: OnnxGraph, *, rows: int, n_ctx: int) -> None:
         self.rows, self.n_ctx, self.vocab_size = rows, n_ctx, graph.vocab_size
+        self.same_in_parts = False
         self._session = graph.session
         places = (2, graph.layers, rows, graph.kv_heads, n_ctx, graph.head_dim)
         self._cache = np.full(places, 0.0, dtype=np.float32)  # written, so that the memory is taken now: learning counts on that
@@ -83,13 +84,13 @@ class OnnxEngine:
         self._bare = {name: np.zeros(_of_rank(shape, 1), dtype=np.float32) for name, shape in self._lora_shapes.items()}
         self._adapter: Adapter = self._bare
 
-    def prefill(self, row: int, ids: list[int]) -> Floats:
-        """Put a prompt into a row; logits [V] after it (a copy)."""
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> Floats:
+        """Put a prompt, or from `start` on the rest of one, into a row; logits [V] after it (a copy)."""
         rows = np.array([row])
         logits_RV: Floats = np.empty((0, 0), dtype=np.float32)
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = np.array([ids[start : start + PREFILL_CHUNK]], dtype=np.int64)
-            logits_RV = self._run(rows, chunk, np.array([start]), start)
+        for read in range(0, len(ids), PREFILL_CHUNK):
+            chunk = np.array([ids[read : read + PREFILL_CHUNK]], dtype=np.int64)
+            logits_RV = self._run(rows, chunk, np.array([start + read]), start + read)
         last_V: Floats = logits_RV[0].copy()
         return last_V
 

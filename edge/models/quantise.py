@@ -44,9 +44,17 @@ class Quantised:
 
 
 def quantise(
-    source: Path, out: Path, type_name: str, *, force: bool = False, threads: int = 0, progress: Progress | None = None
+    source: Path,
+    out: Path,
+    type_name: str,
+    *,
+    force: bool = False,
+    requantise: bool = False,
+    threads: int = 0,
+    progress: Progress | None = None,
 ) -> Quantised:
-    """Quantise a GGUF file of full-width weights. Raises UsageError or ModelFileError; nothing half-written is left."""
+    """Quantise a GGUF file of full-width weights, or with `requantise` of any. Raises UsageError or ModelFileError; nothing half-written is
+    left."""
     type_name = type_name.upper()
     if type_name not in TYPES:
         raise UsageError(f"unknown type {type_name!r}", hint=f"choose one of {', '.join(TYPES)}")
@@ -65,6 +73,7 @@ def quantise(
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = number
         params.nthread = threads
+        params.allow_requantize = requantise
         code = llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), ctypes.byref(params))
         if code != 0:
             reason = messages.reason or f"code {code}"

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.core.types import Sampling
+from edge.core.types import Message, Sampling
 from edge.core.worker import EngineWorker
 from edge.inference.batched import KV_BYTES, rows_that_fit
+from edge.inference.llama_engine import LlamaEngine
 from edge.inference.llamacpp import LlamaCppBackend
+from edge.inference.sampling import Floats
 from tests.worlds.batched_engine import concurrent, one_by_one, question
 from tests.worlds.made_up_lora import write_adapter
 from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
@@ -119,3 +121,28 @@ async def test_closing_the_worker_first_leaves_no_pending_caller(tiny: TinyModel
 def test_rows_fit_memory_between_minimum_and_maximum(row_bytes: int, rows: int) -> None:
     assert rows_that_fit(row_bytes, graphics=True) == rows
     assert rows_that_fit(row_bytes) == min(32, rows)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["bare", "with an adapter"])
+async def test_what_prompts_have_in_common_is_read_once_with_the_same_bits(
+    tmp_path: Path, adapted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prompt(number: int) -> list[Message]:
+        return [Message("user", "Is the mood of this text positive, negative or neutral?\n\n" + f"text {number} " * number)]
+
+    def prefill(self: LlamaEngine, row: int, ids: list[int], start: int = 0) -> Floats:
+        read.append(len(ids))
+        return of_engine(self, row, ids, start)
+
+    model, of_engine, read, found = write_tiny_model(tmp_path / "tiny.gguf", quantised=True), LlamaEngine.prefill, list[int](), []
+    monkeypatch.setattr(LlamaEngine, "prefill", prefill)
+    for worth in (16, 10_000):
+        monkeypatch.setattr("edge.inference.batcher.WORTH_COPYING", worth)
+        async with opened(model) as backend:
+            await backend.swap_adapter(write_adapter(tmp_path / "adapter", model, 1) if adapted else None)
+            read.clear()
+            groups = [await backend.sample_group(prompt(number), ROLLOUT, range(4)) for number in range(1, 6)]
+            found.append((groups, sum(read)))
+    (shared, few), (alone, many) = found
+    assert shared == alone
+    assert few < 0.6 * many

@@ -19,7 +19,7 @@ from edge.dagrpo.prompts import HELP_PHRASE, SYSTEM_PROMPT
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.learning.methods import GroupAdvantages
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
-from edge.models.catalogue import all_models, find_model, packaged_model
+from edge.models.catalogue import FoundModel, all_models, find_model, look_at, packaged_model, pull_packaged
 from edge.models.decoder import load_decoder
 from edge.training.learner import LearnerSettings
 from edge.training.torch_learner import TorchLearner
@@ -89,9 +89,14 @@ async def test_sampler_and_trainer_agree_and_an_update_learns(worker: EngineWork
     assert sum(await learner.logprobs(group.prompt_ids, first.token_ids, first.allowed)) > sum(found)
 
 
-def test_it_is_found_in_its_package_by_its_name() -> None:
+def test_it_is_found_in_its_package_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGE_AGENT_MODELS", str(tmp_path))
     assert next(found for found in all_models() if found.name == "smollm2").origin == "package"
     assert find_model("smollm2") == MODEL
+    pulled = pull_packaged("smollm2", print)
+    assert [found for found in all_models() if found.name == "smollm2"] == [FoundModel("smollm2", pulled, "folder")]
+    assert find_model("smollm2") == pulled == tmp_path / "smollm2.gguf"
+    assert look_at(pulled).quantisation == "Q8_0"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -34,6 +34,7 @@ class PlannedEngine:
 
     vocab_size = len(TEXTS)
     n_ctx = 64
+    same_in_parts = True
 
     def __init__(self, rows: int, plans: dict[int, list[int]], favour: float = 50.0) -> None:
         self.rows = rows
@@ -42,9 +43,12 @@ class PlannedEngine:
         self.memory: list[list[int]] = [[] for _ in range(rows)]
         self.calls: list[str] = []
         self.widths: list[int] = []
+        self.read_tokens = 0
 
-    def prefill(self, row: int, ids: list[int]) -> np.ndarray:
-        self.memory[row] = list(ids)
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> np.ndarray:
+        assert len(self.memory[row]) >= start
+        self.memory[row] = [*self.memory[row][:start], *ids]
+        self.read_tokens += len(ids)
         self.calls.append(f"prefill {ids[0]}")
         return self._logits(row)
 

@@ -41,14 +41,14 @@ def logits_after(output: tuple[int, ...]) -> np.ndarray:
 
 
 class TableEngine:
-    vocab_size, n_ctx = len(TEXTS), 64
+    vocab_size, n_ctx, same_in_parts = len(TEXTS), 64, True
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.memory: list[list[int]] = [[] for _ in range(rows)]
 
-    def prefill(self, row: int, ids: list[int]) -> np.ndarray:
-        self.memory[row] = list(ids)
+    def prefill(self, row: int, ids: list[int], start: int = 0) -> np.ndarray:
+        self.memory[row] = [*self.memory[row][:start], *ids]
         return self._logits(row)
 
     def read(self, row: int, ids: list[int], start: int = 0) -> Iterator[np.ndarray]:
