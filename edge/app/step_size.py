@@ -55,8 +55,8 @@ _OF_PUBLIC_MODELS: dict[str, float | str] = {
     "learning.control.step_dual": "estimated",
 }
 """Of a model that is not bundled. Learning from samples at 3e-4, SmolLM2 always asks after twenty steps. Fifteen given answers take it 36
-updates at 5e-4 and 20 at 1e-3, with the same losses elsewhere. With the coordinator's λ it learns a third as much in the same time as with
-the estimated one (tools/experiments/LOG.md)."""
+updates at 5e-4 and 20 at 1e-3, with the same losses elsewhere. With the coordinator's λ, which swings, its sampled answers to texts stayed
+near chance for an hour; with the estimated one they did not (tools/experiments/LOG.md)."""
 _LINE_MARK, _FRAME = 5, 32
 """About the tokens that the reasoned form itself writes for a line, and for the rest."""
 

@@ -16,7 +16,6 @@ import asyncio
 import csv
 import json
 import random
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -144,7 +143,7 @@ async def learned(out: Path, minutes: float, further: Sequence[str]) -> Path:
     try:
         await asyncio.wait_for(process.wait(), 60.0 * minutes)
     except TimeoutError:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # a background job ignores Ctrl-C
         await process.wait()
     finally:
         server.close()
