@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edge.core.types import FORCED, AllowedTokens, BiasedDecision, Demonstration, KeptAnswer, TrainingGroup, TrainingSample, Turn
 from edge.dagrpo.advantages import has_signal
+from edge.training.learner import prompt_budget
 
 Item = TypeVar("Item")
 
@@ -173,12 +174,12 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
 
 
 def shared_bundles(rows: Iterable[Row], tokens_per_slice: int) -> list[Bundle]:
-    """Bundles whose prompts fit the budget together; each prompt appears once. Longest prompts first."""
+    """Bundles whose prompts fit their part of the budget together; each prompt appears once. Longest prompts first."""
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.prompt_ids, []).append(row)
     bundles: list[Bundle] = []
-    for prompts in _fill(sorted(by_prompt, key=len, reverse=True), len, tokens_per_slice):
+    for prompts in _fill(sorted(by_prompt, key=len, reverse=True), len, prompt_budget(tokens_per_slice)):
         entries = [(index, row) for index, prompt in enumerate(prompts) for row in by_prompt[prompt]]
         entries.sort(key=response_length, reverse=True)
         bundles.append(Bundle(prompts, tuple(_fill(entries, response_length, tokens_per_slice))))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from edge.core.errors import EdgeError
 from edge.core.types import TrainingGroup, TrainingSample
-from edge.training.learner import LOGITS_AT_ONCE, Probing
+from edge.training.learner import LOGITS_AT_ONCE, Probing, prompt_budget
 
 PLAIN_SCORES = 512 * 512
 """Largest T x S for which attention keeps its weights [H, T, S] (edge.models.decoder.MAX_PLAIN_SCORES)."""
@@ -236,7 +236,7 @@ def worst_micro_batch(shape: ModelShape, limits: BatchLimits, setting: TrainingS
         1, min(limits.max_tokens, limits.context_tokens - 1) + 1
     ):  # each cut as edge.training.batching cuts
         prompt_tokens = limits.context_tokens - response_tokens
-        prompts = min(limits.prompts, max(1, limits.tokens_per_slice // prompt_tokens))
+        prompts = min(limits.prompts, max(1, prompt_budget(limits.tokens_per_slice) // prompt_tokens))
         rows = min(prompts * limits.group_size, max(1, limits.tokens_per_slice // response_tokens))
         candidates.append(MicroBatch(min(prompts, rows), prompt_tokens, rows, response_tokens))
     return max(candidates, key=lambda batch: memory_need(shape, batch, setting).total)

@@ -174,6 +174,7 @@ def test_every_response_is_in_exactly_one_micro_batch_and_none_exceeds_the_budge
     seen = [(bundle.prompts[index], row) for bundle in bundles for chunk in bundle.chunks for index, row in chunk]
     assert sorted(row.token_ids for _, row in seen) == sorted(row.token_ids for row in rows)
     assert all(prompt == row.prompt_ids for prompt, row in seen)
+    assert all(len(bundle.prompts) == 1 or sum(map(len, bundle.prompts)) <= budget / 2 for bundle in bundles)
     prompts = [prompt for bundle in bundles for prompt in bundle.prompts]
     assert len(prompts) == len(set(prompts)) == len({row.prompt_ids for row in rows})
 
