@@ -61,7 +61,7 @@ class Engine(Protocol):
     n_ctx: int
     vocab_size: int
     same_in_parts: bool
-    """Whether a prompt that is read in parts gives the same bits as in one go."""
+    """Whether a prompt read in parts gives the same bits as in one go, as far as bits do not depend on the number of rows anyway."""
 
     def prefill(self, row: int, ids: list[int], start: int = 0) -> Floats:
         """Put a prompt, or from `start` on the rest of one, into a row; logits [V] after it."""
@@ -382,10 +382,11 @@ class Batcher:
         """Read a prompt into a row. What it has in common with the beginning of another row is copied from there, unless results would then
         depend on what other rows hold."""
         ids, start = request.first_ids, 0
-        held = {other: place for place, other in enumerate(self._prompt_in_row) if other is not None}
-        common, source = max(((_in_common(other.first_ids, ids[:-1]), place) for other, place in held.items()), default=(0, row))
-        if common >= WORTH_COPYING and self._engine.same_in_parts and not request.whole:
-            self._engine.fork(source, row, start := common)
+        if self._engine.same_in_parts and not request.whole:
+            held = {other: place for place, other in enumerate(self._prompt_in_row) if other is not None}
+            common, source = max(((_in_common(one.first_ids, ids[:-1]), place) for one, place in held.items()), default=(0, row))
+            if common >= WORTH_COPYING:
+                self._engine.fork(source, row, start := common)
         request.prompt_logits = self._engine.prefill(row, ids[start:], start)
         self._prompt_in_row[row] = request
 

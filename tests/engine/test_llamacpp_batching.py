@@ -143,6 +143,9 @@ async def test_what_prompts_have_in_common_is_read_once_with_the_same_bits(
             read.clear()
             groups = [await backend.sample_group(prompt(number), ROLLOUT, range(4)) for number in range(1, 6)]
             found.append((groups, sum(read)))
+            read.clear()
+            await backend.feed(groups[0].prompt_ids, (7,), 1)
+            assert read == [len(groups[0].prompt_ids)], "what is measured is read as a whole"
     (shared, few), (alone, many) = found
     assert shared == alone
     assert few < 0.6 * many

@@ -43,12 +43,10 @@ class PlannedEngine:
         self.memory: list[list[int]] = [[] for _ in range(rows)]
         self.calls: list[str] = []
         self.widths: list[int] = []
-        self.read_tokens = 0
 
     def prefill(self, row: int, ids: list[int], start: int = 0) -> np.ndarray:
         assert len(self.memory[row]) >= start
         self.memory[row] = [*self.memory[row][:start], *ids]
-        self.read_tokens += len(ids)
         self.calls.append(f"prefill {ids[0]}")
         return self._logits(row)
 

@@ -4,6 +4,8 @@
 arguments go to it), and asks them in three wordings, 30 and 118 general questions, and 100 practice questions before and after.
 `--by peft` fine-tunes the same model on the same lines with transformers and peft, as a person would do it without this project, and asks
 the same.
+
+The model is taken as `edge-agent models pull smollm2` leaves it (Q8_0), else as an installed package has it (Q4_1).
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ arguments go to `learn`.
 
 Right in the end at 30 %: the cloud is right wherever it is asked; asked are the 30 % of texts with the largest log-odds of asking
 (`decision`), with the least certain answer (`certainty`), or any (`random`).
+
+The model is taken as `edge-agent models pull smollm2` leaves it (Q8_0), else as an installed package has it (Q4_1).
 """
 
 from __future__ import annotations
