@@ -99,10 +99,10 @@ class Answerer:
     def _as_learned(self, request: AnswerRequest) -> AnswerRequest:
         """A text of a label about whose texts something is asked, by itself and in the words that were learned; any other request as it is.
 
-        The label is the request's, or that of the question after the text.
+        The label is the request's, or that of the question that stands before or after the text.
         """
         text, settings = request.messages[-1].content, self._settings
-        label = request.task or next((task for task, question in self.asked.items() if question.ends(text)), settings.task)
+        label = request.task or next((task for task, question in self.asked.items() if question.is_put_to(text)), settings.task)
         question = self.asked.get(label)
         if question is None:
             return request

@@ -198,7 +198,7 @@ def agent_settings(config: AgentConfig, run_id: str) -> AgentSettings:
         guided=None if (config.model.responses, local_prompt_form(config)) == ("auto", "auto") else responses_are_guided(config),
         hint_chars=coordinator.hint_chars,
         cloud_samples=learning.objective.cloud_samples == "on",
-        enumerates=learning.objective.options == "exact",
+        given_options=learning.objective.options == "given",
         certainty=config.model.certainty if learning.control.controller != "paper" else 0.0,
     )
     answers = AnswerSettings(

@@ -172,9 +172,9 @@ class ObjectiveConfig(Section):
     cloud_samples: OffOrOn = Field(
         "off", description="Learn from right, well-formed cloud answers to a group as from one more response of it."
     )
-    options: Literal["sampled", "exact"] = Field(
+    options: Literal["sampled", "given"] = Field(
         "sampled",
-        description="Where a plain answer is one of few options, learn from the sampled responses, or from each option by its probability.",
+        description="Where a plain answer is one of few options: learn from sampled answers, or the right option by its likelihood.",
     )
     assist_reward: NotNegative = Field(
         0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
@@ -189,17 +189,6 @@ class ObjectiveConfig(Section):
     def _cloud_samples_are_not_scaled(self) -> ObjectiveConfig:
         if self.cloud_samples == "on" and self.advantage_scale != "none":
             raise ValueError(f"cloud_samples on needs advantage_scale none, not {self.advantage_scale}")
-        return self
-
-    @model_validator(mode="after")
-    def _options_are_not_samples(self) -> ObjectiveConfig:
-        other = {
-            f"advantage_scale {self.advantage_scale}": self.advantage_scale != "none",
-            "cloud_samples on": self.cloud_samples == "on",
-            "unanimous_calls skip": self.unanimous_calls == "skip",
-        }
-        if self.options == "exact" and (named := next((name for name, used in other.items() if used), "")):
-            raise ValueError(f"options exact does not go with {named}, which is of samples")
         return self
 
 
@@ -219,7 +208,7 @@ class ControlConfig(Section):
     )
     step_dual: Literal["coordinator", "estimated"] = Field(
         "coordinator",
-        description="λ of a step: the coordinator's, or with dial what asking gained in the last eight steps (estimated).",
+        description="λ of a step: the coordinator's, or with dial what asking gained in the step (estimated).",
     )
     dual_init: NotNegative = Field(0.5, description="λ_0: λ before the first step.")
     dual_lr: NotNegative | None = Field(
@@ -363,7 +352,7 @@ class LearningConfig(Section):
         beyond_the_paper = {
             "objective.cloud_samples on": self.objective.cloud_samples == "on",
             f"objective.advantage_scale {self.objective.advantage_scale}": self.objective.advantage_scale != "none",
-            "objective.options exact": self.objective.options == "exact",
+            "objective.options given": self.objective.options == "given",
             f"control.dual_unit {self.control.dual_unit}": self.control.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
@@ -799,14 +788,6 @@ class AgentConfig(Section):
     budget: BudgetConfig = Field(BudgetConfig(), description="Hard limits of the embedded coordinator's ledger, and the dial.")
     chat: ChatConfig = Field(ChatConfig(), description="Talking in the terminal.")
     privacy: PrivacyConfig = Field(PrivacyConfig(), description="What stays on the device, and what is kept of what left it.")
-
-    @model_validator(mode="after")
-    def _a_router_is_no_part_of_the_policy(self) -> AgentConfig:
-        if self.routing.policy == "router" and self.learning.objective.options == "exact":
-            raise ValueError(
-                "learning.objective.options exact needs routing.policy self: its probability of asking is the model's own"
-            )
-        return self
 
     @property
     def columns(self) -> dict[str, Columns | None]:

@@ -144,8 +144,6 @@ class Sampling:
     form: ResponseForm | None = None
     """The form that the response is held to; None: free. Of a guided response only tokens that the form allows are drawn, and its
     log-probabilities are those of the policy over allowed tokens."""
-    enumerates: bool = False
-    """Of a form with options a group reports each of them, too (`PromptGroup.answers`)."""
     grammar: str = ""
     """Grammar that a streamed response must follow, in llguidance's dialect of Lark; "": none. No decision to ask is taken in it then, and
     log-probabilities are those of the model itself, without the grammar."""
@@ -285,9 +283,6 @@ class PromptGroup:
 
     prompt_ids: tuple[int, ...]
     responses: tuple[LocalResponse, ...]
-    answers: tuple[LocalResponse, ...] = ()
-    """Where `Sampling.enumerates` asked for them, every response that answers with one of the form's options, in their order; not sampled.
-    Their log-probabilities are those of a turn that does not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +309,8 @@ class TrainingSample:
     """Â."""
     off_policy: bool = False
     """Another author wrote it, with unknown probabilities; `behaviour_logprobs` are zeros then."""
+    imitated: bool = False
+    """A given answer, learned by its likelihood; `behaviour_logprobs` are zeros."""
     biased: tuple[BiasedDecision, ...] = ()
     """Tokens that the policy drew with a help bias; it is part of the policy that learns, too."""
     allowed: AllowedTokens | None = None

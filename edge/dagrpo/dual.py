@@ -190,21 +190,9 @@ def estimated_dual(slopes: Sequence[tuple[float, float]]) -> float | None:
     """λ = [Σ (c - mean c)(r - mean r) / Σ (c - mean c)²]₊: what asking gains where the policy is undecided, over `asking_slope` of groups
     or of steps. None where none holds both.
 
-    Where the policy is best for its rate, this is the constraint's multiplier; on the way there it takes out of the advantages what
-    pushes all decisions together.
+    Where the policy is best for its rate, this is the constraint's multiplier. Over the groups that it was estimated on, the advantages
+    then push asking neither up nor down on the whole, only from one question to another.
     """
     along = math.fsum(slope[0] for slope in slopes)
     squares = math.fsum(slope[1] for slope in slopes)
     return max(0.0, along / squares) if squares > 0.0 else None
-
-
-def first_dual(slopes: Sequence[tuple[float, float]], target_rate: float) -> float | None:
-    """λ before any step was learned from: the (1 - τ) quantile of the groups' gains from asking, so that asking is worth its price for
-    about the share τ of them. None where no group holds both."""
-    gains = sorted(max(0.0, along / squares) for along, squares in slopes if squares > 0.0)
-    if not gains:
-        return None
-    place = (1.0 - require_share("target_rate", target_rate)) * (len(gains) - 1)
-    below = int(place)
-    above = min(below + 1, len(gains) - 1)
-    return gains[below] + (place - below) * (gains[above] - gains[below])

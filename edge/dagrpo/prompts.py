@@ -37,10 +37,13 @@ def user_prompt(item: TaskItem) -> str:
 
 
 def plain_prompt(item: TaskItem) -> str:
-    """The user turn for one item whose answer is a plain turn: as a person would ask it, with the possible answers where they are few."""
-    if not item.options or ((listed := listed_options(item.question)) is not None and listed.options == item.options):
+    """The user turn for one item whose answer is a plain turn: as a person would ask it, with the possible answers where they are few.
+
+    They come first: questions of one kind have them in common, and what prompts have in common at their beginnings is read once.
+    """
+    if (listed := listed_options(item.question)) is not None and listed.options == item.options:
         return item.question
-    return f"{item.question}\n{_one_of(item.options)}"
+    return "\n\n".join(filter(None, [_one_of(item.options), item.question]))
 
 
 def _one_of(options: Sequence[str]) -> str:
@@ -55,7 +58,8 @@ _GAP, _END_CHARS = " ... ", 500
 
 @dataclass(frozen=True, slots=True)
 class TextQuestion:
-    """What a task asks about each of its texts, as into which folder a mail goes."""
+    """What a task asks about each of its texts, as into which folder a mail goes. It stands before the text, so that it is read once for
+    many texts."""
 
     ask: str = ""
     """The question; "": the text alone is put."""
@@ -63,16 +67,16 @@ class TextQuestion:
     """The possible answers; (): any."""
 
     def about(self, text: str) -> str:
-        """The question about one text, without the options; also of a text after which somebody has put the question already."""
-        text = self._without_options(text).removesuffix(self.ask).rstrip()
+        """The question about one text, without the options; also of a text next to which somebody has put the question already."""
+        text = self._text_alone(text)
         if len(text) > MOST_TEXT_CHARS:
             text = text[: MOST_TEXT_CHARS - _END_CHARS - len(_GAP)] + _GAP + text[-_END_CHARS:]
-        return "\n\n".join(filter(None, [text, self.ask]))
+        return "\n\n".join(filter(None, [self.ask, text]))
 
-    def ends(self, text: str) -> bool:
-        """Whether a person has put this question after a text."""
-        asked = self._without_options(text)
-        return bool(self.ask) and asked.endswith(self.ask) and asked != self.ask
+    def is_put_to(self, text: str) -> bool:
+        """Whether a person has put this question before or after a text."""
+        whole, alone = self._without_options(text), self._text_alone(text)
+        return bool(self.ask) and alone not in (whole, "")
 
     def prompt(self, text: str, prompt_form: str, *, plain: bool) -> str:
         """The user's turn about one text, as in learning (`prompt_messages`)."""
@@ -80,8 +84,13 @@ class TextQuestion:
         item = TaskItem("", "", "", 0, "train", self.about(text), "", kind, 1, self.options, form="plain")
         return prompt_messages(item, prompt_form, plain=plain)[-1].content
 
+    def _text_alone(self, text: str) -> str:
+        without = self._without_options(text)
+        before = without.removeprefix(self.ask).lstrip()
+        return before if before != without else without.removesuffix(self.ask).rstrip()
+
     def _without_options(self, text: str) -> str:
-        return text.strip().removesuffix(_one_of(self.options)).rstrip()
+        return text.strip().removeprefix(_one_of(self.options)).lstrip()
 
 
 def prompt_messages(item: TaskItem, prompt_form: str, *, plain: bool = False) -> tuple[Message, ...]:

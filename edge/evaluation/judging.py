@@ -157,8 +157,8 @@ class RolloutSettings:
     hint_cut: Cut = private_cut
     cloud_samples: bool = False
     """The cloud's completion joins its group where the SLM may learn from it."""
-    enumerates: bool = False
-    """Where the possible answers are few, learn from all of them by their probabilities, in place of the sampled ones."""
+    given_options: bool = False
+    """Where a plain answer is one of few options, learn the right one by its likelihood, in place of the sampled ones."""
     guided: bool | None = False
     """Responses are held to the form of their question; else they are free, and their format is judged. None: guided where the loaded model
     reads full prompts."""

@@ -177,8 +177,7 @@ class BatchedBackend:
             raise UsageError("a response in a form goes on after its thinking only")
         # a plain turn decides at its start; one that goes on has begun already
         phrase_ids = self._phrase_ids(len(ids)) if isinstance(form, PlainForm) and not prefix else ()
-        answers = guide.answers if sampling.enumerates and guide is not None else ()
-        return Request(ids, sampling, seeds, priority, guide=guide, phrase_ids=phrase_ids, answers=answers, **further)
+        return Request(ids, sampling, seeds, priority, guide=guide, phrase_ids=phrase_ids, **further)
 
     def _phrase_ids(self, prompt_tokens: int) -> Sequence[int]:
         """The help phrase as a turn begins with it; () where a turn cannot: of a vocabulary or a context that has no room for it."""

@@ -128,8 +128,7 @@ class Request:
     sampled: these ids are fed one by one and their log-probabilities recorded. With `reads` the prompt itself is the text: it is read in
     one go, and the one response reports how likely its tokens were. A `whole` prompt is read even where another row begins with it.
     `filter` makes what holds one response to its grammar. Responses are held to their form by forks of `guide`; what it forces first is
-    read with the prompt. With `phrase_ids`, the tokens of a request, they decide at their start whether to ask for help. `answers` are
-    written out after the sampled responses, without that decision.
+    read with the prompt. With `phrase_ids`, the tokens of a request, they decide at their start whether to ask for help.
     """
 
     def __init__(
@@ -147,11 +146,8 @@ class Request:
         filter: Callable[[], TokenFilter] | None = None,
         guide: Guide | None = None,
         phrase_ids: Sequence[int] = (),
-        answers: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.prompt_ids, self.sampled = list(prompt_ids), len(seeds)
-        self.seeds = (*seeds, *[0] * len(answers))
-        self.forced_ids = [tuple(forced_ids)] * len(seeds) + list(map(tuple, answers))
+        self.prompt_ids, self.seeds, self.forced_ids = list(prompt_ids), tuple(seeds), tuple(forced_ids)
         self.sampling, self.priority, self.prefix = sampling, priority, prefix
         self.on_text, self.reads, self.filter, self.guide = on_text, reads, filter, guide
         self.whole = whole
@@ -191,7 +187,7 @@ class Request:
         self.counts.responses += 1
         done = [response for response in self.responses if response is not None]
         if len(done) == len(self.seeds) and self.future.set_running_or_notify_cancel():
-            self.future.set_result(PromptGroup(tuple(self.prompt_ids), tuple(done[: self.sampled]), tuple(done[self.sampled :])))
+            self.future.set_result(PromptGroup(tuple(self.prompt_ids), tuple(done)))
 
 
 class _Sequence:
@@ -199,12 +195,11 @@ class _Sequence:
 
     def __init__(self, request: Request, index: int, tokens: HelpTokens, room: int, version: int) -> None:
         self.request, self.index, self.version = request, index, version
-        self.forced_ids = request.forced_ids[index]
-        self.is_forced = bool(self.forced_ids)
+        self.is_forced = bool(request.forced_ids)
         self.filter, self.stuck = request.filter() if request.filter else None, False
         self.guide = None if request.guide is None else request.guide.fork(min(request.sampling.max_tokens, room))
         self.temperature = request.sampling.temperature
-        self.limit = min(room, len(self.forced_ids) or request.sampling.max_tokens)
+        self.limit = min(room, len(request.forced_ids) or request.sampling.max_tokens)
         self.uniform = stream(request.seeds[index], "sample").random
         steps = None if request.phrase_ids else request.sampling.max_steps
         self.follower = ResponseFollower(tokens, steps, request.prefix)
@@ -239,7 +234,7 @@ class _Sequence:
     @property
     def forced(self) -> int:
         """The id to take next, -1 when it is to be sampled."""
-        return self.forced_ids[len(self.token_ids)] if self.is_forced else -1
+        return self.request.forced_ids[len(self.token_ids)] if self.is_forced else -1
 
     def add(self, token: int, logprob: float, piece: bytes) -> None:
         """Append a token, its log-probability and its text."""
@@ -525,7 +520,7 @@ class Batcher:
         room = self._engine.n_ctx - len(request.prompt_ids)
         sequence = _Sequence(request, request.started, self._help, room, self.adapter_version)
         request.started += 1
-        if request.phrase_ids and not sequence.is_forced and (asking := self._decide(sequence)) is not None:
+        if request.phrase_ids and (asking := self._decide(sequence)) is not None:
             request.finish_one(sequence.index, asking)
             return False
         for token in request.opening:

@@ -129,8 +129,6 @@ class Guide(Protocol):
     """The token that asks, where the decision is taken; -1 for a form that decides before its first token."""
     least: int
     """The lowest limit of tokens that a response may have."""
-    answers: Sequence[Sequence[int]]
-    """The tokens of every response that is possible, where they are few; else ()."""
 
     def turn(self, text: str, max_tokens: int) -> Turn | None:
         """A text in this form as a turn of the model; None where it is not, or goes beyond a limit. The guide stays at the beginning."""
@@ -178,7 +176,6 @@ class OptionsGuide:
         self.opening: Sequence[int] = ()
         self.ask = -1
         self.least = max(map(len, self._left))
-        self.answers: Sequence[Sequence[int]] = tuple(map(tuple, self._left))
         self._written = 0
         for text in self._left:
             if any(other is not text and other[: len(text)] == text for other in self._left):
@@ -252,7 +249,6 @@ class ReasonedGuide:
         self._help, self._answer = (vocabulary.ids(text) for text in (HELP_PHRASE, form.begins_answer))
         self._ending = vocabulary.ids(THINKING_ENDS)
         self.ask = self._help[0]
-        self.answers: Sequence[Sequence[int]] = ()
         self._place: Place = "line"
         self._step, self._written = 1, 0
         self._matcher = self._matchers["line"].deep_copy()

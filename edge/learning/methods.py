@@ -5,7 +5,6 @@ The estimator of every method has the form Σ_prompts w Σ_i A_i ∇ log π(y_i)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
@@ -17,13 +16,11 @@ from edge.dagrpo.advantages import (
     centred,
     dual_advantages,
     estimator_weight,
-    mean,
     scale_advantages,
 )
 from edge.dagrpo.baselines import PromptOutcome, calls_per_local, gapg_advantages, gapg_kept_prompts, grpo_advantages
-from edge.dagrpo.expectation import answer_value, answer_weights, ask_weight, assisted_reward
 from edge.dagrpo.reward import Outcome, hierarchical_reward, task_reward
-from edge.dagrpo.turn_start import ask_probability, log_odds, slope
+from edge.dagrpo.turn_start import slope
 from edge.learning.rollout import ScoredGroup, ScoredResponse
 
 
@@ -38,20 +35,20 @@ class GroupAdvantages:
     advantages_G: Sequence[float]
     weight: float
     cloud_advantage: float | None = None
-    phrase_weight: float = 0.0
-    """Of possible answers in place of samples what multiplies ∇z."""
 
     def training_group(self) -> TrainingGroup:
         """What the learner gets: the tokens of the samples with their advantages. Of plain responses, whose decision comes before their
-        tokens, one sample more: the help phrase. Where all possible answers are known, they take the place of the samples."""
-        if self.group.answers:
-            return self._answers()
+        tokens, one sample more: the help phrase. A given answer takes the place of the sampled ones, and is learned by its likelihood."""
+        given = self.group.given
         pairs = [(scored.response, advantage) for scored, advantage in zip(self.group.unmasked, self.advantages_G, strict=True)]
         samples = [
             TrainingSample(one.token_ids, one.logprobs, advantage, biased=one.biased, allowed=one.allowed)
             for one, advantage in pairs
-            if one.start is None or not one.start.asked
+            if given is None and (one.start is None or not one.start.asked)
         ]
+        if given is not None:
+            ids, allowed = given.token_ids, given.allowed
+            samples.append(TrainingSample(ids, (0.0,) * len(ids), 1.0 / self.weight, imitated=True, allowed=allowed))
         starts = [(one.start, advantage) for one, advantage in pairs if one.start is not None]
         if starts:
             phrase = starts[0][0]
@@ -61,14 +58,6 @@ class GroupAdvantages:
             turn = self.group.cloud_sample
             ids, allowed = turn.token_ids, turn.allowed
             samples.append(TrainingSample(ids, (0.0,) * len(ids), self.cloud_advantage, off_policy=True, allowed=allowed))
-        return TrainingGroup(self.group.prompt_ids, tuple(samples), self.weight)
-
-    def _answers(self) -> TrainingGroup:
-        pairs = zip(self.group.answers, self.advantages_G, strict=True)
-        samples = [TrainingSample(one.token_ids, one.logprobs, weight, allowed=one.allowed) for (one, _), weight in pairs]
-        if (start := self.group.start) is not None:
-            asks, answers = (slope(start.phrase_logprobs, start.bias, asked, start.among_few) for asked in (True, False))
-            samples.append(TrainingSample(start.phrase_ids, start.phrase_logprobs, self.phrase_weight * (asks - answers)))
         return TrainingGroup(self.group.prompt_ids, tuple(samples), self.weight)
 
 
@@ -103,6 +92,8 @@ class Method(Protocol):
 class DaGrpo:
     """Â = (r - mean r) - λ (c - mean c), weight 1/(G-1) (the paper). With a `scale`, λ is no longer in units of reward.
 
+    A given answer is learned whatever the samples are, and they decide when to ask.
+
     Where a call costs w calls of mean cost, c is w for who asks: one w a group, so that λ w is its λ. A cloud answer that joined its
     group is one more sample, with the group as its baseline.
     """
@@ -113,8 +104,8 @@ class DaGrpo:
 
     def advantages(self, groups: Sequence[ScoredGroup], dual: float, terms: StepTerms) -> list[GroupAdvantages]:
         """Dual advantages of every usable group."""
-        found = [self._exact(group, groups, dual) for group in groups if group.answers]
-        for group in usable_groups([group for group in groups if not group.answers]):
+        found = []
+        for group in usable_groups(groups):
             rewards_G, costs_G = [one.reward for one in group.unmasked], [one.cost for one in group.unmasked]
             # the cloud's answer is right and well formed, or it would not be there, and free
             cloud = [task_reward(Outcome(correct=True, format_ok=True))] if group.cloud_sample else []
@@ -122,20 +113,11 @@ class DaGrpo:
             cloud_advantage = advantages_G.pop() if cloud else None
             found.append(GroupAdvantages(group, advantages_G, estimator_weight(len(advantages_G)), cloud_advantage))
         scaled = scale_advantages([one.advantages_G for one in found], self.scale)
-        return [replace(one, advantages_G=own) for one, own in zip(found, scaled, strict=True)]
-
-    @staticmethod
-    def _exact(group: ScoredGroup, batch: Sequence[ScoredGroup], dual: float) -> GroupAdvantages:
-        """The expectation over all possible answers. Of the decision only where nothing kept the cloud's answer away."""
-        logprobs_A, rewards_A = zip(*((math.fsum(one.logprobs), reward) for one, reward in group.answers), strict=True)
-        start, ask, phrase_weight = group.start, 0.0, 0.0
-        if start is not None:
-            ask = ask_probability(log_odds(start.phrase_logprobs), start.bias)
-        if start is not None and len(group.unmasked) == len(group.responses):
-            others = [reward for one in batch if one is not group and (reward := one.assisted_reward) is not None]
-            assisted = assisted_reward(group.assisted_reward, ask, len(group.responses), mean(others) if others else 0.0)
-            phrase_weight = ask_weight(ask, assisted, dual * group.cost_weight, answer_value(logprobs_A, rewards_A))
-        return GroupAdvantages(group, answer_weights(logprobs_A, rewards_A, ask), 1.0, phrase_weight=phrase_weight)
+        without_a_baseline = [group for group in groups if group.given is not None and len(group.unmasked) < 2]
+        return [
+            *(replace(one, advantages_G=own) for one, own in zip(found, scaled, strict=True)),
+            *(GroupAdvantages(group, [0.0] * len(group.unmasked), 1.0) for group in without_a_baseline),
+        ]
 
 
 @dataclass(frozen=True, slots=True)

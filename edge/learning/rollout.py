@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -20,10 +20,11 @@ from edge.core.concurrency import all_of
 from edge.core.errors import EdgeError
 from edge.core.forms import PlainForm
 from edge.core.rng import derive_seed
-from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem, Turn, TurnStart
+from edge.core.types import LocalResponse, PromptGroup, Sampling, TaskItem, Turn
 from edge.dagrpo.advantages import mean
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.costs import CallCost, weighted_rate
+from edge.dagrpo.demonstrations import demonstration
 from edge.dagrpo.dual import help_rate
 from edge.dagrpo.format import asks_help, check_format, is_well_formed
 from edge.dagrpo.reward import Outcome, response_cost, task_reward
@@ -126,8 +127,8 @@ class ScoredGroup:
     """The completion as a turn of the SLM, where it is right, well formed and to be learned from."""
     lost_uusd: int | None = None
     """What a call cost that brought no answer; None: no such call."""
-    answers: tuple[tuple[LocalResponse, float], ...] = ()
-    """Every answer that is possible, with its reward, where they are few and learned from by their probabilities."""
+    given: Turn | None = None
+    """Its right answer as a turn of the SLM, where that is learned in place of the sampled ones."""
     cost_weight: float = 1.0
     """w, what its call is expected to cost, in calls of mean cost; 1 where each call counts the same."""
     draw: Draw | None = None
@@ -148,17 +149,6 @@ class ScoredGroup:
         """Share of the responses that are right by themselves, 0 to 1."""
         right = sum(one.outcome is ResponseOutcome.KEPT and one.correct and one.format_ok for one in self.responses)
         return right / len(self.responses)
-
-    @property
-    def start(self) -> TurnStart | None:
-        """The decision before its first token, which all plain responses to a prompt take by the same chances."""
-        return self.responses[0].response.start
-
-    @property
-    def assisted_reward(self) -> float | None:
-        """The reward of a response that asked; None where none did, or it is not known."""
-        asked = [one.reward for one in self.unmasked if one.asked]
-        return asked[0] if asked else None
 
     @property
     def unmasked(self) -> tuple[ScoredResponse, ...]:
@@ -235,7 +225,6 @@ class Rollout:
             nonlocal done
             try:
                 sampling = self.settings.sampling(batch.items[index], help_bias=batch.opened.help_bias or 0.0)
-                sampling = replace(sampling, enumerates=self.settings.enumerates)
                 sampled = await limit.within(index, self._sampled(batch, index, sampling))
                 return None if sampled is None else await self._scored(batch, index, sampled)
             except EdgeError as error:
@@ -297,7 +286,7 @@ class Rollout:
             cloud_reason=outcome.reason,
             cloud_sample=await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
             lost_uusd=outcome.lost_uusd,
-            answers=tuple([(answer, await self._worth(item, answer)) for answer in sampled.answers]),
+            given=self._given(item, len(sampled.prompt_ids)),
             cost_weight=weight,
             draw=batch.draw(index),
         )
@@ -326,8 +315,11 @@ class Rollout:
         known = turn is not None and await is_judged(self.verifier, item, text)
         return turn if known and await judge(self.verifier, item, text) else None
 
-    async def _worth(self, item: TaskItem, answer: LocalResponse) -> float:
-        return task_reward(Outcome(await judge(self.verifier, item, answer.text), is_well_formed(answer, item.max_steps)))
+    def _given(self, item: TaskItem, prompt_tokens: int) -> Turn | None:
+        form = self.settings.form_of(item)
+        if not self.settings.given_options or not isinstance(form, PlainForm) or not form.options:
+            return None
+        return as_a_turn(self.backend, self.settings, item, demonstration(item), prompt_tokens)
 
     async def _score(self, item: TaskItem, response: LocalResponse, asked: bool, cloud: CloudOutcome) -> ScoredResponse:
         """r and c of a response, composed with the cloud's completion where it asked."""

@@ -28,7 +28,7 @@ from edge.core.errors import (
 from edge.core.events import EventSink
 from edge.core.formatting import counted
 from edge.dagrpo.advantages import mean
-from edge.dagrpo.dual import HelpBiasRule, estimated_dual, first_dual, help_bias_step, help_rate, next_help_bias
+from edge.dagrpo.dual import HelpBiasRule, estimated_dual, help_bias_step, help_rate, next_help_bias
 from edge.rpc.client import CoordinatorClient, StepClosed, StepUnits
 from edge.state.events import Notice, ReportsDelivered
 from edge.state.folder import StateFolder
@@ -37,7 +37,7 @@ from edge.state.rows import Report, StoredTerms
 HELP_GAIN_STEPS, LEAST_GAINS = 10, 5
 """Whether asking helps is judged by the gains of the last ten steps, once five of them have one."""
 DUAL_STEPS = 8
-"""Steps whose groups show what asking gains, where λ is estimated."""
+"""Steps whose groups show what asking gains, where λ is estimated and a step's own groups do not show it."""
 EXPECTED_STEPS = 4
 """Steps over whose mean the realised rate is compared with the one that their help bias was expected to bring."""
 
@@ -62,7 +62,7 @@ class OpenStep:
     expected_rate: float | None = None
     """What the rate is expected to be under b (None: the policy's log-odds are not known)."""
     estimated_dual: float | None = None
-    """λ by what asking gained, at which the step is learned in place of `dual` (None: it is not estimated)."""
+    """λ by what asking gained, at which the step is learned in place of `dual` (None: it is not estimated, or nothing shows it)."""
 
     @property
     def step_dual(self) -> float:
@@ -84,7 +84,7 @@ class StepReporter:
 
     While the coordinator is away it is tried again at most every `offline_retry_s`; each try costs a connection time-out.
     `help_bias_rule`: how the rollouts' help bias holds the rate; None: they have none. `estimates_dual`: a step's λ is what asking gained
-    in the last steps; the coordinator goes on with its own.
+    in it; the coordinator goes on with its own.
     """
 
     client: CoordinatorClient
@@ -131,14 +131,19 @@ class StepReporter:
         return replace(plan, task_step=opened.step, dual=opened.dual, target_rate=opened.target_rate, offline=False)
 
     def estimated(self, step: OpenStep, slopes: Sequence[tuple[float, float]]) -> OpenStep:
-        """Where λ is estimated, the step with it: by what asking gained in the task's last steps, at first in its own groups (`slopes`)."""
+        """Where λ is estimated, the step with it: what asking gained in its own groups (`slopes`), else in the task's last steps.
+
+        Of its own groups, so that the common push is out of the step's advantages, not only on average over steps: the help phrase has a
+        gradient some fifty times that of an answer, mostly the same for all questions, and b takes back what it does.
+        """
         if not self.estimates_dual:
             return step
-        known = estimated_dual([one.control.ask_slope for one in self.state.steps_led_here(DUAL_STEPS, step.task)])
-        return replace(step, estimated_dual=first_dual(slopes, step.target_rate) if known is None else known)
+        own = estimated_dual(slopes)
+        before = [one.control.ask_slope for one in self.state.steps_led_here(DUAL_STEPS, step.task)]
+        return replace(step, estimated_dual=estimated_dual(before) if own is None else own)
 
     def dual_after(self, step: OpenStep, closed: ClosedStep, slope: tuple[float, float]) -> float:
-        """λ of the next step; `slope` is that of all groups of this one."""
+        """What asking gained in the last steps, with this one (`slope`)."""
         if step.estimated_dual is None:
             return closed.terms.dual
         before = [one.control.ask_slope for one in self.state.steps_led_here(DUAL_STEPS - 1, step.task)]

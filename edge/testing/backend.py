@@ -7,7 +7,6 @@ deterministically from the text and the seed.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
-from edge.core.forms import PlainForm, ResponseForm
+from edge.core.forms import ResponseForm
 from edge.core.rng import stream
 from edge.core.types import (
     AdapterRef,
@@ -91,7 +90,7 @@ class ScriptedBackend:
         prompt_ids = self.prompt_ids(messages)
         responses = tuple(self._respond(messages, sampling, seed) for seed in seeds)
         await asyncio.sleep(self._seconds_per_token * max((len(response.token_ids) for response in responses), default=0))
-        return PromptGroup(prompt_ids, responses, tuple(self._answers(sampling)))
+        return PromptGroup(prompt_ids, responses)
 
     async def stream(
         self, messages: Sequence[Message] | ToolConversation, sampling: Sampling, seed: int, prefix: str = ""
@@ -179,14 +178,6 @@ class ScriptedBackend:
     def _require_open(self) -> None:
         if self._closed:
             raise EdgeError("the inference engine is closed")
-
-    def _answers(self, sampling: Sampling) -> Iterator[LocalResponse]:
-        """The options where they are asked for, one as likely as another."""
-        options = sampling.form.options if sampling.enumerates and isinstance(sampling.form, PlainForm) else ()
-        for text in options:
-            ids = self.response_tokens(text)
-            logprobs = (-math.log(len(options)), *[0.0] * (len(ids) - 1))
-            yield LocalResponse(text, ids, logprobs, FinishReason.EOS, self._adapter_version, form=sampling.form)
 
     def _respond(self, messages: Sequence[Message], sampling: Sampling, seed: int, prefix: str = "") -> LocalResponse:
         if sampling.max_tokens < 1:

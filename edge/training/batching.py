@@ -93,10 +93,9 @@ class AllowedTargets(NamedTuple):
 class Targets(NamedTuple):
     """What the rows of a chunk are scored on, flat over their learned tokens in row order.
 
-    `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated`: all of them are learned in full (rows of both
-    kinds do not mix). `biased`: None where no token had a help bias. `learned_N`: where the targets lie among all tokens of the rows;
-    None: all of them are. `allowed`: None where nothing was excluded. `reference`: None but for rows that have one; these do not mix with
-    others.
+    `off_policy_N`: which tokens are not the sampler's; None where all are. `imitated_N`: which of those are learned in full. `biased`: None
+    where no token had a help bias. `learned_N`: where the targets lie among all tokens of the rows; None: all of them are. `allowed`: None
+    where nothing was excluded. `reference`: None but for rows that have one; these do not mix with others.
     """
 
     ids_N: Tensor
@@ -104,7 +103,7 @@ class Targets(NamedTuple):
     coefficients_N: Tensor
     row_N: Tensor
     off_policy_N: Tensor | None = None
-    imitated: bool = False
+    imitated_N: Tensor | None = None
     biased: BiasedTargets | None = None
     learned_N: Tensor | None = None
     allowed: AllowedTargets | None = None
@@ -165,7 +164,8 @@ def live_rows(groups: Sequence[TrainingGroup]) -> list[Row]:
                         sample.token_ids,
                         sample.behaviour_logprobs,
                         coefficient,
-                        off_policy=sample.off_policy,
+                        off_policy=sample.off_policy or sample.imitated,
+                        imitated=sample.imitated,
                         biased=sample.biased,
                         allowed=sample.allowed,
                     )
@@ -228,8 +228,11 @@ def targets_of(rows: Sequence[Row], device: torch.device) -> Targets:
     if references := [row.reference for row in rows if row.reference]:
         ids_NK, logprobs_NK = (torch.cat(parts).to(device) for parts in zip(*references, strict=True))
         targets = targets._replace(reference=Reference(ids_NK, logprobs_NK))
-    off_policy = torch.tensor([row.off_policy for row in rows]).repeat_interleave(lengths)
-    return targets._replace(off_policy_N=off_policy.to(device), imitated=rows[0].imitated)
+    off_policy, imitated = (
+        torch.tensor(marks).repeat_interleave(lengths).to(device)
+        for marks in ([row.off_policy for row in rows], [row.imitated for row in rows])
+    )
+    return targets._replace(off_policy_N=off_policy, imitated_N=imitated if any(row.imitated for row in rows) else None)
 
 
 def biased_targets(rows: Sequence[Row], device: torch.device) -> BiasedTargets | None:

@@ -270,7 +270,7 @@ class FlatTargets(NamedTuple):
     behaviour_N: mx.array
     coefficients_N: mx.array
     off_policy_N: mx.array | None = None
-    imitated: bool = False
+    imitated_N: mx.array | None = None
     biased: FlatBiased | None = None
     learned_N: mx.array | None = None
     allowed: FlatAllowed | None = None
@@ -285,7 +285,7 @@ class FlatTargets(NamedTuple):
             _flat(found.behaviour_N),
             _flat(found.coefficients_N),
             None if found.off_policy_N is None else _flat(found.off_policy_N),
-            found.imitated,
+            None if found.imitated_N is None else _flat(found.imitated_N),
             None if found.biased is None else FlatBiased(*map(_flat, found.biased)),
             None if found.learned_N is None else _flat(found.learned_N),
             None if found.allowed is None else FlatAllowed(*map(_flat, found.allowed)),
@@ -367,13 +367,12 @@ def with_help_bias(
 def importance_weights(logprobs_N: mx.array, targets: FlatTargets, cap: float) -> mx.array:
     """ρ = min(π_θ/μ, C) per token, without gradient; of other authors' tokens f'(π) π (edge.training.loss.shaped_weights), or 1."""
     logprobs_N = mx.stop_gradient(logprobs_N)
-    if targets.imitated:
-        return mx.ones_like(logprobs_N)
     own_N = mx.minimum(mx.exp(logprobs_N - targets.behaviour_N), cap)
     if targets.off_policy_N is None:
         return own_N
     probs_N = mx.exp(logprobs_N)
-    return mx.where(targets.off_policy_N, SHAPING * probs_N / mx.square(probs_N + SHAPING), own_N)
+    weights_N = mx.where(targets.off_policy_N, SHAPING * probs_N / mx.square(probs_N + SHAPING), own_N)
+    return weights_N if targets.imitated_N is None else mx.where(targets.imitated_N, 1.0, weights_N)
 
 
 def mismatch_sums(logprobs_N: mx.array, entropy_N: mx.array, targets: FlatTargets, cap: float) -> MismatchSums:

@@ -34,11 +34,12 @@ class StepSpeed:
 @dataclass(frozen=True, slots=True)
 class StepTexts:
     """What a step's texts are like: the mean length of prompts, the lengths of some responses, and the most that a response of their form
-    can have, in tokens."""
+    can have, in tokens. `are_sorted`: every answer is one of few options."""
 
     prompt_tokens: float
     response_tokens: tuple[int, ...]
     longest: int
+    are_sorted: bool = False
 
     def response_mean(self, max_tokens: int) -> float:
         """C under a limit."""

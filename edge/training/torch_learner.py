@@ -183,18 +183,19 @@ class TorchLearner(LoraLearner):
     def _loss(self, scores: TokenScores, targets: Targets) -> Tensor:
         rule = self._settings.rule
         logprobs_N, behaviour_N = scores.logprobs_N, targets.behaviour_N
-        if targets.imitated:
-            return policy_loss(logprobs_N, targets.coefficients_N, torch.ones_like(logprobs_N))
-        if targets.off_policy_N is not None and rule.objective != "policy":
-            raise ValueError(f"objective {rule.objective} cannot learn from responses that its policy did not sample")
-        if rule.objective == "clipped":
+        objective = rule.objective if targets.imitated_N is None else "policy"
+        if targets.off_policy_N is not None and objective != "policy":
+            raise ValueError(f"objective {objective} cannot learn from responses that its policy did not sample")
+        if objective == "clipped":
             return clipped_loss(logprobs_N, behaviour_N, targets.coefficients_N, rule.ratio_clip)
-        if rule.objective == "gvpo":
+        if objective == "gvpo":
             weights_N = torch.ones_like(behaviour_N)
         else:
             weights_N = importance_weights(logprobs_N, behaviour_N, self._settings.importance_cap)
         if targets.off_policy_N is not None:
             weights_N = torch.where(targets.off_policy_N, shaped_weights(logprobs_N), weights_N)
+        if targets.imitated_N is not None:
+            weights_N = weights_N.masked_fill(targets.imitated_N, 1.0)
         return policy_loss(logprobs_N, targets.coefficients_N, weights_N)
 
     def _scores(self, hidden_ND: Tensor, targets: Targets) -> TokenScores:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from edge.core.errors import AdapterError, EdgeError, UsageError
-from edge.core.forms import PlainForm
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo
@@ -94,23 +93,6 @@ async def test_response_does_not_depend_on_other_requests_in_flight(backend: Inf
     together = await asyncio.gather(*(backend.sample_group(prompt, SAMPLING, range(5)) for prompt in prompts))
     for prompt, group in zip(prompts, together, strict=True):
         assert await backend.sample_group(prompt, SAMPLING, range(5)) == group
-
-
-@pytest.mark.parametrize("options", [("yes", "no"), ("old bills", "old", "old letters", "seeds"), ("a",)])
-async def test_every_answer_of_a_form_with_options_is_reported_with_its_chances(
-    backend: InferenceBackend, options: tuple[str, ...]
-) -> None:
-    sampling = replace(SAMPLING, form=PlainForm(options), suppress_help=True)
-    group = await backend.sample_group(question(), replace(sampling, enumerates=True), range(6))
-    chances = {answer.text: math.exp(sum(answer.logprobs)) for answer in group.answers}
-    assert list(chances) == list(options) and sum(chances.values()) == pytest.approx(1.0, abs=1e-5)
-    assert len(group.responses) == 6 and (await backend.sample_group(question(), sampling, range(6))).answers == ()
-    if not isinstance(backend, ScriptedBackend):
-        by_text = {answer.text: answer for answer in group.answers}
-        for drawn in group.responses:
-            known = by_text[drawn.text]
-            assert (drawn.token_ids, drawn.allowed, drawn.finish) == (known.token_ids, known.allowed, known.finish)
-            assert drawn.logprobs == pytest.approx(known.logprobs, abs=1e-5)
 
 
 async def test_every_token_has_a_finite_log_probability_and_the_limits_hold(backend: InferenceBackend) -> None:

@@ -44,6 +44,17 @@ async def test_off_policy_loss_weights_tokens_by_the_shaped_objective(worker: En
 
 
 @pytest.mark.parametrize("sharing", ["shared", "plain"])
+async def test_a_given_answer_is_learned_by_its_likelihood_together_with_samples(worker: EngineWorker, sharing: str) -> None:
+    groups, given = random_groups(5), TrainingSample(FOREIGN, (0.0,) * len(FOREIGN), 2.0, imitated=True)
+    learner = tiny_learner(worker, prefix_sharing=sharing)
+    by_hand = [-2.0 * group.group_weight * sum(await learner.logprobs(group.prompt_ids, FOREIGN)) for group in groups]
+    joined = await learner.update(with_foreign(groups, given))
+    alone = await tiny_learner(worker, prefix_sharing=sharing).update(groups)
+    assert joined.loss - alone.loss == pytest.approx(sum(by_hand) / len(groups), rel=1e-4)
+    assert joined.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("sharing", ["shared", "plain"])
 async def test_mismatch_is_measured_on_sampled_tokens_only(worker: EngineWorker, sharing: str) -> None:
     groups = random_groups(5)
     alone = await tiny_learner(worker, prefix_sharing=sharing).update(groups)

@@ -137,7 +137,8 @@ async def test_both_learners_agree_on_off_policy_responses(worker, tmp_path, sha
     await theirs.save(tmp_path)
     await ours.load(tmp_path)
     foreign = TrainingSample((7, 8, 9, 7, 8), (0.0,) * 5, 0.8, off_policy=True)
-    groups = [replace(group, samples=(*group.samples, foreign)) for group in groups_of(10)]
+    given = TrainingSample((9, 9, 7), (0.0,) * 3, 1.0, imitated=True)
+    groups = [replace(group, samples=(*group.samples, foreign, given)) for group in groups_of(10)]
     report, expected = await ours.update(groups), await theirs.update(groups)
     assert report.tokens == expected.tokens == sum(len(one.token_ids) for group in groups_of(10) for one in group.samples)
     for field in ("loss", "grad_norm", "entropy", "mean_abs_logprob_diff", "kl", "effective_sample_share"):

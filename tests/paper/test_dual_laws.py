@@ -19,7 +19,6 @@ from edge.dagrpo.dual import (
     asking_slope,
     dual_step,
     estimated_dual,
-    first_dual,
     help_bias_step,
     help_rate,
     next_help_bias,
@@ -319,10 +318,3 @@ def test_estimated_dual_takes_the_common_push_out_of_the_advantages(groups: list
         for advantage, cost in zip(dual_advantages(rewards, costs, dual), costs, strict=True)
     ]
     assert math.fsum(pulls) == pytest.approx(0.0, abs=1e-9) if dual > 0.0 else math.fsum(pulls) <= 1e-9
-
-
-def test_first_dual_is_what_asking_gains_in_the_share_of_groups_that_may_ask() -> None:
-    slopes = [asking_slope([gain, 0.0], [1.0, 0.0]) for gain in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    assert [first_dual(slopes, rate) for rate in (0.0, 0.5, 0.75, 1.0)] == pytest.approx([1.0, 0.5, 0.25, 0.0])
-    assert first_dual([asking_slope([1.0, 0.0], [1.0, 1.0])], 0.3) is None, "all of the group asked"
-    assert first_dual([asking_slope([0.0, 1.0], [1.0, 0.0])], 0.0) == 0.0, "asking loses"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from edge.app.settings import agent_settings
 from edge.config.schema import AgentConfig, LearningConfig
-from edge.core.types import AnswerKind, FinishReason, LocalResponse, TaskItem
+from edge.core.types import FORCED, AllowedTokens, AnswerKind, FinishReason, LocalResponse, TaskItem, Turn, TurnStart
 from edge.dagrpo.advantages import AdvantageScale
 from edge.learning.methods import DaGrpo, EdgeOnly, FixedReward, Gapg, Grpo, Gvpo, Method
 from edge.learning.rollout import ResponseOutcome, ScoredGroup, ScoredResponse
@@ -54,6 +54,31 @@ def test_da_grpo_subtracts_the_dual_times_the_cost_from_the_centred_reward() -> 
 def test_da_grpo_scaled_by_group_has_unit_deviation() -> None:
     [scaled] = advantages(DaGrpo(AdvantageScale.GROUP), "rwhf")
     assert sum(value * value for value in scaled) / 3 == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_given_answer_takes_the_place_of_sampled_ones_and_the_samples_decide_when_to_ask() -> None:
+    start, phrase = TurnStart((8, 9), (-1.0, -2.0), 0.5, False, among_few=True), (8, 9)
+    given = Turn((5, 6), AllowedTokens((0, FORCED), (b"\xff",)))
+
+    def decided(kinds: str, given: Turn | None) -> ScoredGroup:
+        one = group(kinds)
+        starts = [replace(start, asked=scored.asked) for scored in one.responses]
+        responses = [
+            replace(scored, response=replace(scored.response, start=own))
+            for scored, own in zip(one.responses, starts, strict=True)
+        ]
+        return replace(one, responses=tuple(responses), given=given)
+
+    [sampled], [shown] = (training_groups(DaGrpo(), [decided("rwhf", one)]) for one in (None, given))
+    (answer,) = (sample for sample in shown.samples if sample.imitated)
+    assert (answer.token_ids, answer.allowed) == (given.token_ids, given.allowed)
+    assert answer.advantage * shown.group_weight == pytest.approx(1.0), "its log-likelihood counts once per prompt"
+    assert [one for one in shown.samples if not one.imitated] == [one for one in sampled.samples if one.token_ids == phrase]
+    [alone] = training_groups(DaGrpo(), [decided("rm", given)])
+    assert [sample for sample in alone.samples if sample.advantage] == [replace(answer, advantage=1.0)], (
+        "no baseline, no decision"
+    )
+    assert training_groups(DaGrpo(), [decided("rm", None)]) == []
 
 
 def test_edge_only_never_asks_and_centres_the_task_reward() -> None:

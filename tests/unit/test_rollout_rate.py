@@ -120,16 +120,15 @@ def test_older_responses_leave_a_record_as_newer_ones_come() -> None:
     assert record.followed_by(HelpRecord((3.0,) * 40, (1.0,) * 40)).log_odds_N == (3.0,) * 40
 
 
-async def test_estimated_dual_is_what_asking_gained_in_the_last_eight_steps(tmp_path: Path) -> None:
+async def test_estimated_dual_is_what_asking_gained_in_the_step_and_then_in_the_last_eight(tmp_path: Path) -> None:
     world = learning(tmp_path, 0.3, 11, estimates_dual=True)
     async with world.agent() as agent:
         await agent.learn()
         steps, terms = agent.components.state.steps(), agent.components.state.terms("math")
     slopes = [step.control.ask_slope for step in steps]
-    for number, step in enumerate(steps[1:], 1):
-        assert step.control.dual_before == pytest.approx(estimated_dual(slopes[max(0, number - 8) : number]))
-        assert step.control.dual_before == steps[number - 1].control.dual_after
-    assert steps[0].control.dual_before != world.terms.dual_init, "the first step's is of its own groups"
+    for number, step in enumerate(steps):
+        assert step.control.dual_before == pytest.approx(estimated_dual([slopes[number]]))
+        assert step.control.dual_after == pytest.approx(estimated_dual(slopes[max(0, number - 7) : number + 1]))
     assert 0.3 < steps[-1].control.dual_after < 0.7, "the cloud is right, half of the local answers are"
     assert terms is not None and terms.dual not in (steps[-1].control.dual_before, steps[-1].control.dual_after)
 
@@ -142,7 +141,9 @@ async def test_estimated_dual_goes_on_without_a_coordinator(tmp_path: Path) -> N
         await agent.learn()
         steps, terms = agent.components.state.steps(), agent.components.state.terms("math")
     assert [step.control.offline for step in steps] == [False, True, True]
-    assert steps[2].control.dual_before == steps[1].control.dual_after
+    assert steps[2].control.dual_before == steps[1].control.dual_after, (
+        "nobody is helped, so the last steps show what asking gains"
+    )
     assert terms is not None and terms.dual != steps[2].control.dual_after
 
 

@@ -53,7 +53,7 @@ def test_few_answers_of_a_chosen_column_are_the_options_of_every_text(tmp_path: 
     assert {(item.task, item.kind, item.form, item.options) for item in file.items} == {
         ("drawer", AnswerKind.CHOICE, "plain", DRAWERS)
     }
-    assert [item.question for item in file.items[:2]] == [f"note {n}, with a comma\n\n{ASK}" for n in range(2)]
+    assert [item.question for item in file.items[:2]] == [f"{ASK}\n\nnote {n}, with a comma" for n in range(2)]
     assert [item.answer for item in file.items[:3]] == list(DRAWERS)
 
 
@@ -159,7 +159,7 @@ def test_texts_with_several_answers_are_left_out_and_long_ones_shortened_each_wi
         (16, "again", "Keys"),
     ]
     file = read_file(table(tmp_path / "a.csv", rows), COLUMNS)
-    texts = [item.question.removesuffix(f"\n\n{ASK}") for item in file.items]
+    texts = [item.question.removeprefix(f"{ASK}\n\n") for item in file.items]
     assert "twice" not in texts and texts.count("again") == 1 and len(texts) == 14
     assert [len(text) for text in texts if text.startswith("begins") and text.endswith("ends")] == [MOST_TEXT_CHARS]
     assert [note.split(" ")[:2] for note in file.notes] == [["1", "line"], ["1", "text"], ["1", "text"]]
@@ -187,7 +187,9 @@ def test_a_question_about_a_text_is_the_same_whoever_puts_it(text: str) -> None:
         about = question.about(text)
         prompt = question.prompt(text, "full", plain=True)
         assert question.about(about) == question.about(prompt) == about
-        assert question.ends(f"{text} {ASK}") and question.ends(prompt) and not question.ends(text) and not question.ends(ASK)
+        for put in (f"{text} {ASK}", f"{ASK} {text}", prompt):
+            assert question.is_put_to(put) and question.about(put) == about
+        assert not question.is_put_to(text) and not question.is_put_to(ASK)
 
 
 # -- asked later -----------------------------------------------------------------------------------------------------------------------
@@ -238,6 +240,7 @@ async def test_a_text_is_asked_about_in_the_very_prompt_and_form_in_which_it_was
         (("note 5, with a comma",), {"task": "drawer"}),
         (("hello", "hello", " note 5, with a comma\n"), {"task": "drawer"}),
         ((f"note 5, with a comma {ASK}",), {}),
+        ((f"{ASK} note 5, with a comma",), {}),
     ):
         record, (messages, sampling) = await world.asked(*texts, **more)
         assert learned[messages[-1].content] == (messages, sampling.form)

@@ -158,7 +158,7 @@ async def fine_tuned(out: Path, minutes: float, threads: int, rate: float) -> Pa
     clock = SystemClock()
     path = find_model(MODEL)
     config = AgentConfig.model_validate(
-        {"model": {"path": str(path)}, "learning": {"torch_threads": threads, "optimiser": {"learning_rate": rate}}}
+        {"model": {"path": str(path)}, "learning": {"torch_threads": threads, "imitation": {"imitation_rate": rate}}}
     )
     worker = EngineWorker()
     backend = LlamaCppBackend(path, worker, n_threads=threads, n_ctx=768, max_rows=1)
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--by", choices=("edge-agent", "fine-tuning"), default="edge-agent")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=1e-4, help="Learning rate of fine-tuning.")
+    parser.add_argument("--rate", type=float, default=1e-3, help="Learning rate of fine-tuning.")
     parser.add_argument("--weight", type=float, default=16.0, help="model.certainty in the decision.")
     parser.add_argument("--texts", type=int, default=_TESTED)
     chosen, further = parser.parse_known_args(arguments)
