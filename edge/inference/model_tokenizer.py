@@ -133,9 +133,9 @@ def tokenizer_of(path: Path, vocab_size: int) -> ModelTokenizer:
 
 def gguf_tokenizer(model: GgufModel) -> ModelTokenizer:
     """The tokenizer of a model that llama.cpp has loaded. Raises ModelFileError."""
-    name, form = model.metadata("general.name") or model.path.stem, model.metadata("edge_agent.prompt_form") or "full"
+    form = model.metadata("edge_agent.prompt_form") or "full"
     template = _template(model.path, model.metadata("tokenizer.chat_template"), model.vocabulary, form)
-    return ModelTokenizer(model.vocabulary, template, name, form, model.close)
+    return ModelTokenizer(model.vocabulary, template, model.path.stem, form, model.close)
 
 
 def _template(path: Path, source: str, vocabulary: FolderVocabulary | Vocabulary, prompt_form: str) -> ChatTemplate:

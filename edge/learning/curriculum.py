@@ -212,11 +212,7 @@ class Curriculum:
             return None
         phase, part = self._phases[position.phase], _whose_turn(self._parts[position.phase], position.phase_step)
         cursor, demonstrates = self._standing.cursor(part.name, self._seed), self._demonstrates(phase.source)
-        generalises = demonstrates and bool(part.source.test(1))
-        by_heart: tuple[TaskItem, ...] = ()
-        listed = listed_items(part.source) if demonstrates and not generalises else None
-        if listed is not None and len(listed.train_items) < FEWEST_TO_HOLD_OUT:
-            by_heart = listed.train_items
+        generalises, by_heart = demonstrates and bool(part.source.test(1)), self._by_heart(position.phase, part)
         count = min(self._prompts, len(by_heart)) or self._prompts  # none comes twice in a step
         step = position.steps_done + 1
         drawn = self._drawn(part, step, demonstrates, generalises)
@@ -238,6 +234,17 @@ class Curriculum:
             ends_when_known=bool(by_heart) and len(self._parts[position.phase]) == 1,
             by_heart=by_heart,
         )
+
+    def learned_by_heart(self) -> tuple[TaskItem, ...]:
+        """What was learned by heart in the phases before the current one."""
+        done = range(min(self._current(self._standing.position()).phase, len(self._phases)))
+        return tuple(item for phase in done for part in self._parts[phase] for item in self._by_heart(phase, part))
+
+    def _by_heart(self, phase: int, part: _Part) -> tuple[TaskItem, ...]:
+        """The items of a part whose given answers are all to be known: a file's few, of which none is held out."""
+        demonstrates = self._demonstrates(self._phases[phase].source)
+        listed = listed_items(part.source) if demonstrates and not part.source.test(1) else None
+        return listed.train_items if listed is not None and len(listed.train_items) < FEWEST_TO_HOLD_OUT else ()
 
     def _drawn(self, part: _Part, step: int, demonstrates: bool, generalises: bool) -> list[tuple[TaskItem, Draw]]:
         """The step's items by what they can teach, always the same for a step; [] where they are those of the stream: an endless source,

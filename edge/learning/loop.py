@@ -192,7 +192,7 @@ class Learning:
         """The phases' next step, or one of one's own use whose turn it is."""
         curriculum, own_use = self.components.curriculum, self.components.own_use
         plan = curriculum.next_step()
-        return plan if own_use is None else await own_use.next_step(plan)
+        return plan if own_use is None else await own_use.next_step(plan, curriculum.learned_by_heart())
 
     async def _report_own_use(self) -> None:
         """Once of each source, when every question of it has been learned from as often as it may be."""

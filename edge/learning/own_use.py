@@ -106,8 +106,9 @@ class OwnUse:
             through.append(Through("", sum(one.questions for one in through), not_learned))
         return through
 
-    async def next_step(self, plan: StepPlan | None) -> StepPlan | None:
-        """The step that comes instead of the phases' `plan` (None: they are done), or that plan.
+    async def next_step(self, plan: StepPlan | None, by_heart: Sequence[TaskItem] = ()) -> StepPlan | None:
+        """The step that comes instead of the phases' `plan` (None: they are done), or that plan. `by_heart`: what the phases before taught
+        by heart, which a step of one's own keeps up.
 
         The number of planned steps is that of the phases and one's own; None where the phases are without end or done.
         """
@@ -145,6 +146,7 @@ class OwnUse:
             used=tuple(one.key for one in chosen),
             demonstrates=self._demonstrates,
             generalises=bool(source.held_out),
+            by_heart=(*by_heart, *self._rehearsed(sources, uses, step)),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:

@@ -228,7 +228,8 @@ class LearningStep:
         plan, opened, before = result.plan, result.opened, next(iter(self.components.state.steps(last=1)), None)
         # own steps between those of the phases are judged with the next one of these, whose rate counts
         own_between = plan.own and not plan.phases_done
-        learned = plan.ends_when_known and result.imitation is not None  # who gave these answers wants to have them
+        by_heart = plan.ends_when_known or (plan.own and not plan.generalises)
+        learned = by_heart and result.imitation is not None  # who gave these answers wants to have them
         all_known = plan.ends_when_known and result.given.known == len(plan.by_heart)
         position = Position(plan.step, plan.phase, plan.phase_step)
         return StepManifest(
