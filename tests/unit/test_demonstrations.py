@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.config.schema import PhaseConfig, UseConfig
+from edge.config.schema import GateConfig, PhaseConfig, UseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, Demonstration, TaskItem, Turn
 from edge.dagrpo.answers import final_answer
@@ -329,6 +329,32 @@ async def test_phase_of_given_answers_shows_those_that_are_not_known_and_ends_wh
         "facts: 0 of 5 given answers known", "facts: 5 of 5 given answers known",
     ]  # fmt: skip
     assert len(await world.learn()) == 3, "and stays done"
+
+
+async def test_a_correction_after_given_answers_keeps_them_up_and_is_examined_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = GateConfig(every=100, anchors=5, max_drop=1.0, recheck_every=None)
+    world = ignorant(
+        World(tmp_path / "state", phases=(PhaseConfig(source="facts", target_rate=0.3, steps=9),), own=OWN, gate=rules)
+    )
+    world.open_source, shown = lambda name: Facts(), Counter[Turn]()
+
+    async def nats(learner: ScriptedLearner, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """What was shown once is known."""
+        shown.update(one.turn for some in learner.demonstrations for one in some)
+        return [0.0 if shown[one.turn] else 9.0 for one in demonstrations]
+
+    monkeypatch.setattr(ScriptedLearner, "nats", nats)
+    async with world.agent() as agent:
+        await agent.learn()
+        give(agent.components.state, 50)
+        await agent.learn()
+        steps = agent.components.state.steps()
+    corrected = next(step for step in steps if step.source == "mine:math")
+    assert (corrected.update.demonstrations, corrected.update.given_known) == (1, 5)
+    assert len({one.turn for one in world.learners[-1].kept[-1]}) >= 5, "the facts are held while the correction is imitated"
+    assert corrected.adapter.gate == "promoted"
 
 
 async def test_of_a_large_file_that_holds_nothing_out_only_the_steps_own_answers_are_read(tmp_path: Path) -> None:
