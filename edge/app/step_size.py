@@ -53,15 +53,14 @@ _OF_PUBLIC_MODELS: dict[str, float | str] = {
     "learning.optimiser.learning_rate": 1e-4,
     "learning.imitation.imitation_rate": 1e-3,
     "learning.control.step_dual": "estimated",
-    "learning.objective.options": "given",
 }
 """Of a model that is not bundled, measured with SmolLM2 (tools/experiments/LOG.md). Learning from samples at 3e-4, it always asked after
 twenty steps in a trial with an integrated help bias; with the solved one it did not in 64. Fifteen given answers take 36 updates at 5e-4
 and 20 at 1e-3, with the same losses elsewhere. With the coordinator's λ, which swings, its sampled answers to texts stayed
 near chance for 500 steps; with the estimated one they did not."""
-_OF_OPTIONS = {"learning.optimiser.learning_rate": 1e-3}
-"""Likewise, where every answer is one of few options. In five minutes of one core the mood of texts was learned to 76 % right, at 3e-4 to
-71 %; from samples to 64 % and 43 %."""
+_OF_OPTIONS: dict[str, float | str] = {"learning.optimiser.learning_rate": 1e-3, "learning.objective.options": "given"}
+"""Likewise, where every answer is one of few options and the method is da-grpo. In five minutes of one core the mood of texts was learned to
+76 % right, at 3e-4 to 71 %; from samples to 64 % and 43 %."""
 _LINE_MARK, _FRAME = 5, 32
 """About the tokens that the reasoned form itself writes for a line, and for the rest."""
 
@@ -223,7 +222,7 @@ async def _measured(resolved: Resolved[AgentConfig], path: Path, lives_here: boo
     usual = _size_of(config)
     size = fitting_size(usual, texts, speed, [field for field, name in _FIELDS.items() if name in given])
     values |= {name: getattr(size, field) for field, name in _FIELDS.items()}
-    values |= _OF_PUBLIC_MODELS | (_OF_OPTIONS if texts.are_sorted else {})
+    values |= _OF_PUBLIC_MODELS | (_OF_OPTIONS if texts.are_sorted and config.learning.method == "da-grpo" else {})
     values |= {"learning.step_tokens": size.most_tokens(texts, speed), "engine.max_rows": rows}
     return Fitted(speed, texts, values)
 

@@ -86,8 +86,11 @@ class TextQuestion:
 
     def _text_alone(self, text: str) -> str:
         without = self._without_options(text)
-        before = without.removeprefix(self.ask).lstrip()
-        return before if before != without else without.removesuffix(self.ask).rstrip()
+        rest = without.removeprefix(self.ask)
+        if rest != without and rest[:1].isspace():
+            return rest.strip()
+        rest = without.removesuffix(self.ask)
+        return rest.strip() if rest != without and rest[-1:].isspace() else "" if without == self.ask else without
 
     def _without_options(self, text: str) -> str:
         return text.strip().removeprefix(_one_of(self.options)).lstrip()

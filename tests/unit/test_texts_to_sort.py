@@ -190,6 +190,8 @@ def test_a_question_about_a_text_is_the_same_whoever_puts_it(text: str) -> None:
         for put in (f"{text} {ASK}", f"{ASK} {text}", prompt):
             assert question.is_put_to(put) and question.about(put) == about
         assert not question.is_put_to(text) and not question.is_put_to(ASK)
+    for whole in ("Moody weather", "What a Mood.", "noMood"):
+        assert TextQuestion("Mood").about(whole) == f"Mood\n\n{whole}" and not TextQuestion("Mood").is_put_to(whole)
 
 
 # -- asked later -----------------------------------------------------------------------------------------------------------------------
