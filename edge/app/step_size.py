@@ -59,8 +59,8 @@ twenty steps in a trial with an integrated help bias; with the solved one it did
 and 20 at 1e-3, with the same losses elsewhere. With the coordinator's λ, which swings, its sampled answers to texts stayed
 near chance for 500 steps; with the estimated one they did not."""
 _OF_OPTIONS: dict[str, float | str] = {"learning.optimiser.learning_rate": 1e-3, "learning.objective.options": "given"}
-"""Likewise, where every answer is one of few options and the method is da-grpo. In five minutes of one core the mood of texts was learned to
-76 % right, at 3e-4 to 71 %; from samples to 64 % and 43 %."""
+"""Likewise, where every answer is one of few options and the method is da-grpo. In five minutes of one core the mood of texts was
+learned to 76 % right, at 3e-4 to 71 %; from samples to 64 % and 43 %."""
 _LINE_MARK, _FRAME = 5, 32
 """About the tokens that the reasoned form itself writes for a line, and for the rest."""
 
