@@ -110,7 +110,8 @@ def fitted_steps(
         kept[key] = found.to_json()
         _keep(config, kept)
     fitted = Fitted.from_json(kept[key])
-    open_values = _without(_given(resolved), fitted.values)
+    chosen = _OF_OPTIONS if fitted.texts.are_sorted and config.learning.method == "da-grpo" else {}
+    open_values = _without(_given(resolved), {**fitted.values, **_OF_PUBLIC_MODELS, **chosen})
     config = _with_values(config, open_values)
     sized = Resolved(config, {**resolved.origins, **dict.fromkeys(open_values, FITTED)})
     return sized, list(size_lines(config, fitted))
@@ -222,7 +223,6 @@ async def _measured(resolved: Resolved[AgentConfig], path: Path, lives_here: boo
     usual = _size_of(config)
     size = fitting_size(usual, texts, speed, [field for field, name in _FIELDS.items() if name in given])
     values |= {name: getattr(size, field) for field, name in _FIELDS.items()}
-    values |= _OF_PUBLIC_MODELS | (_OF_OPTIONS if texts.are_sorted and config.learning.method == "da-grpo" else {})
     values |= {"learning.step_tokens": size.most_tokens(texts, speed), "engine.max_rows": rows}
     return Fitted(speed, texts, values)
 

@@ -28,15 +28,17 @@ def demonstration(item: TaskItem) -> str:
 
 
 def with_words_left_out(question: str, rng: random.Random) -> str:
-    """The question with about half of the words of its first line, and all that have a digit; one at least.
+    """The question with about half of the words of a line, and all that have a digit; one at least. The line is the first one, or of
+    several paragraphs the first of the last: what is asked about a text stands before it, and is the same for all.
 
     An answer that is learned with such questions, too, is found by other wordings: of ten of five corrections nano-edge got eight right,
     and four with the one wording alone (tools/experiments/LOG.md).
     """
-    first, newline, rest = question.partition("\n")
+    before, gap, last = question.rpartition("\n\n")
+    first, newline, rest = last.partition("\n")
     words = first.split()
     left = [word for word in words if _NUMBER.search(word) or rng.random() < 0.5] or words[-1:]
-    return " ".join(left) + newline + rest
+    return before + gap + " ".join(left) + newline + rest
 
 
 def similar_question(question: str, rng: random.Random, others: Sequence[str], rarity: Callable[[str], tuple[int, ...]]) -> str:

@@ -108,7 +108,7 @@ class OwnUse:
 
     async def next_step(self, plan: StepPlan | None, by_heart: Sequence[TaskItem] = ()) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan. `by_heart`: what the phases before taught
-        by heart, which a step of one's own keeps up.
+        by heart, which a step of one's own keeps up, but for what has been corrected.
 
         The number of planned steps is that of the phases and one's own; None where the phases are without end or done.
         """
@@ -128,6 +128,7 @@ class OwnUse:
         chosen = left[: self._prompts]
         passes_left = sum(self.use.passes - uses.get(one.key, 0) for _, items in ready for one in items)
         phase_rate, known = self._rate_of(source.task), self._state.terms(source.task)
+        own = {one.item.question for each in sources for one in each.train}
         return StepPlan(
             step=step,
             steps_planned=None if planned is None else planned + 1,
@@ -146,7 +147,7 @@ class OwnUse:
             used=tuple(one.key for one in chosen),
             demonstrates=self._demonstrates,
             generalises=bool(source.held_out),
-            by_heart=(*by_heart, *self._rehearsed(sources, uses, step)),
+            by_heart=(*(one for one in by_heart if one.question not in own), *self._rehearsed(sources, uses, step)),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:

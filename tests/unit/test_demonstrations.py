@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge.config.schema import GateConfig, PhaseConfig, UseConfig
+from edge.config.schema import GateConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.answer_key import OwnKey
 from edge.core.types import AnswerKind, Demonstration, TaskItem, Turn
 from edge.dagrpo.answers import final_answer
@@ -23,7 +23,7 @@ from edge.dagrpo.demonstrations import demonstration, given_answer, similar_ques
 from edge.dagrpo.format import check_format
 from edge.learning.curriculum import StepPlan
 from edge.learning.imitation import GivenAnswers
-from edge.learning.own_use import MOST_SHOWN
+from edge.learning.own_use import MOST_SHOWN, OwnUse
 from edge.learning.rollout import ResponseOutcome
 from edge.state.events import Notice, RunFinished
 from edge.state.folder import StateFolder
@@ -87,11 +87,13 @@ def test_program_tests_and_unjudged_questions_demonstrate_nothing() -> None:
     assert demonstration(replace(ITEM, kind=AnswerKind.FEEDBACK, answer="")) == ""
 
 
-@given(st.text(min_size=1), st.integers(0, 1000))
-def test_dropping_words_keeps_at_least_one_and_changes_no_other_line(question: str, seed: int) -> None:
+@given(st.sampled_from(["", "Which drawer?\n\n", "One.\n\nTwo.\n\n"]), st.text(min_size=1), st.integers(0, 1000))
+def test_dropping_words_keeps_at_least_one_and_changes_no_other_line(before: str, question: str, seed: int) -> None:
+    assume("\n\n" not in question and not question.startswith("\n"))
     first, newline, rest = question.partition("\n")
-    left, same_newline, same_rest = with_words_left_out(question, random.Random(seed)).partition("\n")
-    assert (same_newline, same_rest) == (newline, rest)
+    changed = with_words_left_out(before + question, random.Random(seed))
+    left, same_newline, same_rest = changed.removeprefix(before).partition("\n")
+    assert changed.startswith(before) and (same_newline, same_rest) == (newline, rest)
     assert set(left.split()) <= set(first.split()) and bool(left.split()) == bool(first.split())
 
 
@@ -355,6 +357,16 @@ async def test_a_correction_after_given_answers_keeps_them_up_and_is_examined_at
     assert (corrected.update.demonstrations, corrected.update.given_known) == (1, 5)
     assert len({one.turn for one in world.learners[-1].kept[-1]}) >= 5, "the facts are held while the correction is imitated"
     assert corrected.adapter.gate == "promoted"
+
+
+async def test_a_correction_takes_the_place_of_the_files_answer_to_the_same_question(tmp_path: Path) -> None:
+    state = StateFolder(tmp_path)
+    with state:
+        give(state, 1)
+        own = OwnUse(state, OWN, LearningConfig(), None)
+        plan = await own.next_step(None, by_heart=(item(1), item(2)))
+    assert plan is not None and [one.question for one in plan.items] == ["What is 1 + 1?"]
+    assert [one.question for one in plan.by_heart] == ["What is 2 + 1?"]
 
 
 async def test_of_a_large_file_that_holds_nothing_out_only_the_steps_own_answers_are_read(tmp_path: Path) -> None:
