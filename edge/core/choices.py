@@ -87,6 +87,14 @@ def two_readings(answer: str, options: Sequence[str]) -> tuple[int, int] | None:
     return (index, named[0]) if index is not None and named and index not in named else None
 
 
+def naming_answer(question: str, options: Sequence[str], index: int) -> str:
+    """An item's answer that names this option alone: its text, with its letter before it where the text could mean another one."""
+    option = options[index]
+    if two_readings(option, options) is None and reference_option(question, option, options) == index:
+        return option
+    return f"{chr(ord('A') + index)}) {option}"
+
+
 def option_name(index: int, options: Sequence[str]) -> str:
     """The option's letter; "A) text" where the letter alone is the text of another option."""
     letter = chr(ord("A") + index)

@@ -57,7 +57,9 @@ class StepPlan:
     ends_when_known: bool = False
     """The phase has nothing but answers that are learned by heart, and ends with the step that finds all of them known."""
     by_heart: tuple[TaskItem, ...] = ()
-    """Further items whose given answers are to be known: those that were learned by heart before, or the others of a label that is."""
+    """Items of the label whose given answers are all to be known."""
+    rehearsed: tuple[TaskItem, ...] = ()
+    """Items that were learned by heart before, from other sources; their answers are kept up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +169,14 @@ class Curriculum:
     def adopt(self, state: StateFolder) -> bool:
         """Compare with the plan the state folder knows; True when it was another one and learning begins at its first phase.
 
-        A plan is the same while the phases up to the current one have the same sources and labels; rates and lengths may change. Before the
-        first step of a phase there is nothing to begin again.
+        A plan is the same while the phases up to the current one have the same sources and labels, and ask the same about their texts;
+        rates and lengths may change. Before the first step of a phase there is nothing to begin again.
         """
         position = state.position()
-        plan = [[phase.source, parts[0].task] for phase, parts in zip(self._phases, self._parts, strict=True)]
+        plan = [
+            [phase.source, parts[0].task, *([asked.ask, *asked.options] if asked else [])]
+            for phase, parts, asked in zip(self._phases, self._parts, self._asked, strict=True)
+        ]
         known = json.loads(state.meta(_PLAN) or "null")
         state.set_meta(_PLAN, json.dumps(plan))
         if (

@@ -65,6 +65,8 @@ class ImitationBatch:
     """What is to be kept from now on."""
     known: int = 0
     """Given answers that were read and that the model would give."""
+    known_by_heart: int = 0
+    """Of these, answers to the plan's `by_heart`."""
 
 
 NOTHING_GIVEN = ImitationBatch(())
@@ -108,10 +110,11 @@ class GivenAnswers:
         given = self._given(plan, groups)
         nats = await learner.nats([one.demonstration for one in given])
         to_show = [one for one, nat in zip(given, nats, strict=True) if nat > KNOWN_NATS and not one.is_right]
-        unknown = to_show[:SHOWN_AT_ONCE]
+        unknown, known = to_show[:SHOWN_AT_ONCE], [one for one in given if one not in to_show]
+        by_heart = {item.id for item in plan.by_heart}
+        known_by_heart = sum(one.item.id in by_heart for one in known)
         if not unknown:
-            return ImitationBatch((), known=len(given))
-        known = [one.demonstration for one in given if one not in to_show]
+            return ImitationBatch((), known=len(known), known_by_heart=known_by_heart)
         items = {one.key: one.item for one in unknown}
         stored = {key: self.stored(key) for key in items}
         found: list[SimilarAnswer] = []
@@ -119,7 +122,7 @@ class GivenAnswers:
             new = [(key, item) for key, item in items.items() if not stored[key]]
             found = list(chain.from_iterable(await all_of(self._found(key, item, plan.step) for key, item in new)))
         similar = self._kept(items, [*chain.from_iterable(stored.values()), *found])
-        similar += [KeptAnswer(one.prompt_ids, one.turn) for one in known]
+        similar += [KeptAnswer(one.demonstration.prompt_ids, one.demonstration.turn) for one in known]
         stream(self.settings.seed, "kept", plan.step).shuffle(similar)
         others = await self._of_skills(plan.step)
         return ImitationBatch(
@@ -128,10 +131,11 @@ class GivenAnswers:
             shown=tuple(one.key for one in unknown if one.is_own),
             found=tuple(found),
             known=len(known),
+            known_by_heart=known_by_heart,
         )
 
     def _given(self, plan: StepPlan, groups: Sequence[ScoredGroup]) -> list[_Given]:
-        """Of the step's items and of those to be known by heart: what may have to be shown, without answers that do not fit."""
+        """Of the step's items, those to be known by heart and the rehearsed: what may have to be shown, without answers that do not fit."""
         if not plan.demonstrates:
             own = []
         elif plan.generalises:
@@ -139,7 +143,7 @@ class GivenAnswers:
         else:
             own = list(groups)
         right = {group.item.id: group.right_alone >= _KNOWN for group in own}
-        items = {item.id: item for item in (*(group.item for group in own), *plan.by_heart)}
+        items = {item.id: item for item in (*(group.item for group in own), *plan.by_heart, *plan.rehearsed)}
         given = []
         for item in items.values():
             if (made := self._demonstration(item)) is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge.core.answer_key import Form, OwnKey, is_number, is_short, plain_words
-from edge.core.choices import chosen_option, listed_options
+from edge.core.choices import chosen_option, listed_options, naming_answer
 from edge.core.types import AnswerKind, TaskItem
 from edge.dagrpo.answers import final_answer
 from edge.dagrpo.hyperparameters import STEP_LIMITS
+from edge.dagrpo.prompts import TextQuestion
 from edge.evaluation.judging import Candidate
 from edge.state.feedback import Feedback, FeedbackBook, RatedAnswer
 
@@ -36,11 +37,13 @@ class OwnItem:
     item: TaskItem
     sent: bool
     key: str
+    corrects: bool = False
+    """Its answer is a person's correction."""
 
 
-def own_item(item: TaskItem, *, sent: bool) -> OwnItem:
+def own_item(item: TaskItem, *, sent: bool, corrects: bool = False) -> OwnItem:
     """An item with its key, by which its uses are counted: all that is asked and how it is judged; a corrected answer makes another."""
-    return OwnItem(item, sent, Candidate(item).key)
+    return OwnItem(item, sent, Candidate(item).key, corrects)
 
 
 @dataclass(slots=True)
@@ -67,7 +70,8 @@ def own_items(book: FeedbackBook, *, feedback: bool, agreement: bool) -> list[Ow
         if mine is not more:
             mine.agreed += more.agreed
             mine.sent = mine.sent or more.sent
-    items = (_item(one) for one in known.values())
+    questions = book.text_questions()
+    items = (_item(one, questions.get(one.task)) for one in known.values())
     return sorted((item for item in items if item is not None), key=lambda one: one.item.id)
 
 
@@ -115,8 +119,9 @@ def _gathered(answers: Iterable[RatedAnswer], *, use_ratings: bool, agreement: b
     return known
 
 
-def _item(known: _Known) -> OwnItem | None:
-    """None where no right answer is known, and for open questions whose answer only agreement would show.
+def _item(known: _Known, asked: TextQuestion | None) -> OwnItem | None:
+    """None where no right answer is known, and for open questions whose answer only agreement would show. `asked`: what is asked about
+    texts of the label; of few options the right one is an option.
 
     Right is the newest correction, else every liked answer that was not disliked later, else what the cloud answered last.
     """
@@ -130,14 +135,6 @@ def _item(known: _Known) -> OwnItem | None:
     closed = all(map(is_short, right))
     if not right or (not closed and not (known.corrections or known.liked)):
         return None
-    listed = listed_options(known.prompt)
-    options, first = (listed.options, listed.first_number) if listed else ((), None)
-    form: Form = "text"
-    if options and all(_LETTER.fullmatch(answer) or chosen_option(answer, options, first) is not None for answer in right):
-        form = "choice"
-    elif all(map(is_number, right)):
-        form = "math"
-    wrong = tuple(dict.fromkeys(answer for answer in known.disliked if answer not in right))
     digest = hashlib.sha256(f"{known.task}\x1f{plain_words(known.prompt)}".encode("utf-8", "surrogatepass")).hexdigest()
     item = TaskItem(
         id=f"{MINE}/{digest[:16]}",
@@ -146,9 +143,29 @@ def _item(known: _Known) -> OwnItem | None:
         level=0,
         split="train",
         question=known.prompt,
-        answer=OwnKey(form, right, wrong, closed, options if form == "choice" else ()).to_json(),
+        answer="",
         kind=AnswerKind.FEEDBACK,
         max_steps=STEP_LIMITS.get(known.task, _STEPS),
         form="reasoned" if known.reasoned else None,
     )
-    return own_item(item, sent=known.sent)
+    if asked is not None and asked.options:
+        question, chosen = asked.about(known.prompt), chosen_option(right[-1], asked.options)
+        if chosen is None:
+            return None
+        answer = naming_answer(question, asked.options, chosen)
+        item = replace(item, question=question, answer=answer, kind=AnswerKind.CHOICE, options=asked.options, form="plain")
+    else:
+        item = replace(item, answer=_own_key(known, right, closed).to_json())
+    return own_item(item, sent=known.sent, corrects=bool(known.corrections))
+
+
+def _own_key(known: _Known, right: tuple[str, ...], closed: bool) -> OwnKey:
+    listed = listed_options(known.prompt)
+    options, first = (listed.options, listed.first_number) if listed else ((), None)
+    form: Form = "text"
+    if options and all(_LETTER.fullmatch(answer) or chosen_option(answer, options, first) is not None for answer in right):
+        form = "choice"
+    elif all(map(is_number, right)):
+        form = "math"
+    wrong = tuple(dict.fromkeys(answer for answer in known.disliked if answer not in right))
+    return OwnKey(form, right, wrong, closed, options if form == "choice" else ())

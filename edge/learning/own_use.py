@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge.config.schema import LearningConfig, UseConfig
+from edge.core.answer_key import plain_words
 from edge.core.errors import CoordinatorError, EdgeError
 from edge.core.rng import derive_seed
 from edge.core.types import TaskItem
@@ -108,7 +109,9 @@ class OwnUse:
 
     async def next_step(self, plan: StepPlan | None, by_heart: Sequence[TaskItem] = ()) -> StepPlan | None:
         """The step that comes instead of the phases' `plan` (None: they are done), or that plan. `by_heart`: what the phases before taught
-        by heart, which a step of one's own keeps up, but for what has been corrected.
+        by heart, which a step of one's own keeps up.
+
+        A person's correction takes the place of the answer that a phase gives to the same question.
 
         The number of planned steps is that of the phases and one's own; None where the phases are without end or done.
         """
@@ -121,14 +124,26 @@ class OwnUse:
         step, share = position.steps_done + 1, self.use.share if plan is not None else 1.0
         turn, turn_before = math.floor(step * share + 1e-9), math.floor((step - 1) * share + 1e-9)
         sources, (uses, _) = await self.sources(), self._uses()
+        corrections = {plain_words(one.item.question): one.item for each in sources for one in each.train if one.corrects}
+        rehearsed = self._rehearsed(sources, uses, step)
+
+        def as_corrected(items: Iterable[TaskItem]) -> tuple[TaskItem, ...]:
+            found = ((item, corrections.get(plain_words(item.question))) for item in items)
+            return tuple(item if correction is None else replace(correction, id=item.id) for item, correction in found)
+
         ready = await asyncio.to_thread(self._ready, sources, uses) if turn > turn_before else []
         if not ready:
-            return plan and replace(plan, by_heart=(*plan.by_heart, *self._rehearsed(sources, uses, step)))
+            return plan and replace(
+                plan,
+                items=as_corrected(plan.items),
+                by_heart=as_corrected(plan.by_heart),
+                rehearsed=_of_other_questions(rehearsed, (*plan.items, *plan.by_heart)),
+            )
         source, left = ready[turn % len(ready)]
         chosen = left[: self._prompts]
         passes_left = sum(self.use.passes - uses.get(one.key, 0) for _, items in ready for one in items)
         phase_rate, known = self._rate_of(source.task), self._state.terms(source.task)
-        own = {one.item.question for each in sources for one in each.train}
+        items = tuple(one.item for one in chosen)
         return StepPlan(
             step=step,
             steps_planned=None if planned is None else planned + 1,
@@ -137,7 +152,7 @@ class OwnUse:
             source=source.name,
             task=source.task,
             target_rate=phase_rate if phase_rate is not None else known.target_rate if known else self.use.target_rate,
-            items=tuple(one.item for one in chosen),
+            items=items,
             cursor_seed=self._seed,
             cursor_after=self._state.cursor(source.name, self._seed) + len(chosen),
             ends_phase=plan is None and passes_left == len(chosen),  # the step that uses the last of it up is judged
@@ -147,7 +162,7 @@ class OwnUse:
             used=tuple(one.key for one in chosen),
             demonstrates=self._demonstrates,
             generalises=bool(source.held_out),
-            by_heart=(*(one for one in by_heart if one.question not in own), *self._rehearsed(sources, uses, step)),
+            rehearsed=_of_other_questions((*rehearsed, *_of_other_questions(as_corrected(by_heart), rehearsed)), items),
         )
 
     def anchors(self, source: str, limit: int) -> tuple[TaskItem, ...] | None:
@@ -232,3 +247,9 @@ class OwnUse:
             "SELECT count(*) FROM steps WHERE json_extract(event, '$.source') GLOB ? OR json_extract(event, '$.source') GLOB ?"
         )
         return int(self._state.database.execute(query, (f"{MINE}:*", f"{WATCHED}:*")).fetchone()[0])
+
+
+def _of_other_questions(items: Iterable[TaskItem], than: Sequence[TaskItem]) -> tuple[TaskItem, ...]:
+    """Those that ask something else: nothing is learned with two answers in one step."""
+    asked = {plain_words(item.question) for item in than}
+    return tuple(item for item in items if plain_words(item.question) not in asked)

@@ -278,15 +278,16 @@ class Rollout:
             outcome = await self._ask(batch, index, asking) if asking else outcome
             pairs = zip(sampled.responses, asks_G, strict=True)
             scored = [await self._score(item, response, asks, outcome) for response, asks in pairs]
+        given = self._given(item, len(sampled.prompt_ids))
         return ScoredGroup(
             item=item,
             prompt_ids=sampled.prompt_ids,
             responses=tuple(scored),
             completion=outcome.completion,
             cloud_reason=outcome.reason,
-            cloud_sample=await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
+            cloud_sample=None if given else await self._cloud_sample(item, len(sampled.prompt_ids), outcome.completion),
             lost_uusd=outcome.lost_uusd,
-            given=self._given(item, len(sampled.prompt_ids)),
+            given=given,
             cost_weight=weight,
             draw=batch.draw(index),
         )

@@ -107,9 +107,9 @@ class LearningStep:
             async with phase.watched("given", sampled_by(self.rollout.backend)):
                 given = await self.given.batch(plan, groups, self.learner())  # answers to imitate, and to keep
             self._notify(groups, offline=opened.offline)
-            known = (plan.source, given.known)
+            known = (plan.source, given.known_by_heart)
             if plan.ends_when_known and known != self.known_before and (given.known or given.demonstrations):
-                text = f"{plan.source}: {given.known} of {counted(len(plan.by_heart), 'given answer')} known"
+                text = f"{plan.source}: {given.known_by_heart} of {counted(len(plan.by_heart), 'given answer')} known"
                 self.components.sink.emit(Notice(text, self.components.clock.now()))
                 self.known_before = known
         opened = self.reporter.estimated(opened, ask_slopes(groups))  # where λ is not the coordinator's
@@ -230,7 +230,7 @@ class LearningStep:
         own_between = plan.own and not plan.phases_done
         by_heart = plan.ends_when_known or (plan.own and not plan.generalises)
         learned = by_heart and result.imitation is not None  # who gave these answers wants to have them
-        all_known = plan.ends_when_known and result.given.known == len(plan.by_heart)
+        all_known = plan.ends_when_known and result.given.known_by_heart == len(plan.by_heart)
         position = Position(plan.step, plan.phase, plan.phase_step)
         return StepManifest(
             opened=opened,

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from edge.core.choices import chosen_option
 from edge.core.errors import UsageError
+from edge.core.formatting import shown
+from edge.dagrpo.prompts import TextQuestion
 from edge.state.folder import StateFolder
 from edge.state.reader import StateReader
+from edge.state.text_questions import text_questions
 
 Rating = Literal["good", "bad", "none"]
 MOST_CORRECTION_CHARS = 10_000
@@ -61,9 +65,18 @@ class FeedbackBook:
     def give(self, feedback: Feedback, at: float) -> Feedback:
         """Keep a rating in place of an earlier one, under the answer's own id also where that was "last".
 
-        Raises NotFound for an unknown answer, UsageError for another rating.
+        Raises NotFound for an unknown answer, UsageError for another rating, and for a correction that is none of the possible answers.
         """
-        feedback = replace(checked(feedback), id=self._state.request(feedback.id)["id"])
+        record = self._state.request(feedback.id)
+        feedback = replace(checked(feedback), id=record["id"])
+        asked = self.text_questions().get(record["task"])
+        if feedback.correction is not None and asked is not None and asked.options:
+            chosen = chosen_option(feedback.correction, asked.options)
+            if chosen is None:
+                raise UsageError(
+                    f"correction: the answer is one of {', '.join(asked.options)}, not {shown(feedback.correction)!r}"
+                )
+            feedback = replace(feedback, correction=asked.options[chosen])
         known = self.of(feedback.id)
         if feedback.verdict == known.verdict == "bad" and feedback.correction is None:
             return known  # "bad" once more takes no correction back; "none" does
@@ -80,6 +93,10 @@ class FeedbackBook:
     def of(self, answer_id: str) -> Feedback:
         """The rating of an answer; "none" where there is none."""
         return said_of(self._state, answer_id)
+
+    def text_questions(self) -> dict[str, TextQuestion]:
+        """What is asked about the texts of a label, by label."""
+        return text_questions(self._state)
 
     def rated(self, most: int) -> Iterator[RatedAnswer]:
         """The newest answers that have a rating, oldest rating first: of one question the last few only, so that one which is asked and

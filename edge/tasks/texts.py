@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.core.answer_key import is_short, plain_words
-from edge.core.choices import MOST_OPTIONS, reference_option, two_readings
+from edge.core.choices import MOST_OPTIONS, naming_answer
 from edge.core.columns import Columns
 from edge.core.errors import TaskFileError
 from edge.core.formatting import counted, shown
@@ -67,7 +67,14 @@ def texts_of(path: Path, records: Sequence[Record], columns: Columns) -> Texts:
         answer, *others = right[question]
         if not others:
             found.append(
-                Record({"question": question, "answer": _named(question, answer, answers) if few else answer, **every}, where)
+                Record(
+                    {
+                        "question": question,
+                        "answer": naming_answer(question, answers, answers.index(answer)) if few else answer,
+                        **every,
+                    },
+                    where,
+                )
             )
     doubtful, long = sum(len(one) > 1 for one in right.values()), sum(len(text) > MOST_TEXT_CHARS for text, _, _ in rows)
     notes = {
@@ -92,14 +99,6 @@ def _cell(record: Record, name: str) -> str:
     if not text:
         raise TaskFileError(f"{record.where}: {shown(name)!r} is empty", hint="fill it in, or remove the row")
     return text
-
-
-def _named(question: str, option: str, options: Sequence[str]) -> str:
-    """An answer that names this option alone: its text, with its letter before it where the text could mean another one."""
-    index = options.index(option)
-    if two_readings(option, options) is None and reference_option(question, option, options) == index:
-        return option
-    return f"{chr(ord('A') + index)}) {option}"
 
 
 def _label(column: str) -> str:

@@ -365,8 +365,36 @@ async def test_a_correction_takes_the_place_of_the_files_answer_to_the_same_ques
         give(state, 1)
         own = OwnUse(state, OWN, LearningConfig(), None)
         plan = await own.next_step(None, by_heart=(item(1), item(2)))
-    assert plan is not None and [one.question for one in plan.items] == ["What is 1 + 1?"]
-    assert [one.question for one in plan.by_heart] == ["What is 2 + 1?"]
+        assert plan is not None and [one.question for one in plan.items] == ["What is 1 + 1?"]
+        assert [one.question for one in plan.rehearsed] == ["What is 2 + 1?"]
+
+        file = tuple(replace(item(number), answer="7") for number in (1, 2))
+        of_phase = replace(plan, step=2, items=file, by_heart=file, own=False, rehearsed=())
+        plan = await OwnUse(state, OWN.model_copy(update={"share": 0.1}), LearningConfig(), None).next_step(of_phase)
+    assert plan is not None and not plan.own
+    for items in (plan.items, plan.by_heart):
+        assert [one.id for one in items] == [one.id for one in file], "they count as the file's own"
+        assert [final_answer(demonstration(one)) for one in items] == ["2", "7"]
+
+
+async def test_rehearsed_corrections_do_not_count_as_given_answers_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nats(learner: ScriptedLearner, demonstrations: Sequence[Demonstration]) -> list[float]:
+        """What was shown once is known."""
+        shown = {one.turn for some in learner.demonstrations for one in some}
+        return [0.0 if one.turn in shown else 9.0 for one in demonstrations]
+
+    monkeypatch.setattr(ScriptedLearner, "nats", nats)
+    corrected(tmp_path / "state", 50, 51)
+    phases = (PhaseConfig(source="facts", target_rate=0.3, steps=9),)
+    world = ignorant(World(tmp_path / "state", phases=phases, own=OWN.model_copy(update={"share": 0.6})))
+    world.open_source = lambda name: Facts()
+    steps = await world.learn()
+    assert {step.source for step in steps} == {"facts", "mine:math"}
+    texts = [notice.text for notice in world.events(Notice) if "given answers known" in notice.text]
+    assert texts[-1] == "facts: 5 of 5 given answers known"
+    assert all(int(text.split()[1]) <= 5 for text in texts)
 
 
 async def test_of_a_large_file_that_holds_nothing_out_only_the_steps_own_answers_are_read(tmp_path: Path) -> None:

@@ -21,12 +21,17 @@ from edge.core.forms import PlainForm
 from edge.core.types import AnswerKind, Message, Sampling
 from edge.dagrpo.prompts import MOST_TEXT_CHARS, TextQuestion
 from edge.evaluation.judging import RolloutSettings
+from edge.learning.own_items import own_items
 from edge.state.answer_record import AnswerRecord, AnswerRequest
+from edge.state.events import Notice
+from edge.state.feedback import Feedback, FeedbackBook
+from edge.state.folder import StateFolder
 from edge.tasks.jsonl import JsonLinesSource, as_record, read_file
 from edge.tasks.registry import open_source
 from edge.verifiers.choice_answer import ChoiceAnswer
 from tests.unit.conftest import EdgeAgent
 from tests.worlds.agent import World
+from tests.worlds.judged_answers import answered
 
 ASK = "Which drawer does it belong in?"
 COLUMNS = Columns("note", "drawer", ASK)
@@ -203,11 +208,12 @@ class Sorter(World):
 
     form: str = "full"
     guided: bool = True
+    ask: str = ASK
     read: list[tuple[tuple[Message, ...], Sampling]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         path = table(self.folder.parent / "notes.csv", notes(12))
-        self.open_source = lambda name: JsonLinesSource(path, COLUMNS)
+        self.open_source = lambda name: JsonLinesSource(path, replace(COLUMNS, ask=self.ask))
         self.phases = (PhaseConfig(source=str(path), steps=1),)
         self.script = self._script
         super().__post_init__()
@@ -270,6 +276,45 @@ async def test_the_state_folder_keeps_what_is_asked_until_the_label_has_question
     later.phases = (PhaseConfig(source="sums", steps=1, task="drawer"),)
     async with later.agent() as agent:
         assert agent.status().text_tasks == {}
+
+
+async def test_another_question_about_the_texts_of_a_file_is_learned_from_the_beginning(tmp_path: Path) -> None:
+    world = Sorter(tmp_path / "state")
+    async with world.agent() as agent:
+        await agent.learn()
+        done = len(agent.components.state.steps())
+        assert done and (await agent.learn()).reason == "done" and len(agent.components.state.steps()) == done
+    world.ask = "Whose is it?"
+    async with world.agent() as agent:
+        await agent.learn()
+        assert len(agent.components.state.steps()) == 2 * done
+    assert any("phases have changed" in notice.text for notice in world.events(Notice))
+    assert world.read[-1][0][-1].content.startswith(f"Answer with one of: {', '.join(DRAWERS)}.\n\nWhose is it?")
+
+
+async def test_a_corrected_text_is_learned_as_one_of_the_file_and_a_correction_is_one_of_its_answers(tmp_path: Path) -> None:
+    world = Sorter(tmp_path / "state")
+    record, _ = await world.asked("note 5, with a comma", task="drawer")
+    with StateFolder(tmp_path / "state") as state:
+        book = FeedbackBook(state)
+        with pytest.raises(UsageError, match="one of Keys, Old bills, Seeds, not 'Attic'"):
+            book.give(Feedback(record.id, "bad", "Attic"), 1.0)
+        assert book.of(record.id).verdict == "none"
+        assert book.give(Feedback(record.id, "bad", "seeds"), 1.0).correction == "Seeds"
+        [own] = own_items(book, feedback=True, agreement=False)
+    learned = {item.question: item for item in read_file(tmp_path / "notes.csv", COLUMNS).items}
+    assert replace(own.item, id="") == replace(learned[own.item.question], id="", family=own.item.family, answer="Seeds")
+    assert own.corrects
+
+
+async def test_what_the_cloud_said_of_a_text_is_learned_where_it_is_one_of_the_answers(tmp_path: Path) -> None:
+    async with Sorter(tmp_path / "state").agent():
+        pass
+    with StateFolder(tmp_path / "state") as state:
+        for id, final in (("a", "Old bills."), ("b", "The attic")):
+            answered(state, id, f"{ASK}\n\nnote {id}", final, task="drawer", source="cloud")
+        [own] = own_items(FeedbackBook(state), feedback=True, agreement=True)
+    assert (own.item.answer, own.item.options, own.corrects) == ("Old bills", DRAWERS, False)
 
 
 # -- commands and configuration --------------------------------------------------------------------------------------------------------
