@@ -404,7 +404,7 @@ def inside_step(progress: StepProgress) -> str:
         f"{_PARTS[part]} {count}" if count and part in ("rollout", "update") else ", ".join(filter(None, (_PARTS[part], count)))
     )
     tokens = counted(progress.tokens, "token") if progress.tokens else ""
-    left = "" if progress.left_s is None else f"{duration(progress.left_s)} left"
+    left = "" if progress.left_s is None else f"{'at most ' if part == 'imitation' else ''}{duration(progress.left_s)} left"
     return f"step {progress.step}: {', '.join(filter(None, (doing, tokens, left)))}"
 
 

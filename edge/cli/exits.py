@@ -95,6 +95,8 @@ def _wrong_usage(error: Any) -> int:
     takes_text = any(getattr(param, "param_type_name", "") == "argument" for param in params)
     if takes_text and "unexpected extra argument" in message:
         message = f"{message}; put words that belong together in quotes"
+    if "No such option" in message and hasattr(getattr(context, "command", None), "commands"):
+        message = f"{message}; options come after a command"
     return _fail(f"{message}; see {context.command_path if context else 'edge-agent'} --help", 2)
 
 

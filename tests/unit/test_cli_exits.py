@@ -165,3 +165,7 @@ def test_config_show_accepts_a_prefix(edge_agent: EdgeAgent) -> None:
     rows = edge_agent("config", "show", "budget.learning", "--json").json
     keys = ["budget.learning_calls_per_day", "budget.learning_spend_per_day_uusd"]
     assert [(row["key"], row["origin"]) for row in rows] == [(key, "default") for key in keys]
+
+
+def test_an_option_before_the_command_is_told_its_place(edge_agent: EdgeAgent) -> None:
+    edge_agent("--state", "here", "status").refused(2, "No such option: --state", "options come after a command")

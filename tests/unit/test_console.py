@@ -149,7 +149,10 @@ def test_first_and_last_step_on_own_questions_always_have_a_line(source: str, en
         (StepProgress(7, "given", 0, 0), "step 7: looking at given answers"),
         (StepProgress(7, "update", 0, 400), "step 7: updating"),
         (StepProgress(7, "update", 300, 400, 0, 200.0), "step 7: updating 75.0 %, 3 min 20 s left"),
-        (StepProgress(7, "imitation", 3, 16, 0, 40.0), "step 7: learning given answers, update 3 of at most 16, 40 s left"),
+        (
+            StepProgress(7, "imitation", 3, 16, 0, 40.0),
+            "step 7: learning given answers, update 3 of at most 16, at most 40 s left",
+        ),
         (StepProgress(7, "gate", 5, 0, 90), "step 7: examining the adapter, 5 responses, 90 tokens"),
         (StepProgress(7, "close", 0, 1), "step 7: reporting"),
     ],

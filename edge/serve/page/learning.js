@@ -31,7 +31,8 @@ function progressWords({ step, part, done, of, tokens, left_s: left }) {
   const responses = of > 1 ? `${whole(done)} of ${counted(of, "response")}` : done ? counted(done, "response") : "";
   const count = part === "update" ? (done && of > 1 ? percent(done / of) : "") : part === "imitation" ? (of > 1 ? `update ${whole(done)} of at most ${whole(of)}` : "") : responses;
   const doing = [PARTS[part] ?? part, count].filter(Boolean).join(part === "rollout" || part === "update" ? " " : ", ");
-  return [`step ${whole(step)}: ${doing}`, tokens ? counted(tokens, "token") : "", left === null ? "" : `${seconds(left)} left`].filter(Boolean).join(", ");
+  const atMost = part === "imitation" ? "at most " : "";
+  return [`step ${whole(step)}: ${doing}`, tokens ? counted(tokens, "token") : "", left === null ? "" : `${atMost}${seconds(left)} left`].filter(Boolean).join(", ");
 }
 
 const stepOf = ({ steps_done: done, steps_planned: planned }) => `${whole(done)}${planned ? ` of ${whole(planned)}` : ""}`;
