@@ -127,7 +127,7 @@ class LearningStep:
                 imitation = None
                 if given.demonstrations:
                     async with phase.watched("imitation", learned_by(learner)):
-                        imitation = await learner.imitate(given.demonstrations, given.kept)
+                        imitation = await learner.imitate((*given.demonstrations, *given.repeated), given.kept)
             with phase("save"):
                 by_cost = self.pace is not None
                 cut = self.rollout.beyond_limit

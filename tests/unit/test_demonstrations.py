@@ -355,7 +355,8 @@ async def test_a_correction_after_given_answers_keeps_them_up_and_is_examined_at
         steps = agent.components.state.steps()
     corrected = next(step for step in steps if step.source == "mine:math")
     assert (corrected.update.demonstrations, corrected.update.given_known) == (1, 5)
-    assert len({one.turn for one in world.learners[-1].kept[-1]}) >= 5, "the facts are held while the correction is imitated"
+    (imitated,) = (one for learner in world.learners for one in learner.demonstrations if len(one) == 6)
+    assert len({one.turn for one in imitated}) == 6, "the five facts are imitated with the correction"
     assert corrected.adapter.gate == "promoted"
 
 

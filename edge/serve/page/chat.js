@@ -5,11 +5,13 @@ import { AnswerCard } from "./answer.js";
 import { loadConversation, messagesFor, newTurn, saveConversation } from "./conversation.js";
 import { $, announce, button, element } from "./elements.js";
 
-const EXAMPLES = [
+// Of a bundled model, which knows what it practises, and of any other.
+const PRACTICE = [
   "Mia has 14 apples. She buys 23 more. How many apples does she have?",
   "There are 3 boxes with 12 pens in each. Tom takes 7 away. How many pens are left?",
   "Write a Python function tidy(xs) that takes a list of numbers xs. First keep only the even numbers. Then double every number.",
 ];
+const GENERAL = ["What is the capital of France?", "Which season comes after winter?", "Name three animals that live in the sea."];
 const NEAR_END_PX = 80;
 const WHO = {
   edge: "The model here answers, or asks the cloud when it wants help and the budget allows it.",
@@ -31,7 +33,6 @@ export class Chat {
     this.paintTasks({});
     this.paintWho();
     this.listen();
-    $("examples").append(...EXAMPLES.map((example) => button(example, () => this.ask(example, ""))));
     this.kept.turns.forEach((turn) => this.show(turn));
     this.paintEmpty();
   }
@@ -51,7 +52,9 @@ export class Chat {
 
   // Models that answer in their own reasoned form only leave no choice.
   onStatus(status) {
-    $("reasoned-choice").hidden = (status.model?.prompt_form ?? "compact") === "compact";
+    const compact = (status.model?.prompt_form ?? "compact") === "compact";
+    $("reasoned-choice").hidden = compact;
+    if (!$("examples").childElementCount) $("examples").append(...(compact ? PRACTICE : GENERAL).map((example) => button(example, () => this.ask(example, ""))));
     this.paintTasks(status.text_tasks ?? {});
   }
 
