@@ -69,7 +69,7 @@ class FeedbackBook:
         """
         record = self._state.request(feedback.id)
         feedback = replace(checked(feedback), id=record["id"])
-        asked = self.text_questions().get(record["task"])
+        asked = self.text_questions().get(str(record.get("task")))
         if feedback.correction is not None and asked is not None and asked.options:
             chosen = chosen_option(feedback.correction, asked.options)
             if chosen is None:
