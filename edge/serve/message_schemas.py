@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -85,7 +85,7 @@ class MessagesRequest(NamesIgnored):
         return chat_request(
             {
                 "model": self.model,
-                "messages": list(self._messages()),
+                "messages": self._messages(),
                 "max_completion_tokens": self.max_tokens,
                 "stop": self.stop_sequences or None,
                 "temperature": self.temperature,
@@ -101,16 +101,23 @@ class MessagesRequest(NamesIgnored):
             name_of,
         )
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        """The messages of a chat: each result of a tool is one of its own, and comes before the text that came with it."""
-        if self.system:
-            yield {"role": "system", "content": text_of(self.system, "system")}
+    def _messages(self) -> list[dict[str, Any]]:
+        """The messages of a chat.
+
+        Each result of a tool is one of its own, and comes before the text that came with it. A system message within the conversation,
+        which few models know, is the user's, and comes before the text that it followed: what a person asked stays last.
+        """
+        found = [{"role": "system", "content": text_of(self.system, "system")}] if self.system else []
         for number, message in enumerate(self.messages):
             place, role, content = f"messages[{number}]", message.get("role"), message.get("content")
             if role not in _ROLES:
                 raise invalid_value(f"{place}.role", f"must be one of {', '.join(_ROLES)}")
+            if role == "system":
+                follows = bool(found) and found[-1]["role"] == "user"
+                found.insert(len(found) - follows, {"role": "user", "content": text_of(content, f"{place}.content")})
+                continue
             if not isinstance(content, list):
-                yield {"role": role, "content": text_of(content, f"{place}.content")}
+                found.append({"role": role, "content": text_of(content, f"{place}.content")})
                 continue
             texts, calls, results = list[str](), list[dict[str, Any]](), list[dict[str, Any]]()
             for index, block in enumerate(content):
@@ -121,11 +128,12 @@ class MessagesRequest(NamesIgnored):
                     results.append(_chat_result(block, at))
                 elif kind not in ("thinking", "redacted_thinking") or role != "assistant":  # earlier thoughts are not read again
                     texts.append(part_text(block, at))
-            yield from results
+            found += results
             if calls:
-                yield {"role": role, "content": joined_parts(texts) or None, "tool_calls": calls}
+                found.append({"role": role, "content": joined_parts(texts) or None, "tool_calls": calls})
             elif texts or not results:
-                yield {"role": role, "content": joined_parts(texts)}
+                found.append({"role": role, "content": joined_parts(texts)})
+        return found
 
 
 def name_of(chat_parameter: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.serve.endpoint import build_app
+from edge.serve.message_schemas import MessagesRequest
 from edge.serve.ports import AnswerNote
 from edge.serve.server import serving
 from edge.testing.clock import ManualClock
@@ -176,6 +177,21 @@ def test_tool_calls_are_streamed_and_their_results_are_read(client: anthropic.An
         {"role": "user", "content": "And now?"},
     ]
     assert ask(client, messages=turns).content[0].text == "\\boxed{2}"
+
+
+def test_a_system_message_within_the_conversation_comes_before_the_text_it_followed(
+    client: anthropic.Anthropic, served: Served
+) -> None:
+    rule: Any = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    read = MessagesRequest(messages=[*user(HARD), rule]).as_chat().messages
+    assert [(message.role, message.text) for message in read] == [("user", "Be brief."), ("user", HARD)]
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "rain"}
+    ask(
+        client, model="edge", messages=[*user(HARD), {"role": "assistant", "content": [USE]}, *user([result]), rule], tools=[TOOL]
+    )
+    sent = json.loads(served.cloud.sent[0].openai_json)["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "user"]
+    assert ask(client, messages=[*user(EASY), rule]).content[0].text == "\\boxed{2}"
 
 
 def test_form_is_enforced_and_parsed(client: anthropic.Anthropic) -> None:
