@@ -97,7 +97,7 @@ def command(
     values = {
         variable: value.replace("<url>", agent.url).replace("<model>", model) for variable, value in program.variables.items()
     }
-    if context_tokens is not None and context_tokens < program.prompt_tokens:
+    if settings.mode != "cloud-only" and context_tokens is not None and context_tokens < program.prompt_tokens:
         print_line(
             f"the model on this device reads {context_tokens} tokens, and {name} sends about {program.prompt_tokens} and more: "
             "take another model, or --mode cloud-only"

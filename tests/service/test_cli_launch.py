@@ -70,10 +70,12 @@ async def test_the_lines_point_a_program_at_the_running_agent(agent: Agent, tmp_
 
 
 async def test_the_model_is_that_of_the_mode_and_a_short_context_is_said(agent: Agent, tmp_path: Path) -> None:
+    words = ("launch", "claude", "--state", str(tmp_path / "state"), "--mode")
     async with agent(False):
-        code, out, err = await edge_agent("launch", "claude", "--mode", "cloud-only", "--state", str(tmp_path / "state"))
-    assert (code, as_a_shell_reads(out)["ANTHROPIC_MODEL"]) == (0, "edge-cloud")
-    assert "1024 tokens" in err
+        for mode, model, short in (("prefer-local", "edge-prefer-local", True), ("cloud-only", "edge-cloud", False)):
+            code, out, err = await edge_agent(*words, mode)
+            assert (code, as_a_shell_reads(out)["ANTHROPIC_MODEL"]) == (0, model)
+            assert ("1024 tokens" in err) is short
 
 
 async def test_an_installed_program_is_started_with_them(agent: Agent, tmp_path: Path) -> None:

@@ -355,5 +355,7 @@ def test_the_bundled_model_answers_the_client(tmp_path: Path) -> None:
         with client.messages.stream(model="edge", max_tokens=200, messages=user(question)) as stream:
             streamed = stream.get_final_message()
         counted = client.messages.count_tokens(model="edge", messages=user(question))
+        stopped = client.messages.create(model="edge", max_tokens=200, messages=user(question), stop_sequences=["boxed"])
     assert (answer.edge["source"], answer.content[0].text) == ("local", streamed.content[0].text)
     assert answer.usage.input_tokens == counted.input_tokens
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "boxed")
