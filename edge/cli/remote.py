@@ -92,7 +92,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
         return
     token_file = found.get("token_file")
     token = read_token(Path(token_file)) if isinstance(token_file, str) else ""
-    remote = RemoteAgent(found["url"], token, pid=found.get("pid"), token_file=token_file if token else "")
+    remote = RemoteAgent(found["url"], token, pid=found.get("pid"), token_file=str(token_file) if token else "")
     yield remote if await remote.is_ours(str(found.get("instance"))) else None
 
 

@@ -107,7 +107,7 @@ class MessagesRequest(NamesIgnored):
         Each result of a tool is one of its own, and comes before the text that came with it. A system message within the conversation,
         which few models know, is the user's, and comes before the text that it followed: what a person asked stays last.
         """
-        found = [{"role": "system", "content": text_of(self.system, "system")}] if self.system else []
+        found: list[dict[str, Any]] = [{"role": "system", "content": text_of(self.system, "system")}] if self.system else []
         for number, message in enumerate(self.messages):
             place, role, content = f"messages[{number}]", message.get("role"), message.get("content")
             if role not in _ROLES:
