@@ -13,7 +13,7 @@ from edge.answering.local_text import HelpHoldBack, LocalText, update_dial
 from edge.budget.access import CloudAccess
 from edge.core.clock import Clock
 from edge.core.concurrency import ServingPrecedence, closing
-from edge.core.errors import CloudOff, CoordinatorError, Unsupported, UsageError
+from edge.core.errors import CloudOff, ContextOverflow, CoordinatorError, Unsupported, UsageError
 from edge.core.types import Message, Mode, Sampling
 from edge.dagrpo.composition import local_part
 from edge.dagrpo.format import help_trigger_span
@@ -95,6 +95,20 @@ class Answerer:
             tokens_left=quota.tokens_left,
             spend_left_uusd=quota.spend_left_uusd,
         )
+
+    def prompt_tokens(self, request: AnswerRequest) -> int:
+        """How many tokens the local model reads before it answers, tools that only the cloud can call included.
+
+        Of a conversation that its context cannot hold those of the texts are counted, without the template's.
+        """
+        beyond = [request.beyond.openai_json] if request.beyond.wants else []
+        tools = request.tools.conversation if beyond and request.tools and self._backend.tokenizer.calls_tools else None
+        messages = self._local.messages(self._draft(self._as_learned(request)))
+        try:
+            read, texts = len(self._backend.prompt_ids(tools or messages)), [] if tools else beyond
+        except ContextOverflow:
+            read, texts = 0, [*(message.content for message in messages), *beyond]
+        return read + sum(len(self._backend.text_tokens(text)) for text in texts)
 
     def _as_learned(self, request: AnswerRequest) -> AnswerRequest:
         """A text of a label about whose texts something is asked, by itself and in the words that were learned; any other request as it is.

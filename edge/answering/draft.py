@@ -259,4 +259,5 @@ class AnswerRecorder:
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
             form=draft.form,
             doubt=first.doubt if first else None,
+            stop=last.stop if last and draft.source != "cloud" and last.stop in draft.request.wishes.stops else "",
         )

@@ -37,7 +37,7 @@ class LocalText:
         tools: ToolConversation | None = None,
     ) -> AsyncGenerator[str, None]:
         """Stream what the model writes after `prefix`, and add it to the draft. `form_note` describes the form that the answer needs."""
-        messages = tools or self._messages(draft, form_note)
+        messages = tools or self.messages(draft, form_note)
         began = self._clock.monotonic()
         draft.tokens.begin(len(draft.text))
         async with closing(self._backend.stream(messages, sampling, abs(draft.request.seed or 0), prefix)) as deltas:
@@ -51,7 +51,7 @@ class LocalText:
                     draft.local_text += delta.text
                     yield delta.text
 
-    def _messages(self, draft: AnswerDraft, form_note: str) -> Sequence[Message]:
+    def messages(self, draft: AnswerDraft, form_note: str = "") -> Sequence[Message]:
         """What the model reads: the conversation itself where the answer is a plain turn."""
         asked, form = draft.request.messages, draft.sampling.form
         if isinstance(form, PlainForm):

@@ -66,8 +66,8 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
 
 def id_of(given: str) -> str:
-    """The id without what OpenAI's clients have before it. Raises UsageError for what cannot be one."""
-    bare = given.strip().removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_")
+    """The id without what OpenAI's and Anthropic's clients have before it. Raises UsageError for what cannot be one."""
+    bare = given.strip().removeprefix("chatcmpl-").removeprefix("cmpl-").removeprefix("resp_").removeprefix("msg_")
     if not _ID.fullmatch(bare):
         raise UsageError(f"{shown(given)!r} is no id of an answer", hint="give the id shown with an answer")
     return bare

@@ -92,7 +92,7 @@ async def running_agent(state: Path) -> AsyncIterator[RemoteAgent | None]:
         return
     token_file = found.get("token_file")
     token = read_token(Path(token_file)) if isinstance(token_file, str) else ""
-    remote = RemoteAgent(found["url"], token, pid=found.get("pid"))
+    remote = RemoteAgent(found["url"], token, pid=found.get("pid"), token_file=str(token_file) if token else "")
     yield remote if await remote.is_ours(str(found.get("instance"))) else None
 
 
@@ -113,9 +113,10 @@ def announcement(state: Path) -> dict[str, Any] | None:
 class RemoteAgent:
     """A running agent, by its HTTP endpoint. Every method may raise EdgeError with the agent's own words."""
 
-    def __init__(self, url: str, token: str = "", pid: int | None = None) -> None:
+    def __init__(self, url: str, token: str = "", pid: int | None = None, token_file: str = "") -> None:
         self.url = url
         self.pid = pid
+        self.token, self.token_file = token, token_file
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     async def is_ours(self, instance: str) -> bool:

@@ -275,6 +275,8 @@ class LocalResponse:
     has the log-probabilities that its tokens have whatever was decided."""
     doubt: float | None = None
     """a·u: what of `help_log_odds` is how unsure the model is of its answer (nats); None: that had no part in the decision."""
+    stop: str = ""
+    """The stop string that ended the text, "" where none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ class InferenceBackend(RawText, Protocol):
         """
         ...
 
-    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of a prompt, as `sample_group` reports them. Raises ContextOverflow."""
+    def prompt_ids(self, messages: Sequence[Message] | ToolConversation) -> tuple[int, ...]:
+        """The ids of a prompt, as `sample_group` and `stream` read them. Raises ContextOverflow."""
         ...
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

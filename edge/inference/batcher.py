@@ -276,6 +276,7 @@ class _Sequence:
             self.request.sampling.form,
             self.start,
             self.doubt,
+            "" if self.detokenizer is None else self.detokenizer.stop,
         )
 
 

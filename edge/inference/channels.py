@@ -49,6 +49,11 @@ class AnswerReader:
         """Of each part of the content: where it begins and ends in the whole text, and where it begins in the content."""
         self._tokens: deque[ScoredToken] = deque()
 
+    @property
+    def stop(self) -> str:
+        """The stop string that cut the content, "" where none did."""
+        return self._search.stop
+
     def feed(
         self, text: str, tokens: Sequence[ScoredToken] = (), *, verbatim: bool = False, source: str = "local"
     ) -> list[ChannelText]:

@@ -55,6 +55,11 @@ class Detokenizer:
         return self._search is not None and self._search.cut is not None
 
     @property
+    def stop(self) -> str:
+        """The stop string that ended it, "" where none did."""
+        return "" if self._search is None else self._search.stop
+
+    @property
     def text(self) -> str:
         """The text so far, without what a stop string cut off."""
         return self._text if self._search is None else self._text[: self._search.cut]
@@ -87,18 +92,19 @@ class Detokenizer:
 
 
 class StopSearch:
-    """Follows one text. `cut` is the offset at which it has to end, None as long as no stop string came.
+    """Follows one text. `cut` is the offset at which it has to end, None as long as no stop string came; `stop` is the one that came.
 
     `before` is text of the same turn written before: stop strings that begin in it are not found.
     """
 
-    __slots__ = ("_answer_only", "_before", "_longest", "_searched", "_stops", "cut")
+    __slots__ = ("_answer_only", "_before", "_longest", "_searched", "_stops", "cut", "stop")
 
     def __init__(self, stops: Sequence[str], *, answer_only: bool = False, before: str = "") -> None:
         self._stops, self._answer_only, self._before = tuple(stops), answer_only, before
         self._longest = max(map(len, self._stops), default=0)
         self._searched = 0
         self.cut: int | None = None
+        self.stop = ""
 
     def settled(self, text: str, last: bool = False) -> int:
         """How many characters of the text so far certainly stay; sets `cut` when a stop string is in it. `last`: nothing will follow."""
@@ -108,9 +114,9 @@ class StopSearch:
             return self._searched
         if self.cut is not None:
             return self.cut
-        found = [at for at in (text.find(stop, self._searched) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop, self._searched)) >= 0]
         if found:
-            self.cut = min(found)
+            self.cut, self.stop = min(found)
             return self.cut
         self._searched = max(self._searched, len(text) - self._longest + 1)
         return len(text) if last else len(text) - longest_partial(text[self._searched :], self._stops)

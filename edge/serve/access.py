@@ -3,7 +3,7 @@
 A web page anywhere on the internet can make the user's browser send requests to 127.0.0.1, and by DNS rebinding even read the answers.
 So a request is served only if its Host header names this machine, any Origin header is our own page or one that the user has named, and a
 body is declared as JSON (which a foreign page cannot send without asking first, and only named origins are answered then). What it does
-not protect against: other programs of this machine. On any other interface a bearer token is required.
+not protect against: other programs of this machine. On any other interface a token is required.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _LOG = logging.getLogger(__name__)
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 _ONLY_ONCE = (
-    "host", "origin", "authorization", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
+    "host", "origin", "authorization", "x-api-key", "content-length", "content-type", "transfer-encoding", "sec-fetch-site", "x-edge-task",
 )  # fmt: skip
 _ALLOWED_METHODS = "GET, POST, DELETE"
 _PREFLIGHT_VALID_S = 600
@@ -121,7 +121,7 @@ class Access:
             headers = self._headers(scope["headers"])
             early = self._checked(scope["method"], scope["path"], headers, steers)
         except RequestProblem as problem:
-            early = JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+            early = JSONResponse(problem.body_at(scope["path"]), status_code=problem.status, headers=problem.headers)
         if headers.get("origin", "").lower() in self._origins:
             send = self._with_cors(send, headers["origin"])
         if early is not None:
@@ -170,7 +170,7 @@ class Access:
         elif method == "OPTIONS" and "access-control-request-method" in headers:
             return _preflight(headers)
         if self._token and not (path in self._open_paths and method in ("GET", "HEAD")):
-            self._check_token(headers.get("authorization", ""))
+            self._check_token(headers)
         length = headers.get("content-length", "0")
         if length != "0" or "transfer-encoding" in headers:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -181,11 +181,12 @@ class Access:
             self._check_room(steers)
         return None
 
-    def _check_token(self, authorization: str) -> None:
-        scheme, _, given = authorization.partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        if not is_bearer or not hmac.compare_digest(given.encode(), self._token.encode()):
-            why = "this bearer token is not the one in serve.token_file" if is_bearer and given else "a bearer token is needed"
+    def _check_token(self, headers: Mapping[str, str]) -> None:
+        """The token comes as a bearer token, or as Anthropic's clients send a key. Raises RequestProblem."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [token for token in (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")) if token]
+        if not any(hmac.compare_digest(token.encode(), self._token.encode()) for token in given):
+            why = "this token is not the one in serve.token_file" if given else "a bearer token is needed"
             raise RequestProblem(401, why, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _check_room(self, steers: bool) -> None:

@@ -23,7 +23,7 @@ from edge.core.types import (
     joined_parts,
 )
 from edge.serve.answer_forms import answer_form, tool_use, turns_of
-from edge.serve.errors import RequestProblem, invalid_value
+from edge.serve.errors import RequestProblem, invalid_request, invalid_value
 from edge.serve.ports import MODELS, AnswerNote
 from edge.serve.schemas import (
     MAX_TOKENS,
@@ -250,6 +250,10 @@ class ChatRequest(SamplingFields):
     response_format: (
         Annotated[ResponseFormat, explain("must be an object whose type is one of text, json_object, json_schema")] | None
     ) = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="From low on the local model reasons first, as with the form `reasoned` of metadata."),
+    ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     audio: Unsupported = None
@@ -270,9 +274,11 @@ class ChatRequest(SamplingFields):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Also stop strings where the content has a form, which they may not cut, and reasoning where that or tools hold the answer."""
-        unreasoned = (self.metadata or {}).get("form") == "reasoned" and (self.has_form or self._may_call)
+        held, form = self.has_form or self._may_call, (self.metadata or {}).get("form")
+        unreasoned = held and form == "reasoned"
         return (
             *super().ignored,
+            *(("reasoning_effort",) if self._effort_reasons and (held or form) else ()),
             *(("stop",) if self.stop and self.has_form else ()),
             *(("metadata.form",) if unreasoned else ()),
         )
@@ -293,7 +299,7 @@ class ChatRequest(SamplingFields):
         no_cloud = " ".join((self.metadata or {}).get("no_cloud", "").split())
         if no_cloud and mode == "cloud-only":
             raise invalid_value("metadata.no_cloud", "forbids what the model edge-cloud demands")
-        answer_form = (self.metadata or {}).get("form", "plain")
+        answer_form = (self.metadata or {}).get("form", "reasoned" if self._effort_reasons else "plain")
         if answer_form not in get_args(FormName):
             raise invalid_value("metadata.form", f"must be one of {', '.join(get_args(FormName))}")
         max_tokens = self.max_completion_tokens or self.max_tokens
@@ -318,6 +324,10 @@ class ChatRequest(SamplingFields):
     def has_form(self) -> bool:
         """Whether the content is to be JSON, which no stop string may cut."""
         return self.response_format is not None and self.response_format.type != "text"
+
+    @property
+    def _effort_reasons(self) -> bool:
+        return self.reasoning_effort not in (None, "none", "minimal")
 
     @property
     def _may_call(self) -> bool:
@@ -372,6 +382,56 @@ class ChatRequest(SamplingFields):
         if size > MAX_BYTES:
             raise RequestProblem(413, f"tools and messages together are larger than {MAX_BYTES} bytes", code="request_too_large")
         return text
+
+
+def chat_request(fields: Mapping[str, Any], name_of: Callable[[str], str]) -> ChatRequest:
+    """A chat request from what another API's request asks for; a field that is None is left out. `name_of`: how the client calls a
+    parameter of the chat request. Raises RequestProblem in the client's words."""
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        problem = invalid_request([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
+        message = str(problem).partition(": ")[2]
+        raise invalid_value(name_of(problem.param or ""), message, problem.code or "invalid_value") from error
+
+
+def renamed(chat_parameter: str, names: Sequence[tuple[str, str]]) -> str:
+    """What another API calls a chat request's parameter: the first of the patterns in `names` that begins it is replaced."""
+    for pattern, name in names:
+        found, count = re.subn(f"^{pattern}", name, chat_parameter)
+        if count:
+            return found
+    return chat_parameter
+
+
+def text_of(content: Any, place: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of a content in another API's parts, in one piece; a part of a type that is not among `kinds` is refused. `place` is the
+    client's name of the content. Raises RequestProblem."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise invalid_value(place, "must be a text or a list of text parts")
+    return joined_parts(part_text(part, f"{place}[{number}]", kinds) for number, part in enumerate(content))
+
+
+def part_text(part: Any, place: str, kinds: Sequence[str] = ("text",)) -> str:
+    """The text of one of these parts. Raises RequestProblem."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind not in kinds:
+        message = f"a part of type {str(kind)[:40]!r} is not supported; this model reads text"
+        raise invalid_value(f"{place}.type", message, "unsupported_value")
+    if not isinstance(text, str):
+        raise invalid_value(f"{place}.text", "must be a text")
+    return text
+
+
+def needed_text(item: Mapping[str, Any], name: str, place: str) -> str:
+    """A text that a part of another API's request must have. `place` is the client's name of the part. Raises RequestProblem."""
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise invalid_value(f"{place}.{name}", "must be a text")
+    return value
 
 
 class EdgeMetadata(ResponseBody):

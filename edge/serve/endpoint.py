@@ -1,4 +1,4 @@
-"""Puts the HTTP application together: OpenAI's routes, the agent's own, the page, and how errors are answered."""
+"""Puts the HTTP application together: OpenAI's routes and Anthropic's, the agent's own, the page, and how errors are answered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from edge.serve.agent_routes import LIVENESS, add_agent_routes
 from edge.serve.chat_routes import add_chat_routes
 from edge.serve.chat_schemas import ANSWER_HEADERS
 from edge.serve.completion_routes import Serving, add_completion_routes
-from edge.serve.errors import RequestProblem, invalid_request, problem_of
+from edge.serve.errors import MESSAGES_PATH, RequestProblem, invalid_request, problem_of
+from edge.serve.message_routes import add_message_routes
 from edge.serve.metrics import Meters, add_metrics_route
 from edge.serve.ports import MODELS, AgentControl, AnswerService
 from edge.serve.response_routes import add_response_routes
@@ -94,6 +95,7 @@ def build_app(
     meters = Meters()
     add_chat_routes(app, answers, clock, models, context_tokens, _error_event, meters.answer)
     add_response_routes(app, answers, clock, models, _logged, meters.answer)
+    add_message_routes(app, answers, models, _logged, meters.answer)
     add_agent_routes(app, control)
     add_metrics_route(app, meters, control)
     if texts is not None:
@@ -140,18 +142,19 @@ class _Application(FastAPI):
         """The description at /openapi.json. Wrong fields are answered with 400, so FastAPI's own 422 is taken out."""
         if self.openapi_schema is None:
             described = super().openapi()
-            error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-            for operation in (operation for path in described["paths"].values() for operation in path.values()):
-                responses = operation["responses"]
-                responses.pop("422", None)
-                for status in ("404", "409", "503"):
-                    if status in responses:
-                        responses[status].setdefault("content", error)
+            for path, operations in described["paths"].items():
+                name = "AnthropicError" if path.startswith(MESSAGES_PATH) else "ErrorBody"
+                error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+                for responses in (operation["responses"] for operation in operations.values()):
+                    responses.pop("422", None)
+                    for status in (status for status in responses if status >= "400"):
+                        responses[status]["content"] = error
             for unused in ("HTTPValidationError", "ValidationError"):
                 described["components"]["schemas"].pop(unused, None)
             if self.token:
-                described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-                described["security"] = [{"token": []}]
+                key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+                described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}, "key": key}
+                described["security"] = [{"token": []}, {"key": []}]
         return self.openapi_schema or {}
 
 
@@ -168,7 +171,7 @@ async def _on_failure(request: Request, error: Exception) -> Response:
         routes = [one for one in request.app.routes if isinstance(one, Route) and one.path_regex.match(request.scope["path"])]
         methods = {method for route in routes for method in route.methods or ()}
         problem.headers["allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
-    return JSONResponse(problem.body(), status_code=problem.status, headers=problem.headers)
+    return JSONResponse(problem.body_at(request.scope["path"]), status_code=problem.status, headers=problem.headers)
 
 
 def _error_event(error: Exception) -> Mapping[str, Any]:

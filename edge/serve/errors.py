@@ -1,4 +1,4 @@
-"""Errors as clients see them: status code, OpenAI's error object, headers."""
+"""Errors as clients see them: status code, the error object of OpenAI's or Anthropic's API, headers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ _CLEARER = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid string": "a string",
+}
+MESSAGES_PATH = "/v1/messages"
+"""Where Anthropic's API begins, whose errors have a form of their own."""
+_ANTHROPIC_KINDS: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
 }
 CLOUD_OFF = "cloud_off"
 """The error code of a demand for the cloud where it may not be asked."""
@@ -77,6 +86,15 @@ class RequestProblem(Exception):
         client_error = "rate_limit_error" if self.status == 429 else "invalid_request_error"
         kind = client_error if self.status < 500 else "server_error"
         return error_body(str(self), kind=kind, code=self.code, param=self.param)
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error object of Anthropic's API, with `code` and `param` besides what it has there; an event of a stream as well."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self), "code": self.code, "param": self.param}}
+
+    def body_at(self, path: str) -> dict[str, Any]:
+        """The error object of the API that this path belongs to."""
+        return self.anthropic_body() if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/") else self.body()
 
 
 def error_body(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:

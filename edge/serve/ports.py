@@ -43,6 +43,7 @@ class AnswerNote:
     OpenAI's form, `refusal` is the cloud LLM's. `asked`: help was asked for, by the model, by the mode or by what the request wants;
     `model_asked`: by the model itself. `quota` is what may still be asked, see
     edge/budget/quota.py.
+    `stop`: the stop string of the request that ended the content, "" where none did.
     `cached`: the coordinator gave a stored answer again, which costs nothing. `task_known`: somebody set, learns or serves this label; a
     label of which that is not true may be a typing error. `cloud_model`: the cloud LLM that answered, "" where none did.
     """
@@ -74,6 +75,7 @@ class AnswerNote:
     model_asked: bool = False
     cloud_model: str = ""
     refusal: str | None = None
+    stop: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The note as a JSON object, without what the response has elsewhere."""
@@ -83,7 +85,7 @@ class AnswerNote:
 _METADATA_FIELDS = tuple(
     field.name
     for field in fields(AnswerNote)
-    if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls", "refusal")
+    if field.name not in ("finish", "prompt_tokens", "completion_tokens", "tool_calls", "refusal", "stop")
 )
 
 
@@ -109,6 +111,10 @@ class AnswerService(Protocol):
 
     def standing(self, task: str | None) -> TaskStanding:
         """What is known before the next answer of this task (None: the agent's own)."""
+        ...
+
+    async def prompt_tokens(self, question: AnswerRequest) -> int:
+        """How many tokens the model on this device reads before it answers; also of a question that does not fit its context."""
         ...
 
 

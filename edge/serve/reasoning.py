@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from edge.inference.channels import AnswerReader, ChannelText
 from edge.serve.ports import AnswerNote, AnswerPiece
@@ -24,5 +25,6 @@ async def read_answer(
             if piece.note:
                 for part in reader.finish():
                     yield part
-                count(piece.note)
-                yield piece.note
+                note = replace(piece.note, stop=reader.stop) if reader.stop else piece.note  # a cloud's text is cut here alone
+                count(note)
+                yield note

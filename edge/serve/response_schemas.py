@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from edge.core.types import joined_parts
-from edge.serve.chat_schemas import ChatRequest, edge_metadata
-from edge.serve.errors import RequestProblem, invalid_request, invalid_value
+from edge.serve.chat_schemas import ChatRequest, chat_request, edge_metadata, needed_text, renamed, text_of
+from edge.serve.errors import RequestProblem, invalid_value
 from edge.serve.ports import AnswerNote
 from edge.serve.schemas import NamesIgnored, ResponseBody, StreamOptions, Text, Unsupported, explain, field_error
 
@@ -22,6 +20,8 @@ _CHAT_NAMES = (
     (r"(tools\[\d+\])\.function", r"\1"),
     (r"tool_choice\.function", "tool_choice"),
     (r"messages(\[\d+\])?", "input"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"reasoning_effort", "reasoning.effort"),
 )
 """What a chat request's parameters are called in this one."""
 Message = dict[str, Any]
@@ -31,6 +31,12 @@ class TextOptions(NamesIgnored):
     """The form of the text."""
 
     format: dict[str, Any] | None = None
+
+
+class Reasoning(NamesIgnored):
+    """How much the model reasons before it answers."""
+
+    effort: Any = None
 
 
 class ResponsesRequest(NamesIgnored):
@@ -47,6 +53,7 @@ class ResponsesRequest(NamesIgnored):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Any = None
     top_p: Any = None
@@ -75,19 +82,14 @@ class ResponsesRequest(NamesIgnored):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "metadata": self.metadata,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "tools": tools or None,
             "tool_choice": _chat_choice(self.tool_choice) if tools else None,
             "parallel_tool_calls": self.parallel_tool_calls if tools else None,
             "response_format": None if form is None else _chat_format(form),
             "stream": self.stream,
         }
-        try:
-            return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-        except ValidationError as error:
-            found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            problem = invalid_request(found)
-            param = name_of(problem.param or "")
-            raise invalid_value(param, str(problem).partition(": ")[2], problem.code or "invalid_value") from error
+        return chat_request(fields, name_of)
 
     def opening(self) -> list[Message]:
         """The instructions, which hold for this turn alone."""
@@ -103,12 +105,12 @@ class ResponsesRequest(NamesIgnored):
             if kind == "message":
                 if item.get("role") not in _ROLES:
                     raise invalid_value(f"{place}.role", f"must be one of {', '.join(_ROLES)}")
-                found.append({"role": item["role"], "content": _text_of(item.get("content"), f"{place}.content")})
+                found.append({"role": item["role"], "content": text_of(item.get("content"), f"{place}.content", _TEXTS)})
             elif kind == "function_call":
                 _add_call(found, item, place)
             elif kind == "function_call_output":
-                output = _text_of(item.get("output"), f"{place}.output")
-                found.append({"role": "tool", "tool_call_id": _needed(item, "call_id", place), "content": output})
+                output = text_of(item.get("output"), f"{place}.output", _TEXTS)
+                found.append({"role": "tool", "tool_call_id": needed_text(item, "call_id", place), "content": output})
             elif kind != "reasoning":  # thoughts of earlier turns are not read again
                 raise invalid_value(f"{place}.type", f"{str(kind)[:40]!r} is not supported", "unsupported_value")
         return found
@@ -116,46 +118,17 @@ class ResponsesRequest(NamesIgnored):
 
 def name_of(chat_parameter: str) -> str:
     """What a chat request's parameter is called in this one."""
-    for pattern, name in _CHAT_NAMES:
-        renamed, count = re.subn(f"^{pattern}", name, chat_parameter)
-        if count:
-            return renamed
-    return "max_output_tokens" if chat_parameter == "max_completion_tokens" else chat_parameter
-
-
-def _needed(item: Mapping[str, Any], name: str, place: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str) or not value:
-        raise invalid_value(f"{place}.{name}", "must be a text")
-    return value
+    return renamed(chat_parameter, _CHAT_NAMES)
 
 
 def _add_call(found: list[Message], item: Mapping[str, Any], place: str) -> None:
     """Calls that follow one another are one message of the assistant."""
-    function = {"name": _needed(item, "name", place), "arguments": item.get("arguments") or "{}"}
-    call = {"id": _needed(item, "call_id", place), "type": "function", "function": function}
+    function = {"name": needed_text(item, "name", place), "arguments": item.get("arguments") or "{}"}
+    call = {"id": needed_text(item, "call_id", place), "type": "function", "function": function}
     if found and found[-1]["role"] == "assistant":
         found[-1].setdefault("tool_calls", []).append(call)
     else:
         found.append({"role": "assistant", "content": None, "tool_calls": [call]})
-
-
-def _text_of(content: Any, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise invalid_value(place, "must be a text or a list of text parts")
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
-            message = f"a part of type {str(kind)[:40]!r} is not supported; this model reads text"
-            raise invalid_value(f"{place}[{number}].type", message, "unsupported_value")
-        if not isinstance(text, str):
-            raise invalid_value(f"{place}[{number}].text", "must be a text")
-        texts.append(text)
-    return joined_parts(texts)
 
 
 def _chat_tool(number: int, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,13 +226,14 @@ def finished(
         "total_tokens": note.prompt_tokens + note.completion_tokens,
     }
     edge = edge_metadata(chat, note)
+    unheard = [*map(name_of, edge["ignored_parameters"]), *ignored]
     return {
         **head,
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": cut} if cut else None,
         "output": list(output),
         "usage": usage,
-        "edge": {**edge, "ignored_parameters": [*edge["ignored_parameters"], *ignored]},
+        "edge": {**edge, "ignored_parameters": unheard},
     }
 
 

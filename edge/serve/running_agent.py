@@ -48,6 +48,10 @@ class AgentAnswers:
         """What is known before the next answer of this task."""
         return self._agent.answerer.standing(task)
 
+    async def prompt_tokens(self, question: AnswerRequest) -> int:
+        """How many tokens the model on this device reads before it answers."""
+        return await asyncio.to_thread(self._agent.answerer.prompt_tokens, question)  # a long conversation takes its time
+
 
 def note_of(record: AnswerRecord) -> AnswerNote:
     """The record without its texts. Tokens are those of who gave the answer: what the cloud billed, or what was computed here."""

@@ -1,4 +1,4 @@
-"""OpenAI's routes that are not served here: each answers so, and names what is."""
+"""Routes of OpenAI's and Anthropic's APIs that are not served here: each answers so, and names what is."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _WHY: Mapping[str, str] = {
             "conversations",
             "containers",
             "evals",
+            "messages/batches",
         ),
         _NO_PLACE,
     ),
 }
-_SERVED = "/v1/chat/completions, /v1/responses, /v1/completions and /v1/models are"
+_SERVED = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/completions and /v1/models are"
 _METHODS = ("GET", "POST", "DELETE")
 
 
@@ -48,5 +49,5 @@ def unserved_routes() -> Iterator[Route]:
 
 async def _refuse(request: Request) -> Response:
     path = request.url.path
-    why = _WHY[path.split("/")[2]]
+    why = next(why for name, why in _WHY.items() if f"{path}/".startswith(f"/v1/{name}/"))
     raise RequestProblem(404, f"{path[:80]} is not served here: {why}; {_SERVED}", code="route_not_served")

@@ -124,9 +124,9 @@ class ScriptedBackend:
         """One made-up id for each word."""
         return tuple(self._learn(word) for word in _TOKEN.findall(text))
 
-    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message] | ToolConversation) -> tuple[int, ...]:
         """Made-up ids, as those of a sampled group. Raises ContextOverflow where they leave no room for a response."""
-        ids = prompt_tokens(messages)
+        ids = prompt_tokens(messages.messages if isinstance(messages, ToolConversation) else messages)
         if len(ids) >= self._info.context_tokens:
             raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._info.context_tokens}")
         return ids
@@ -194,7 +194,7 @@ class ScriptedBackend:
         if spoken.stopped:
             finish, ids = FinishReason.STOP, ids[: spoken.count]
         logprobs, log_odds = made_up_logprobs(text, seed, len(ids)), made_up_log_odds(prefix + spoken.text)
-        return LocalResponse(spoken.text, ids, logprobs, finish, self._adapter_version, log_odds, spoken.tokens)
+        return LocalResponse(spoken.text, ids, logprobs, finish, self._adapter_version, log_odds, spoken.tokens, stop=spoken.stop)
 
 
 def _spoken(text: str, words: Sequence[str], ids: Sequence[int], sampling: Sampling, seed: int, prefix: str = "") -> Detokenizer:

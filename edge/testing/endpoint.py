@@ -138,6 +138,10 @@ class ScriptedAnswers:
         note = self.note
         return TaskStanding(task or note.task, note.adapter_version, note.dual, calls_left=note.calls_left)
 
+    async def prompt_tokens(self, question: AnswerRequest) -> int:
+        """One for each word."""
+        return sum(len(message.content.split()) for message in question.messages)
+
     async def answer(self, question: AnswerRequest) -> AsyncGenerator[AnswerPiece, None]:
         """The prepared pieces in order, or the prepared failure after `fail_after` of them."""
         self.asked.append(question)

@@ -70,17 +70,19 @@ def _of_a_known_model(case: schemathesis.Case) -> None:
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_every_route_except_liveness_requires_the_token(case: schemathesis.Case) -> None:
     case.headers.pop("authorization", None)
-    for headers in ({}, {"authorization": "Bearer other"}, {"authorization": TOKEN}):
+    case.headers.pop("x-api-key", None)
+    for headers in ({}, {"authorization": "Bearer other"}, {"authorization": TOKEN}, {"x-api-key": "other"}):
         response = case.call(headers=headers)
         assert response.status_code == (200 if case.operation.path == "/health" else 401)
     assert ANSWERS.asked == []
 
 
-def test_the_description_names_no_422_and_its_errors_are_openais() -> None:
+def test_the_description_names_no_422_and_its_errors_have_the_form_of_their_api() -> None:
     described = build_app(ANSWERS, CONTROL, ManualClock(), texts=TEXTS).app.openapi()
     for path, operations in described["paths"].items():
         for operation in operations.values():
             assert "422" not in operation["responses"], path
             refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
-            assert refused == {"$ref": "#/components/schemas/ErrorBody"}
+            form = "AnthropicError" if path.startswith("/v1/messages") else "ErrorBody"
+            assert refused == {"$ref": f"#/components/schemas/{form}"}
     assert set(described["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["headers"]) == set(ANSWER_HEADERS)

@@ -65,6 +65,14 @@ def test_a_stream_ends_with_its_source_and_its_usage(client: openai.OpenAI) -> N
     assert (chunks[-1].choices, chunks[-1].usage.prompt_tokens > 0) == ([], True)
 
 
+def test_newer_parameters_and_content_parts_are_read(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "1 + 1?"}]
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "Be short."}]}, {"role": "user", "content": parts}]
+    answer = ask(client, model="edge-local", messages=messages, reasoning_effort="low", max_completion_tokens=100)
+    assert (answer.choices[0].message.content, answer.edge["ignored_parameters"]) == ("\\boxed{2}", [])
+    assert ask(client, model="edge-local", messages=messages, max_completion_tokens=2).choices[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize("model", ["edge", "edge-cloud"])
 def test_usage_of_a_cloud_answer_is_what_the_cloud_billed(client: openai.OpenAI, model: str) -> None:
     answer = ask(client, model=model)

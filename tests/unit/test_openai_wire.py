@@ -88,8 +88,26 @@ def test_every_parameter_without_effect_is_named_and_what_asks_for_nothing_is_no
 def test_a_parameter_that_the_other_parameters_make_void_is_named_too() -> None:
     formed = {"messages": USER, "stop": ["."], "response_format": {"type": "json_object"}, "reasoning_effort": "low"}
     assert request_of(formed).ignored == ("reasoning_effort", "stop")
-    assert request_of({**formed, "response_format": {"type": "text"}}).ignored == ("reasoning_effort",)
+    assert request_of({**formed, "response_format": {"type": "text"}}).ignored == ()
     assert ResponsesRequest.model_validate({"input": "hi", "text": {"verbosity": "low"}}).ignored == ("text.verbosity",)
+
+
+def test_reasoning_effort_has_the_local_model_reason_unless_the_form_is_named() -> None:
+    efforts = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+    assert [parse(reasoning_effort=effort).reasoned for effort in efforts] == [False] * 2 + [True] * 5
+    assert parse().reasoned is parse(reasoning_effort=None).reasoned is False
+    plain = {"messages": USER, "reasoning_effort": "high", "metadata": {"form": "plain"}}
+    assert (parse(**plain).reasoned, request_of(plain).ignored) == (False, ("reasoning_effort",))
+    assert request_of({"messages": USER, "tools": [TOOL], "reasoning_effort": "high"}).ignored == ("reasoning_effort",)
+    response = ResponsesRequest.model_validate({"input": "hi", "reasoning": {"effort": "high", "summary": "auto"}})
+    assert (response.as_chat(()).question("id1").reasoned, response.ignored) == (True, ("reasoning.summary",))
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_every_role_may_have_text_parts(role: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    further = {"tool_call_id": "c1"} if role == "tool" else {}
+    assert parse(messages=[{"role": role, "content": parts, **further}, *USER]).messages[0].content.endswith("ab")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +177,8 @@ def test_several_answers_report_why_the_cloud_was_not_asked(fields: dict[str, An
         ({"temperature": 2.5}, 400, "temperature"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"seed": 1.5}, 400, "seed"),
+        ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        ({"reasoning_effort": "much"}, 400, "reasoning_effort"),
         ({"n": 9}, 400, "n"),
         ({"n": 2, "model": "edge-cloud"}, 400, "n"),
         ({"stop": ["a"] * 17}, 400, "stop"),
