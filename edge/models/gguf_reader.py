@@ -19,7 +19,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from edge.core.errors import ModelFileError
+from edge.core.errors import ModelFileError, NotComputed
 from edge.core.gguf_header import ArrayLength, GgufHeader, TensorEntry, check_shape, read_header
 from edge.models.ggml import ggml_type
 from edge.models.spec import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROPE_FACTORS = "rope_freqs.weight"
-_SERVE_IT = "serve it with llama.cpp without learning, or take a model without it"
+_SERVE_IT = "serve it with llama.cpp without learning, or take another model"
 _AGAIN = "fetch or convert it again"
 _COMPUTED = frozenset((
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
@@ -75,9 +75,10 @@ def header_spec(header: GgufHeader) -> DecoderSpec:
     """The decoder's shape by a header. Raises ModelFileError for another architecture, and missing or senseless numbers."""
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
-        raise ModelFileError(
-            f"unsupported architecture {header.metadata.get('general.architecture')!r} in {header.path}",
-            hint=f"supported: {', '.join(ARCHITECTURES)}",
+        named = header.metadata.get("general.architecture")
+        raise NotComputed(
+            f"{header.path}: the architecture {named!r} is not computed by learning, ONNX or MLX",
+            hint=f"{_SERVE_IT}: {', '.join(ARCHITECTURES)}",
         )
     check_shape(header)
 
@@ -122,7 +123,7 @@ def check_computed(header: GgufHeader) -> DecoderSpec:
         if shapes[name] != shape:
             raise ModelFileError(f"tensor {name} of {path} is {shapes[name]}, expected {shape}", hint=_AGAIN)
     if extra := sorted(shapes.keys() - expected.keys() - {ROPE_FACTORS}):
-        raise ModelFileError(f"{path}: the tensor {extra[0]!r} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
+        raise NotComputed(f"{path}: the tensor {extra[0]!r} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
     for key, value in header.metadata.items():
         tail = key.removeprefix(f"{spec.architecture}.")
         if tail == key or tail in _COMPUTED or tail in _WITHOUT_EFFECT or value in _NEUTRAL.get(tail, ()):
@@ -130,7 +131,7 @@ def check_computed(header: GgufHeader) -> DecoderSpec:
         whole_window = tail == "attention.sliding_window" and isinstance(value, int) and value >= spec.context_length
         if not whole_window and not (tail == "embedding_length_out" and value == spec.width):
             shown = f"[{value.length} values]" if isinstance(value, ArrayLength) else repr(value)[:80]
-            raise ModelFileError(f"{path}: {key} = {shown} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
+            raise NotComputed(f"{path}: {key} = {shown} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
     return spec
 
 

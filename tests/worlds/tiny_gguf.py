@@ -194,3 +194,38 @@ def _shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
     shapes["model.norm.weight"] = (width,)
     shapes["lm_head.weight"] = (vocab, width)
     return shapes
+
+
+def write_unlearned_model(path: Path) -> Path:
+    """A random model of the architecture phi3, which llama.cpp serves and no decoder here computes."""
+    vocab, random, width, ffn = byte_level_vocabulary(), np.random.Generator(np.random.Philox(3)), 64, 96
+    writer = gguf.GGUFWriter(path, "phi3")
+    for add, value in (
+        (writer.add_context_length, 256), (writer.add_embedding_length, width), (writer.add_block_count, 2),
+        (writer.add_feed_forward_length, ffn), (writer.add_head_count, 4), (writer.add_head_count_kv, 4),
+        (writer.add_rope_dimension_count, 16),
+    ):  # fmt: skip
+        add(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _write_tokenizer(writer, vocab, CHAT_TEMPLATE, CONTROL_TOKENS)
+    matrices = {
+        "attn_qkv": (3 * width, width),
+        "attn_output": (width, width),
+        "ffn_up": (2 * ffn, width),
+        "ffn_down": (width, ffn),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (len(vocab), width),
+        "output": (len(vocab), width),
+        "output_norm": (width,),
+    }
+    for layer in range(2):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in matrices.items()}
+        shapes |= {f"blk.{layer}.{norm}": (width,) for norm in ("attn_norm", "ffn_norm")}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", _random_values(name, shape, random, 1.0))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
