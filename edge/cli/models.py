@@ -86,7 +86,7 @@ def models_convert(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
+    """Convert safetensors of a model that can learn to GGUF, or a GGUF model to an ONNX graph."""
     from edge.models.catalogue import find_model
     from edge.models.convert import convert as convert_folder
 

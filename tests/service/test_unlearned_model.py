@@ -1,4 +1,4 @@
-"""A model that llama.cpp serves and learning does not compute: it answers, and every place where one would look says that learning is off."""
+"""A model that llama.cpp serves and learning does not compute answers, and every place where one would look says that learning is off."""
 
 from __future__ import annotations
 
