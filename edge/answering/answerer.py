@@ -133,7 +133,8 @@ class Answerer:
     def _answered(self, draft: AnswerDraft) -> Pieces:
         request = draft.request
         if request.beyond.wants:
-            local = draft.mode != "cloud-only" and request.tools is not None and self._backend.tokenizer.calls_tools
+            tools = request.tools if draft.mode != "cloud-only" else None
+            local = tools is not None and self._backend.tokenizer.calls == tools.written
             return self._held.with_tools(draft) if local else self._beyond_the_slm(draft)
         if request.form is not None:
             return self._held.in_form(draft, request.form)
