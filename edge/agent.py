@@ -47,8 +47,8 @@ from edge.state.text_questions import kept_questions
 class AgentStatus:
     """A snapshot for a screen, and what `/api/status` returns and describes.
 
-    `learning` is one of idle, learning, paused (`waiting` says why no step may begin), stopped, finished. `waiting_reports`: step reports
-    that wait for the coordinator.
+    `learning` is one of idle, learning, paused or off (`waiting` says why no step may begin), stopped, finished. `waiting_reports`: step
+    reports that wait for the coordinator.
     """
 
     run_id: str

@@ -102,7 +102,8 @@ class Answerer:
         Of a conversation that its context cannot hold those of the texts are counted, without the template's.
         """
         beyond = [request.beyond.openai_json] if request.beyond.wants else []
-        tools = request.tools.conversation if beyond and request.tools and self._backend.tokenizer.calls_tools else None
+        wanted = request.tools if beyond else None
+        tools = wanted.conversation if wanted is not None and self._backend.tokenizer.calls == wanted.written else None
         messages = self._local.messages(self._draft(self._as_learned(request)))
         try:
             read, texts = len(self._backend.prompt_ids(tools or messages)), [] if tools else beyond
@@ -147,7 +148,8 @@ class Answerer:
     def _answered(self, draft: AnswerDraft) -> Pieces:
         request = draft.request
         if request.beyond.wants:
-            local = draft.mode != "cloud-only" and request.tools is not None and self._backend.tokenizer.calls_tools
+            tools = request.tools if draft.mode != "cloud-only" else None
+            local = tools is not None and self._backend.tokenizer.calls == tools.written
             return self._held.with_tools(draft) if local else self._beyond_the_slm(draft)
         if request.form is not None:
             return self._held.in_form(draft, request.form)

@@ -7,7 +7,7 @@ the decision to ask for help after them, are free: only what follows is held.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -20,7 +20,7 @@ from edge.budget.dial import Setting
 from edge.core.concurrency import closing
 from edge.core.errors import CloudOff, CoordinatorError, InvalidRequest, UnfitAnswer, Unsupported
 from edge.core.forms import PlainForm
-from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, FinishReason, Sampling
+from edge.core.types import AnswerForm, FinishReason, Sampling
 from edge.inference.backend import InferenceBackend
 from edge.state.answer_record import AnswerDelta
 
@@ -116,33 +116,39 @@ class HeldAnswers:
     async def _with_calls(self, draft: AnswerDraft) -> Pieces:
         tools = draft.request.tools
         assert tools is not None
-        conversation, calls = tools.conversation, ""
+        conversation, written = tools.conversation, tools.written
         draft.reason = f"{' and '.join(draft.request.beyond.wants)}: followed on this device"
         sampling = replace(draft.sampling, suppress_help=True, max_steps=None)
         if tools.calls_or_form:
             async with closing(
                 self._local.pieces(draft, replace(sampling, stops=(), grammar=tools.calls_or_form), tools=conversation)
             ) as texts:
-                written = "".join([text async for text in texts])
-            if not written.startswith(CALL_OPENING):
-                draft.content = written
-                yield AnswerDelta(written, verbatim=True)
+                either = "".join([text async for text in texts])
+            calls = either.removeprefix(mark := written.text_mark)
+            if not either.startswith(mark) or (not mark and written.read(calls) is None):
+                draft.content = either
+                yield AnswerDelta(either, verbatim=True)
                 return
-            calls = written.removeprefix(CALL_OPENING)
         else:
             if not tools.required:
-                until_a_call = replace(sampling, stops=(CALL_OPENING.strip(),), stops_in_answer=True)
+                until_a_call = replace(sampling, stops=written.begins, stops_in_answer=True)
                 async with closing(self._local.pieces(draft, until_a_call, tools=conversation)) as texts:
                     async for text in texts:
                         yield AnswerDelta(text)
                 if draft.responses[-1].finish is not FinishReason.STOP:
                     return
-            draft.local_text = prefix = draft.local_text + CALL_OPENING
+                if written.whole_turn and draft.local_text.strip():
+                    rest = self._rest(draft, replace(sampling, top_logprobs=None))
+                    async with closing(self._local.pieces(draft, rest, draft.local_text, tools=conversation)) as texts:
+                        async for text in texts:
+                            yield AnswerDelta(text)
+                    return
+            draft.local_text = prefix = draft.local_text + written.mark
             held = self._rest(draft, replace(sampling, stops=(), grammar=tools.calls, top_logprobs=None))
             async with closing(self._local.pieces(draft, held, prefix, tools=conversation)) as texts:
                 calls = "".join([text async for text in texts])
         if draft.responses[-1].finish is FinishReason.EOS:
-            draft.calls_json = _calls_json(calls, draft.id)
+            draft.calls_json = _calls_json(written.read(calls) or (), draft.id)
 
     async def from_the_cloud(self, draft: AnswerDraft, form: AnswerForm) -> str:
         """The cloud's whole answer, which has the form. Raises CoordinatorError; UnfitAnswer for one that has it not, which is recorded."""
@@ -263,15 +269,10 @@ def _note(form: AnswerForm, plain: bool) -> str:
     return f"Here the answer is {wanted}\nPut it between <answer> and </answer>, without \\boxed{{}} and without any other words."
 
 
-def _calls_json(text: str, answer_id: str) -> str:
-    """Calls as their grammar has them, as CloudCompletion carries them."""
-    calls = [json.loads(call) for call in text.removesuffix(CALL_CLOSING).split(f"{CALL_CLOSING}\n{CALL_OPENING}")]
+def _calls_json(calls: Sequence[tuple[str, str]], answer_id: str) -> str:
+    """Calls, each a name and JSON arguments, as CloudCompletion carries them."""
     listed = [
-        {
-            "id": f"call_{answer_id}_{number}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
-        }
-        for number, call in enumerate(calls)
+        {"id": f"call_{answer_id}_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
     ]
     return json.dumps({"finish_reason": "tool_calls", "tool_calls": listed}, ensure_ascii=False)

@@ -14,6 +14,7 @@ from edge.app.judging import build_policy, build_verifier, policy_name, program_
 from edge.app.openers import SharedWeights
 from edge.app.settings import agent_settings, build_registry, model_file, skills, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
+from edge.core.errors import ModelFileError, NotComputed
 from edge.core.events import EventSink
 from edge.core.machine import physical_cores, usable_cores
 from edge.core.types import AnswerKind
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from edge.training.learner import Learner
 
 
+LEARNS_NOTHING = "edge-agent run serves it without learning"
 _LOOKED_AT = 64
 
 
@@ -43,8 +45,22 @@ def check_inputs(config: AgentConfig) -> None:
 
     sources = [open_source(phase.source, phase.columns) for phase in config.phases]
     check_serving(config)
+    if off := why_learning_is_off(config):
+        raise ModelFileError(off, hint=LEARNS_NOTHING)
     if any(map(_asks_for_programs, sources)):
         program_sandbox(config)
+
+
+def why_learning_is_off(config: AgentConfig) -> str:
+    """What the model's file has that no learner here computes, though llama.cpp may serve it; "" where it can learn. Raises
+    ModelFileError."""
+    from edge.models.catalogue import check_learnable
+
+    try:
+        check_learnable(model_file(config.model.path))
+    except NotComputed as error:
+        return str(error)
+    return ""
 
 
 def check_serving(config: AgentConfig) -> None:
@@ -134,6 +150,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
             own_use=build_own_use(config, state, curriculum, sink, clock) if lives_here else None,
             conditions=build_conditions(config, clock) if lives_here else None,
             fit_threads=fit_threads,
+            learning_off=why_learning_is_off(config),
         )
         return components, with_hint_cut(agent_settings(config, state.run_id), registry)
     except BaseException:

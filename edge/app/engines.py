@@ -14,6 +14,7 @@ from edge.app.openers import SharedWeights
 from edge.config.schema import AgentConfig
 from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import UsageError
+from edge.core.gguf_header import read_header
 from edge.core.install import install_extra
 from edge.core.plugins import load
 from edge.sizing import probe_plan, step_measure, training_memory
@@ -30,9 +31,10 @@ _SERVING_ONLY_ROWS = 1
 
 
 def choose_engine(config: AgentConfig, path: Path) -> EngineInfo:
-    """Which engine serves this model on this machine. Raises UsageError where it is not installed or cannot read the model."""
+    """Which engine serves this model on this machine. Raises UsageError where it is not installed or cannot read the model, and
+    ModelFileError for a damaged one."""
     folder = path.is_dir()
-    engine = _best_engine(folder) if config.engine.backend == "auto" else ENGINES[config.engine.backend]
+    engine = _best_engine(path) if config.engine.backend == "auto" else ENGINES[config.engine.backend]
     if folder and not engine.reads_folders:
         readers = " or ".join(each.name for each in ENGINES.values() if each.reads_folders)
         raise UsageError(
@@ -45,10 +47,14 @@ def choose_engine(config: AgentConfig, path: Path) -> EngineInfo:
     return engine
 
 
-def _best_engine(folder: bool) -> EngineInfo:
-    """What `auto` means: the installed engine that is made for this machine, else the one for any."""
+def _best_engine(path: Path) -> EngineInfo:
+    """What `auto` means: the installed engine that is made for this machine and computes the model, else the one for any."""
+    folder = path.is_dir()
     readers = [engine for engine in ENGINES.values() if engine.auto != "never" and (engine.reads_folders or not folder)]
     usable = [engine for engine in readers if installed(engine) and (engine.auto == "anywhere" or folder or apple_silicon())]
+    if not folder and path.is_file() and any(engine.architectures for engine in usable):
+        architecture = read_header(path).architecture
+        usable = [engine for engine in usable if not engine.architectures or architecture in engine.architectures]
     return min(usable or readers, key=lambda engine: engine.auto == "anywhere")
 
 

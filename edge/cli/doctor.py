@@ -175,6 +175,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from check_allocator()
     if computes:
         yield _check_model("model", config.model.path)
+        yield from check_learnable_here(config)
         embedded = config.coordinator.embedded
         if config.coordinator.address is None and embedded.upstream == "bundled":
             found = _check_model("cloud model", embedded.model)
@@ -308,6 +309,19 @@ def check_devices(config: AgentConfig) -> Iterator[Finding]:
             yield Finding("training", "fail", str(error), error.hint)
     if line := layers_line(config):
         yield Finding("gpu layers", "warn", line, _CUDA_BUILD)
+
+
+def check_learnable_here(config: AgentConfig) -> Iterator[Finding]:
+    """That the model can answer and not learn, where that is so."""
+    from edge.app.agents import why_learning_is_off
+
+    try:
+        if off := why_learning_is_off(config):
+            yield Finding(
+                "learning", "warn", f"off for this model: {off}", "for learning take another model; answering needs nothing"
+            )
+    except (EdgeError, ImportError):  # reported by the checks of model and engine
+        return
 
 
 def check_allocator() -> Iterator[Finding]:

@@ -86,7 +86,7 @@ def models_convert(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Convert safetensors of a Qwen2, Qwen3 or Llama model to GGUF, or a GGUF model to an ONNX graph."""
+    """Convert safetensors of a model that can learn to GGUF, or a GGUF model to an ONNX graph."""
     from edge.models.catalogue import find_model
     from edge.models.convert import convert as convert_folder
 
@@ -226,7 +226,7 @@ def _learning_bytes(path: Path) -> tuple[int | None, str]:
         shape, setting = model_shape(path), training_setting(config, path)
         return memory_need(shape, worst_micro_batch(shape, batch_limits(config, path), setting), setting).total, ""
     except ModelFileError as error:
-        return None, f"not possible ({error})"
+        return None, f"off for this model ({error})"
     except ModuleNotFoundError as error:
         return None, f"unknown ({error.name} is not installed)"
 

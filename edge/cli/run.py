@@ -42,6 +42,7 @@ def command(
     json: Json = False,
 ) -> int:
     """Serve and learn until Ctrl-C, or for --steps steps."""
+    from edge.app.agents import why_learning_is_off
     from edge.app.settings import own_profile
     from edge.app.step_size import fitted_steps
 
@@ -49,9 +50,13 @@ def command(
         raise UsageError("--no-learn and --no-serve together leave nothing to do")
     resolved = settings.resolve(own_profile)
     learns, serves = not no_learn and resolved.config.learning.enabled, not no_serve
+    off = why_learning_is_off(resolved.config) if learns and serves and steps is None else ""
+    learns = learns and not off
     check_run(resolved.config, learns=learns, serves=serves)
     resolved, size_lines = fitted_steps(resolved, not_in_json(json), lives_here=True) if learns else (resolved, [])
     lines = [*starting_lines(resolved, learns=learns), *size_lines, *filter(None, [privacy_line(resolved.config)])]
+    if off:
+        lines.append(f"learning is off for this model, it only answers: {off}")
     try:
         asyncio.run(_run(resolved.config, lines, steps, learns=learns, serves=serves, json_lines=json))
     except asyncio.CancelledError:

@@ -49,8 +49,11 @@ def service_install(
     force: Force = False,
 ) -> None:
     """Start `edge-agent run` with these options at every log-in, and now."""
+    from edge.app.agents import why_learning_is_off
+
     config = settings.config()
-    check_run(config, learns=not no_learn and config.learning.enabled, serves=True)
+    learns = not no_learn and config.learning.enabled and not why_learning_is_off(config)
+    check_run(config, learns=learns, serves=True)
     manager = _manager()
     command = [sys.executable, "-P", "-m", "edge.cli", "run", *_run_options(settings), *(["--no-learn"] if no_learn else [])]
     carried = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}

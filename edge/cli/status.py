@@ -104,7 +104,9 @@ class StatusScreen:
         planned = "" if status.steps_planned is None else f" of {status.steps_planned}"
         where = f"task {status.task}, phase {status.phase + 1} of {status.phases}"
         done = f"{counted(status.steps_done, 'step')}{planned} done"
-        if status.task:
+        if status.learning == "off":
+            yield "learning", f"off for this model: {status.waiting}"
+        elif status.task:
             yield "learning", ", ".join(filter(None, (stage, where, done)))
             if status.progress is not None:
                 yield "", inside_step(StepProgress(**status.progress.model_dump()))

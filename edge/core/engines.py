@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+_DECODERS = ("qwen2", "qwen3", "llama", "smollm3")
 TORCH_LEARNER = "edge.app.openers:torch_learner"
 
 
@@ -32,6 +33,8 @@ class EngineInfo:
     """Likewise for the learner."""
     packages: tuple[str, ...] = ()
     """What must be importable before the engine is chosen."""
+    architectures: tuple[str, ...] = ()
+    """The architectures of GGUF files that it computes; (): whatever llama.cpp does."""
     reads_folders: bool = False
     """It reads folders of safetensors as well as GGUF files."""
     auto: Literal["anywhere", "apple silicon", "never"] = "never"
@@ -72,6 +75,7 @@ ENGINES: Mapping[str, EngineInfo] = {
             distribution="mlx",
             extra="mlx",
             packages=("mlx", "mlx_lm"),
+            architectures=_DECODERS,
             open_backend="edge.app.openers:mlx_backend",
             open_learner="edge.app.openers:mlx_learner",
             reads_folders=True,
@@ -86,6 +90,7 @@ ENGINES: Mapping[str, EngineInfo] = {
             distribution="onnxruntime",
             extra="onnx",
             packages=("onnx", "onnxruntime"),
+            architectures=_DECODERS,
             open_backend="edge.app.openers:onnx_backend",
             row_value_bytes=4,  # ONNX Runtime keeps keys and values in float32
         ),

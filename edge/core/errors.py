@@ -8,6 +8,7 @@ EdgeError                       one line for a person, `hint` is what to do next
 ├── ContextOverflow             a prompt that leaves no room in the context for a response
 ├── ConfigError                 bad configuration; carries file and line
 ├── ModelFileError              missing, corrupt or unsupported model file
+│   └── NotComputed             a sound file with something that the decoders here do not compute; llama.cpp may serve it
 ├── AdapterError                an adapter that cannot be loaded or does not fit
 ├── NotFinite                   scores or weights that are no finite numbers: an adapter diverged, or a file is damaged
 ├── Collapsed                   learning destroys what was learned again and again, with ever smaller steps
@@ -87,6 +88,10 @@ class ConfigError(EdgeError):
 
 class ModelFileError(EdgeError):
     """A model file that is missing, corrupt, truncated or of an unsupported architecture."""
+
+
+class NotComputed(ModelFileError):
+    """A model file that asks for something that learning, ONNX and MLX do not compute. llama.cpp may serve it."""
 
 
 class AdapterError(EdgeError):

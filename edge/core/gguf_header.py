@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edge.core.architectures import ARCHITECTURES
 from edge.core.errors import ModelFileError
 from edge.core.files import open_regular
 from edge.core.formatting import shown
@@ -251,8 +252,6 @@ def _skipped_array(file: _Reader) -> ArrayLength:
     return ArrayLength(length)
 
 
-CHECKED = ("qwen2", "qwen3", "llama")
-"""Architectures whose numbers are all known; of others, which llama.cpp serves too, only those that every model has."""
 MOST_WIDTH = 1 << 20
 MOST_HEADS = 1 << 14
 MOST_HEAD_WIDTH = 1 << 13
@@ -262,18 +261,19 @@ _HINT = "fetch or convert the model again"
 
 
 def check_shape(header: GgufHeader) -> None:
-    """Raises ModelFileError for a header with a number that no model has."""
+    """Raises ModelFileError for a header with a number that no model has. All numbers of the architectures computed here are checked, of
+    others, which llama.cpp may serve, only those that every model has."""
     whole, senseless = partial(_whole, header), partial(_senseless, header)
     whole("block_count", 1, MOST_LAYERS)
-    for name in ("attention.layer_norm_rms_epsilon", "rope.freq_base"):
+    for name in ("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.freq_base_swa"):
         value = header.of_architecture(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (is_number and math.isfinite(value) and value > 0):
+        if value is not None and not (_is_number(value) and value > 0):
             raise senseless(name, value, "a positive number is expected")
-    if header.architecture not in CHECKED:
+    if header.architecture not in ARCHITECTURES:
         return
     whole("context_length", 0, MOST_CONTEXT)
     whole("vocab_size", 0, MOST_VOCABULARY)
+    whole("attention.sliding_window", 0, MOST_CONTEXT)
     whole("feed_forward_length", 1, MOST_WIDTH)
     width = whole("embedding_length", 1, MOST_WIDTH)
     heads = whole("attention.head_count", 1, MOST_HEADS)
@@ -286,6 +286,9 @@ def check_shape(header: GgufHeader) -> None:
         key = width // heads
     if key is not None and (key < 2 or key % 2):
         raise senseless("attention.key_length", key, "it must be even")
+    factor = header.of_architecture("rope.scaling.factor")
+    if factor is not None and not (_is_number(factor) and factor >= 0):
+        raise senseless("rope.scaling.factor", factor, "a number is expected")
     rotated = whole("rope.dimension_count", 1, MOST_HEAD_WIDTH)
     if rotated is not None and key is not None and rotated != key:
         raise senseless("rope.dimension_count", rotated, f"heads are {key} wide")
@@ -294,13 +297,17 @@ def check_shape(header: GgufHeader) -> None:
 def _whole(header: GgufHeader, key: str, least: int, most: int) -> int | None:
     """A whole number of the architecture in the range; an absent one is None, for whoever needs it to miss. Raises ModelFileError."""
     value = header.of_architecture(key)
-    if value is None or (isinstance(value, ArrayLength) and header.architecture not in CHECKED):
+    if value is None or (isinstance(value, ArrayLength) and header.architecture not in ARCHITECTURES):
         return None
     if type(value) is not int:
         raise _senseless(header, key, value, "a whole number is expected")
     if not least <= value <= most:
         raise _senseless(header, key, value, f"expected {least} to {most}")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _senseless(header: GgufHeader, key: str, value: Any, why: str) -> ModelFileError:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self
 
 from edge.core.forms import ResponseForm
+from edge.core.tool_calls import HERMES, CallFormat
 
 Role = Literal["system", "user", "assistant"]
 Split = Literal["train", "test"]
@@ -413,17 +414,14 @@ class ToolConversation:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that a local model calls, where its chat template knows any.
+    """Tools that a local model calls, where its chat template writes calls in the form `written`.
 
-    `calls` (a grammar) is what follows the first CALL_OPENING; `required`: the answer must be calls. With `calls_or_form` an
-    answer without calls has a form too; it begins with CALL_OPENING where there are calls.
+    `calls` (a grammar) is what follows the form's mark; `required`: the answer must be calls. With `calls_or_form` an answer without calls
+    has a form too; it begins with the mark where there are calls and the mark is text.
     """
 
     conversation: ToolConversation
     calls: str
     required: bool = False
     calls_or_form: str = ""
-
-
-CALL_OPENING, CALL_CLOSING = "<tool_call>\n", "\n</tool_call>"
-"""Around each call of a tool, as Qwen's and Hermes's templates have it."""
+    written: CallFormat = HERMES

@@ -1,7 +1,7 @@
 """Reads peft LoRA adapters, and writes them as llama.cpp and MLX adapters.
 
 peft keeps `lora_A` [r, in] and `lora_B` [out, r] per linear layer and scales their product by alpha/r (or alpha/sqrt(r), rsLoRA);
-llama.cpp scales by `adapter.lora.alpha` / r, so the file's alpha is peft's scaling times r. Files of the llama architecture hold the
+llama.cpp scales by `adapter.lora.alpha` / r, so the file's alpha is peft's scaling times r. Files of some architectures hold the
 rows of q and k in another order (rotary pairs side by side), so the rows of their `lora_B` are put in that order too: forgetting
 this is silent.
 """
@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.core.architectures import FAMILIES, Architecture, Family
 from edge.core.errors import AdapterError, ModelFileError
 from edge.core.files import replacing
 from edge.core.gguf_header import read_header
@@ -50,7 +51,8 @@ def write_gguf_adapter(peft_folder: Path, base_gguf: Path, out: Path) -> None:
     if base.architecture not in kinds:
         raise ModelFileError(f"no tensor names are known for the architecture {base.architecture!r}")
     names = gguf.get_tensor_name_map(kinds[base.architecture], base.blocks)
-    permuted = {"q_proj": base.heads, "k_proj": base.kv_heads} if base.architecture == "llama" else {}
+    family = FAMILIES.get(cast(Architecture, base.architecture), Family())
+    permuted = {"q_proj": base.heads, "k_proj": base.kv_heads} if family.interleaved else {}
     with replacing(out) as draft:
         writer = gguf.GGUFWriter(draft, base.architecture)
         writer.add_type(gguf.GGUFType.ADAPTER)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from edge.core.forms import ResponseForm
+from edge.core.tool_calls import CallFormat
 from edge.core.types import (
     AdapterRef,
     Message,
@@ -59,7 +60,7 @@ class TokenizerInfo:
     """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
 
     `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
-    `calls_tools`: the template reads tools and writes calls of them in the form of CALL_OPENING.
+    `calls`: how the template, which reads tools, writes calls of them; None where it does not, or in no known form.
     """
 
     chat_template: str
@@ -68,7 +69,7 @@ class TokenizerInfo:
     adds_bos: bool
     vocab_size: int
     context_tokens: int
-    calls_tools: bool = False
+    calls: CallFormat | None = None
 
 
 class RawText(Protocol):
@@ -156,7 +157,7 @@ class InferenceBackend(RawText, Protocol):
     ) -> AsyncIterator[TextDelta]:
         """Stream one answer at serving priority; `prefix` is text of the assistant's turn so far, to be continued.
 
-        A conversation with tools is for templates that know them (`TokenizerInfo.calls_tools`).
+        A conversation with tools is for templates that know them (`TokenizerInfo.calls`).
         """
         ...
 

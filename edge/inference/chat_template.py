@@ -10,6 +10,7 @@ it is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edge.core.clock import Clock, SystemClock, local_day
 from edge.core.errors import EdgeError, ModelFileError, Unsupported
-from edge.core.types import CALL_CLOSING, CALL_OPENING, Message, ToolConversation
+from edge.core.tool_calls import CALL_FORMATS, CallFormat
+from edge.core.types import Message, ToolConversation
 from edge.inference.backend import TokenizerInfo
 
 CHATML = (
@@ -109,6 +111,8 @@ _RULE, _NOTE = ("system", "Write on birds between <think> and </think>."), ("sys
 _ASKED, _ADDED = ("user", "Where do swifts sleep?"), ("user", "I saw none of them in trees.")
 _SAID, _WENT_ON = ("assistant", "High up in the air."), ("assistant", "They seldom land at all.")
 _LAST = ("user", "And the herons?")
+_PROBES = (("probe", '{"a": 1}'), ("probe", '{"b": "x"}'))
+_SHORT_ID = 9
 _WITH_A_NOTE = _turns(_RULE, _ASKED, _SAID, _NOTE, _LAST)
 _WITH_REPEATS = _turns(_RULE, _ASKED, _ADDED, _SAID, _WENT_ON, _LAST)
 
@@ -145,7 +149,8 @@ class ChatTemplate:
         opening = re.search(r"<think>\s*$", self._run(self._reading.arranged(_WITH_A_NOTE)))
         self._opening = opening.group() if opening else ""
         """What the template writes of the model's reasoning. It is left out: here the tag is part of every response."""
-        self.calls_tools = self._writes_calls()
+        self._id_length = 0
+        self.calls = self._found_calls()
 
     def _found_reading(self) -> Reading:
         """How the template reads conversations. Raises ModelFileError where no way is found."""
@@ -178,18 +183,39 @@ class ChatTemplate:
                 return f"it leaves out the text of {_WHOSE[role]} turn"
         return ""
 
-    def _writes_calls(self) -> bool:
-        """Whether the template shows tools, their results, and calls of them as CALL_OPENING has them; other families differ."""
+    def _found_calls(self) -> CallFormat | None:
+        """How the template writes calls of tools; None where it leaves out tools or results, or writes calls in no known form.
+
+        A family that takes one call a turn is found without `between`. Mistral's templates take ids of 9 letters and digits alone.
+        """
+        for self._id_length in (0, _SHORT_ID):
+            for known in CALL_FORMATS:
+                if self._writes(known, _PROBES[:1]):
+                    return known if self._writes(known, _PROBES) else replace(known, between="")
+        self._id_length = 0
+        return None
+
+    def _writes(self, known: CallFormat, calls: Sequence[tuple[str, str]]) -> bool:
+        """Whether the template shows a tool, these calls in this form, and their results."""
         function = {"name": "probe", "description": "a description", "parameters": {"type": "object"}}
-        call = {"type": "function", "function": {"name": "probe", "arguments": {"a": 1}}}
-        asked, called = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}
-        turns = (asked, called, {"role": "tool", "content": "a result"})
+        listed, results = [], []
+        for number, (name, arguments) in enumerate(calls):
+            key = f"call_of_an_answer_{number}"
+            listed.append({"id": key, "type": "function", "function": {"name": name, "arguments": json.loads(arguments)}})
+            results.append({"role": "tool", "name": name, "tool_call_id": key, "content": f"the result {number}"})
+        asked, called = {"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": listed}
+        tools = ({"type": "function", "function": function},)
         try:
-            text = self._render(ToolConversation((), turns, ({"type": "function", "function": function},)), self._masks([]))
+            text = self._render(ToolConversation((), (asked, called, *results), tools), self._masks([]))
+            found = known.written(calls).search(text)
+            if found is None or "a description" not in text or any(result["content"] not in text for result in results):
+                return False
+            if known.mark:
+                return True
+            said = {"role": "assistant", "content": found.group()}  # without a mark the calls are all of the turn
+            return text == self._render(ToolConversation((), (asked, said, *results), tools), self._masks([]))
         except EdgeError:
             return False
-        written = f'{CALL_OPENING}{{"name": "probe", "arguments": {{"a": 1}}}}{CALL_CLOSING}'
-        return "a description" in text and written in text and "a result" in text
 
     def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> list[int]:
         """Ids of the conversation up to where the assistant's turn goes on, `prefix` being what it has written already."""
@@ -198,7 +224,9 @@ class ChatTemplate:
         else:
             texts = [message.content for message in messages]
         masks = self._masks([*texts, prefix])
-        text = self._render(messages, masks).removesuffix(self._opening) + self._masked(prefix, masks)
+        mark = self.calls.mark if self.calls and isinstance(messages, ToolConversation) else ""
+        shown = self._control.findall(mark) if self._control else ()  # such as Mistral's [TOOL_CALLS]
+        text = self._render(messages, masks).removesuffix(self._opening) + self._masked(prefix, masks, shown)
         return self._with_bos(self._tokenise(text, {masked: plain for plain, masked in masks.items()}))
 
     def plain_ids(self, text: str, *, bos: bool = True) -> list[int]:
@@ -230,7 +258,7 @@ class ChatTemplate:
         """What a client that prepares prompts itself has to know."""
         specials = self._special_texts
         bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
-        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens, self.calls_tools)
+        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens, self.calls)
 
     def _masks(self, texts: Sequence[str]) -> dict[str, str]:
         """A private-use character for each first letter of a control token, none of which occurs in the texts.
@@ -258,7 +286,7 @@ class ChatTemplate:
         model it makes the turns alternate.
         """
         if isinstance(messages, ToolConversation):
-            turns, tools = self._masked_in(messages.turns, masks), self._masked_in(messages.tools, masks)
+            turns, tools = self._masked_in(self._with_ids(messages.turns), masks), self._masked_in(messages.tools, masks)
         else:
             turns, tools = [{"role": each.role, "content": self._masked(each.content, masks)} for each in messages], None
         try:
@@ -274,6 +302,22 @@ class ChatTemplate:
             problem = f"the model's chat template refuses this conversation: {refused}"
             hint = "begin it with a user's turn, and let the model's turns follow user's turns"
             raise Unsupported(problem, parameter="messages", hint=hint) from refused
+
+    def _with_ids(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """The turns with ids of calls as the template takes them."""
+        if not self._id_length:
+            return turns
+
+        def short(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+            if not isinstance(given.get(key), str):
+                return dict(given)
+            return {**given, key: hashlib.sha256(given[key].encode()).hexdigest()[: self._id_length]}
+
+        shortened = [short(turn, "tool_call_id") for turn in turns]
+        for turn in shortened:
+            if turn.get("tool_calls"):
+                turn["tool_calls"] = [short(call, "id") for call in turn["tool_calls"]]
+        return shortened
 
     def _run(self, turns: Sequence[Turn], tools: Any = None, *, open_turn: bool = True) -> str:
         """What the template makes of turns as they are. Raises _Refused where that fails, _Endless where it does not end."""

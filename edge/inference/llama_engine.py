@@ -67,6 +67,7 @@ class LlamaEngine:
         kinds = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.flash_attn_type = kinds[flash_attention]
         params.kv_unified = False
+        params.swa_full = True  # layers with a window keep every key: rows go on from any token of a shared beginning
         if flash_attention and model.rounds_activations and platform.machine() in ("x86_64", "AMD64"):
             params.type_v = GGML_BF16
         params.offload_kqv = params.no_perf = True

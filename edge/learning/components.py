@@ -62,6 +62,8 @@ class AgentComponents:
     """Called every few seconds: uses as many threads as other programs leave cores for. None: their number stays as it is."""
     step_measure: Callable[[], StepMeasure | None] = lambda: None
     """What the least time of a step is computed from, where the device was measured; asked once, when learning begins."""
+    learning_off: str = ""
+    """Why the model answers and cannot learn; "" where it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,15 @@ class Learning:
 
     @property
     def stage(self) -> str:
-        """One of idle, learning, paused (no step may begin now), stopped, finished."""
+        """One of idle, learning, paused (no step may begin now), stopped, finished, off (this model cannot learn)."""
+        if self.components.learning_off:
+            return "off"
         return "paused" if self._stage == "learning" and self.readiness.held_back else self._stage
 
     @property
     def waiting(self) -> str:
         """Why no step is begun, as "paused by you" or "waiting: on battery"; "" where nothing is waited for."""
-        return self.readiness.reason()
+        return self.components.learning_off or self.readiness.reason()
 
     @property
     def progress(self) -> StepProgress | None:

@@ -76,7 +76,7 @@ def convert(
             for name, stored in plan.items():
                 shape, (block, width) = tensors[name].shape, gguf.GGML_QUANT_SIZES[stored]
                 stored_bytes = math.prod(shape) // block * width
-                writer.add_tensor_info(stored_name(name), shape, np.dtype(np.float32), stored_bytes, raw_dtype=stored)
+                writer.add_tensor_info(stored_name(name, spec), shape, np.dtype(np.float32), stored_bytes, raw_dtype=stored)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
@@ -106,6 +106,12 @@ def add_shape(writer: GGUFWriter, spec: DecoderSpec) -> None:
     writer.add_value_length(spec.head_dim)
     writer.add_rope_dimension_count(spec.head_dim)
     writer.add_rope_freq_base(spec.rope_base)
+    if spec.window:
+        writer.add_sliding_window(spec.window)
+        writer.add_float32(gguf.Keys.Rope.FREQ_BASE_SWA.format(arch=spec.architecture), spec.local_rope_base)
+    if spec.rope_divisor != 1.0:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(spec.rope_divisor)
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     writer.add_vocab_size(spec.vocab_size)
 
@@ -158,6 +164,8 @@ def _packed(name: str, tensor: StoredTensor, kind: GGMLQuantizationType, spec: D
     heads = rotated_heads(name, spec)
     if heads or len(tensor.shape) == 1:
         values = tensor.widened(tensor.raw())
+        if "norm." in name:
+            values += np.float32(spec.family.norm_offset)
         return _quantised(name, permute_rows(values, heads) if heads else values, kind)
     step = max(1, _ROWS_AT_ONCE // tensor.shape[-1])
     raw = tensor.raw()

@@ -1,4 +1,4 @@
-"""A compact causal decoder in torch for Qwen2-, Qwen3- and Llama-architecture models.
+"""A compact causal decoder in torch for the architectures in edge/models/spec.py.
 
 Linear layers carry their usual names (`q_proj` ... `down_proj` under `model.layers.N`), so that adapters are placed by name and
 `gguf.get_tensor_name_map` names them in a GGUF file.
@@ -11,6 +11,8 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from edge.core.architectures import Activation
+from edge.core.architectures import Architecture as Architecture
 from edge.models.gguf_reader import open_gguf
-from edge.models.spec import Architecture as Architecture
 from edge.models.spec import DecoderSpec as DecoderSpec
 from edge.models.spec import rope_frequencies
 
@@ -181,8 +184,9 @@ class _Spread(torch.autograd.Function):
         return grad.index_select(0, ctx.places.chosen_N), None
 
 
-def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | None) -> Tensor:
+def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | None, scale: float | None = None) -> Tensor:
     """Scaled dot-product attention [B, H, T, d], H/K heads to a key; `attend` is true where allowed, None means causal over S = T.
+    Scores are multiplied by `scale` (None: by d**-0.5).
 
     Short rows on a CPU go through plain matrix products, which train faster there than the fused kernel.
     """
@@ -190,11 +194,11 @@ def attention(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor | N
     if q_BHTd.device.type == "cpu" and length * total <= MAX_PLAIN_SCORES:
         if attend is None:
             attend = torch.ones(length, total, dtype=torch.bool).tril()[None, None]
-        mixed: Tensor = _PlainAttention.apply(q_BHTd, k_BKSd, v_BKSd, attend)  # type: ignore[no-untyped-call]
+        mixed: Tensor = _PlainAttention.apply(q_BHTd, k_BKSd, v_BKSd, attend, scale or q_BHTd.shape[-1] ** -0.5)  # type: ignore[no-untyped-call]
         return mixed
     repeats, dtype = q_BHTd.shape[1] // k_BKSd.shape[1], product_dtype(q_BHTd)
     k, v = (x.to(dtype) if repeats == 1 else x.to(dtype).repeat_interleave(repeats, dim=1) for x in (k_BKSd, v_BKSd))
-    return F.scaled_dot_product_attention(q_BHTd.to(dtype), k, v, attn_mask=attend, is_causal=attend is None)
+    return F.scaled_dot_product_attention(q_BHTd.to(dtype), k, v, attn_mask=attend, is_causal=attend is None, scale=scale)
 
 
 class _PlainAttention(torch.autograd.Function):
@@ -204,12 +208,12 @@ class _PlainAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor) -> Tensor:
+    def forward(ctx: Any, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSd: Tensor, attend: Tensor, scale: float) -> Tensor:
         dtype = product_dtype(q_BHTd)
         with torch.autocast("cpu", enabled=False):
             rows, heads, length, width = q_BHTd.shape
             kv_heads, total = k_BKSd.shape[1:3]
-            q_NMd = (q_BHTd * width**-0.5).to(dtype).reshape(rows * kv_heads, -1, width)
+            q_NMd = (q_BHTd * scale).to(dtype).reshape(rows * kv_heads, -1, width)
             k_NSd, v_NSd = (x.to(dtype).flatten(0, 1) for x in (k_BKSd, v_BKSd))
             scores_NMS = torch.bmm(q_NMd, k_NSd.transpose(1, 2))
             barred = torch.zeros(attend.shape, dtype=dtype).masked_fill_(~attend, -torch.inf)  # adding it takes a third of a fill
@@ -217,12 +221,12 @@ class _PlainAttention(torch.autograd.Function):
             weights_NMS = torch.softmax(scores_NMS, dim=-1)  # in float32 inside
             mixed = torch.bmm(weights_NMS, v_NSd).view(q_BHTd.shape)
         ctx.save_for_backward(q_NMd, k_NSd, v_NSd, weights_NMS)
-        ctx.shapes = q_BHTd.shape, k_BKSd.shape
+        ctx.shapes, ctx.scale = (q_BHTd.shape, k_BKSd.shape), scale
         ctx.dtypes = q_BHTd.dtype, k_BKSd.dtype, v_BKSd.dtype
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
         q_NMd, k_NSd, v_NSd, weights_NMS = ctx.saved_tensors
         (q_shape, kv_shape), (q_dtype, k_dtype, v_dtype) = ctx.shapes, ctx.dtypes
         with torch.autocast("cpu", enabled=False):
@@ -230,15 +234,24 @@ class _PlainAttention(torch.autograd.Function):
             grad_v = torch.bmm(weights_NMS.transpose(1, 2), grad_NMd)
             slope_NMS = torch.bmm(grad_NMd, v_NSd.transpose(1, 2))
             slope_NMS = torch.ops.aten._softmax_backward_data(slope_NMS, weights_NMS, -1, slope_NMS.dtype)
-            grad_q = torch.bmm(slope_NMS, k_NSd).mul_(q_shape[-1] ** -0.5)
+            grad_q = torch.bmm(slope_NMS, k_NSd).mul_(ctx.scale)
             grad_k = torch.bmm(slope_NMS.transpose(1, 2), q_NMd)
-        return grad_q.view(q_shape).to(q_dtype), grad_k.view(kv_shape).to(k_dtype), grad_v.view(kv_shape).to(v_dtype), None
+        return grad_q.view(q_shape).to(q_dtype), grad_k.view(kv_shape).to(k_dtype), grad_v.view(kv_shape).to(v_dtype), None, None
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The type in which matrix products of `x` are taken: autocast's where it is on."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+class LayerPlaces(NamedTuple):
+    """What layers of one kind need of the tokens' positions: cosine and sine of every rotation (None: unrotated), and which token may
+    attend to which (None: causal)."""
+
+    cos: Tensor | None
+    sin: Tensor | None
+    attend: Tensor | None
 
 
 class Attention(nn.Module):
@@ -251,18 +264,16 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.v_proj = nn.Linear(spec.width, spec.kv_heads * spec.head_dim, bias=spec.qkv_bias)
         self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.width, bias=False)
-        if spec.qk_norm:
+        if spec.family.qk_norm:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self.qk_norm = spec.qk_norm
+        self.qk_norm, self.scale = spec.family.qk_norm, spec.score_scale
 
     def forward(
         self,
         x_ND: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        places: LayerPlaces,
         padding: Padding,
-        attend: Tensor | None,
         past: LayerCache | None,
         wanted: Wanted | None,
     ) -> tuple[Tensor, LayerCache]:
@@ -272,61 +283,79 @@ class Attention(nn.Module):
         v = self.v_proj(x_ND).view(-1, self.kv_heads, self.head_dim)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (padding.padded(one).transpose(1, 2) for one in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+        if places.cos is not None and places.sin is not None:
+            q, k = rotate(q, places.cos, places.sin), rotate(k, places.cos, places.sin)
+        q, k, v = (padding.padded(one).transpose(1, 2) for one in (q, k, v))
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        mixed = attention(q, k, v, attend)
+        mixed = attention(q, k, v, places.attend, self.scale)
         kept = padding if wanted is None else wanted.of_rows
         return self.o_proj(kept.packed(mixed.transpose(1, 2)).flatten(1)), (k, v)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """A gated linear unit: SwiGLU, or with gelu."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(spec.width, spec.ffn_width, bias=False)
         self.up_proj = nn.Linear(spec.width, spec.ffn_width, bias=False)
         self.down_proj = nn.Linear(spec.ffn_width, spec.width, bias=False)
+        self.activation = spec.family.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """down(silu(gate x) * up x)."""
-        gated: Tensor = _Gated.apply(self.gate_proj(x), self.up_proj(x))  # type: ignore[no-untyped-call]
+        """down(activation(gate x) * up x)."""
+        gated: Tensor = _Gated.apply(self.gate_proj(x), self.up_proj(x), self.activation)  # type: ignore[no-untyped-call]
         product: Tensor = self.down_proj(gated)
         return product
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up. silu is computed again backwards: one tensor of the feed-forward's width less is kept."""
+    """activation(gate) * up. The activation is computed again backwards: one tensor of the feed-forward's width less is kept."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        ctx.activation = activation
+        return _ACTIVATIONS[activation][0](gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+        activated, pulled_back = _ACTIVATIONS[ctx.activation]
+        return pulled_back(grad * up, gate), activated(gate).mul_(grad), None
+
+
+_ACTIVATIONS: dict[Activation, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu": (F.silu, torch.ops.aten.silu_backward),
+    "gelu": (partial(F.gelu, approximate="tanh"), partial(torch.ops.aten.gelu_backward, approximate="tanh")),
+}
+"""Each with its gradient: that of its result and its input to that of its input."""
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after its norm and with a residual."""
+    """Attention and feed-forward, each after its norm and with a residual; some families normalise what is added, too.
+
+    Names of norms are those of the models' authors: where there are post-norms, `post_attention_layernorm` is one, and elsewhere it is the
+    feed-forward's.
+    """
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
+        self.post_norms = spec.family.post_norms
         self.input_layernorm = RMSNorm(spec.width, spec.norm_eps)
         self.self_attn = Attention(spec)
         self.post_attention_layernorm = RMSNorm(spec.width, spec.norm_eps)
         self.mlp = FeedForward(spec)
+        if self.post_norms:
+            self.pre_feedforward_layernorm = RMSNorm(spec.width, spec.norm_eps)
+            self.post_feedforward_layernorm = RMSNorm(spec.width, spec.norm_eps)
 
     def forward(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        places: LayerPlaces,
         padding: Padding,
-        attend: Tensor | None,
         past: LayerCache | None,
         wanted: Wanted | None,
     ) -> tuple[Tensor, LayerCache]:
@@ -335,8 +364,13 @@ class Layer(nn.Module):
         Norms return the type of the products that follow: one tensor is made and kept for all of these, not a copy for each.
         """
         dtype = product_dtype(x)
-        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), cos, sin, padding, attend, past, wanted)
-        x = (x if wanted is None else wanted.of_tokens.packed(x)) + mixed
+        mixed, cache = self.self_attn(self.input_layernorm(x, dtype), places, padding, past, wanted)
+        x = x if wanted is None else wanted.of_tokens.packed(x)
+        if self.post_norms:
+            x = x + self.post_attention_layernorm(mixed, x.dtype)
+            added = self.mlp(self.pre_feedforward_layernorm(x, dtype))
+            return x + self.post_feedforward_layernorm(added, x.dtype), cache
+        x = x + mixed
         return x + self.mlp(self.post_attention_layernorm(x, dtype)), cache
 
 
@@ -357,6 +391,8 @@ class Decoder(nn.Module):
     """
 
     inverse_freqs: Tensor
+    local_freqs: Tensor
+    """Of layers that attend to a window."""
     checkpointing = False
     checkpoint_contexts = staticmethod(noop_context_fn)
 
@@ -368,6 +404,7 @@ class Decoder(nn.Module):
         if spec.tied_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.register_buffer("inverse_freqs", rope_frequencies(spec), persistent=False)
+        self.register_buffer("local_freqs", rope_frequencies(spec, local=True), persistent=False)
 
     def hidden_states(
         self,
@@ -386,15 +423,16 @@ class Decoder(nn.Module):
         """
         cached = 0 if past is None else past[0][0].shape[2]
         padding = Padding(None if mask_BS is None else mask_BS[:, cached:], *ids_BT.shape)
-        attend = attention_mask(ids_BT, mask_BS, cached)
         x = self.model.embed_tokens(padding.packed(ids_BT))
-        cos, sin = (one.to(x.dtype) for one in self._angles(ids_BT, mask_BS, cached, padding))
+        if self.spec.family.scaled_embeddings:
+            x = x * self.spec.embedding_scale
+        places = self._layer_places(ids_BT, mask_BS, cached, padding, x.dtype)
         caches: list[LayerCache] = []
         of_tokens = None if wanted_BT is None else Places.of(padding.packed(wanted_BT))
         wanted = None if wanted_BT is None or of_tokens is None else Wanted(Padding(wanted_BT, *ids_BT.shape), of_tokens)
         for index, layer in enumerate(self.model.layers):
             last = index + 1 == len(self.model.layers)
-            inputs = x, cos, sin, padding, attend, None if past is None else past[index], wanted if last else None
+            inputs = x, places[index], padding, None if past is None else past[index], wanted if last else None
             if self.checkpointing and torch.is_grad_enabled():  # nothing is random inside, so no generator's state has to be kept
                 contexts = self.checkpoint_contexts
                 x, cache = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -410,29 +448,47 @@ class Decoder(nn.Module):
         logits: Tensor = self.lm_head(self.hidden_states(ids_BT, mask_BS, past).states_BTD)
         return logits
 
-    def _angles(self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int, padding: Padding) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every rotation, float32, [N, 1, d] and [N, 1, d / 2], d the width of a head."""
+    def _layer_places(
+        self, ids_BT: Tensor, mask_BS: Tensor | None, cached: int, padding: Padding, dtype: torch.dtype
+    ) -> list[LayerPlaces]:
+        """For each layer; those of one kind share them. Rotations are [N, 1, d] and [N, 1, d / 2], d the width of a head."""
+        spec = self.spec
         if mask_BS is None:
             positions_BT = torch.arange(cached, cached + ids_BT.shape[1], device=ids_BT.device).expand(ids_BT.shape)
         else:
             positions_BT = (mask_BS.long().cumsum(-1) - 1).clamp_min(0)[:, cached:]
-        angles = padding.packed(positions_BT)[:, None, None].float() * self.inverse_freqs
-        return angles.cos().repeat(1, 1, 2), angles.sin()
+        positions_N11 = padding.packed(positions_BT)[:, None, None].float()
+        kinds: dict[tuple[bool, bool], LayerPlaces] = {}
+        places = []
+        for layer in range(spec.layers):
+            local, rotated = kind = spec.is_local(layer), spec.is_rotated(layer)
+            if kind not in kinds:
+                angles = positions_N11 * (self.local_freqs if local else self.inverse_freqs)
+                cos, sin = (angles.cos().repeat(1, 1, 2).to(dtype), angles.sin().to(dtype)) if rotated else (None, None)
+                kinds[kind] = LayerPlaces(cos, sin, attention_mask(ids_BT, mask_BS, cached, spec.window if local else 0))
+            places.append(kinds[kind])
+        return places
 
 
-def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int) -> Tensor | None:
+def attention_mask(ids_BT: Tensor, mask_BS: Tensor | None, cached: int, window: int = 0) -> Tensor | None:
     """Which token may attend to which, true where allowed: [1 or B, 1, T, P + T]; None where plain causal attention is the same.
 
-    Without a cache it always does: rows are padded on the right, so no real token can attend to padding.
+    Without a cache it always does, up to the window's length: rows are padded on the right, so no real token can attend to padding. In a
+    `window` (0: none) a token attends to that many, itself among them, by their positions: padding within the cache takes none.
     """
     length = ids_BT.shape[1]
-    if cached == 0:
-        return None
     total = cached + length
-    causal = torch.ones(length, total, dtype=torch.bool, device=ids_BT.device).tril(cached)
-    if mask_BS is None:
-        return causal[None, None]
-    return causal[None, None] & mask_BS.bool()[:, None, None, :]
+    windowed = 0 < window < total
+    if cached == 0 and not windowed:
+        return None
+    allowed = torch.ones(length, total, dtype=torch.bool, device=ids_BT.device).tril(cached)
+    if mask_BS is None or cached == 0:
+        return (allowed.triu(cached - window + 1) if windowed else allowed)[None, None]
+    allowed_BTS = allowed & mask_BS.bool()[:, None, :]
+    if windowed:
+        positions_BS = mask_BS.long().cumsum(-1)
+        allowed_BTS &= positions_BS[:, cached:, None] - positions_BS[:, None, :] < window
+    return allowed_BTS[:, None]
 
 
 def load_decoder(path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
@@ -444,6 +500,7 @@ def load_decoder(path: str | Path, dtype: torch.dtype = torch.float32, device: t
         decoder = Decoder(spec)
     decoder.to_empty(device=device)
     decoder.inverse_freqs = source.rope_frequencies(spec).to(device)
+    decoder.local_freqs = rope_frequencies(spec, local=True).to(device)
     state = {
         name: tensor.to(device, dtype if ".layers." in name and tensor.dim() == 2 else torch.float32)
         for name, tensor in source.decoder_state(spec)

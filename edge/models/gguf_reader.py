@@ -1,15 +1,15 @@
 """One GGUF file: its shape as a decoder, whether the project's own decoders compute it, and its weights as floats or where they lie.
 
-llama.cpp serves more than these decoders compute: rotary scaling, windows, scales, extra biases. A policy trained (or exported) without
-them would not be the one that serves; so whatever is not known to be computed is rejected. Serving with llama.cpp alone asks nothing of
-this. Llama 3's rotary factors (`rope_freqs.weight`) are computed.
+llama.cpp serves more than these decoders compute: other architectures, rotary scaling, windows of some architectures, scales, extra biases.
+A policy trained (or exported) without them would not be the one that serves; so whatever is not known to be computed is rejected. Serving
+with llama.cpp alone asks nothing of this. Llama 3's rotary factors (`rope_freqs.weight`) are computed.
 
 Every way in which a file can be unusable ends in ModelFileError with one line that names the file. Importing this needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,12 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from edge.core.errors import ModelFileError
+from edge.core.architectures import ARCHITECTURES, FAMILIES, Family
+from edge.core.engines import EngineInfo
+from edge.core.errors import ModelFileError, NotComputed
 from edge.core.gguf_header import ArrayLength, GgufHeader, TensorEntry, check_shape, read_header
 from edge.models.ggml import ggml_type
 from edge.models.spec import (
-    ARCHITECTURES,
     DecoderSpec,
     parameter_shapes,
     rope_frequencies,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROPE_FACTORS = "rope_freqs.weight"
-_SERVE_IT = "serve it with llama.cpp without learning, or take a model without it"
+_SERVE_IT = "serve it with llama.cpp without learning, or take another model"
 _AGAIN = "fetch or convert it again"
 _COMPUTED = frozenset((
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
@@ -48,6 +49,9 @@ _WITHOUT_EFFECT = frozenset((
     "rope.scaling.original_context_length",
 ))  # fmt: skip
 """Keys that change nothing in these architectures, whatever their value."""
+_WINDOWED = frozenset(("attention.sliding_window", "rope.freq_base_swa"))
+_LINEAR = frozenset(("rope.scaling.type", "rope.scaling.factor"))
+"""Computed where a family has local layers, or linear_rope."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (0, 1),
@@ -75,9 +79,10 @@ def header_spec(header: GgufHeader) -> DecoderSpec:
     """The decoder's shape by a header. Raises ModelFileError for another architecture, and missing or senseless numbers."""
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
-        raise ModelFileError(
-            f"unsupported architecture {header.metadata.get('general.architecture')!r} in {header.path}",
-            hint=f"supported: {', '.join(ARCHITECTURES)}",
+        named = header.metadata.get("general.architecture")
+        raise NotComputed(
+            f"{header.path}: the architecture {named!r} is not computed by learning, ONNX or MLX",
+            hint=f"{_SERVE_IT}: {', '.join(ARCHITECTURES)}",
         )
     check_shape(header)
 
@@ -106,31 +111,48 @@ def header_spec(header: GgufHeader) -> DecoderSpec:
         norm_eps=float(number("attention.layer_norm_rms_epsilon")),
         qkv_bias="blk.0.attn_q.bias" in shapes,
         tied_embeddings="output.weight" not in shapes,
-        qk_norm=architecture == "qwen3",
+        **_of_family(header, FAMILIES[architecture], number),
     )
+
+
+def _of_family(header: GgufHeader, family: Family, number: Callable[[str], Any]) -> dict[str, Any]:
+    """What only some families' files state."""
+    stated: dict[str, Any] = {}
+    if family.global_every:
+        stated["window"] = number("attention.sliding_window")
+        stated["local_rope_base"] = float(header.of_architecture("rope.freq_base_swa", 10_000.0))
+    if family.linear_rope and header.of_architecture("rope.scaling.type", "none") == "linear":
+        stated["rope_divisor"] = float(header.of_architecture("rope.scaling.factor", 0.0) or 1.0)
+    return stated
 
 
 def check_computed(header: GgufHeader) -> DecoderSpec:
     """The decoder's shape. Raises ModelFileError unless the file holds exactly its parameters and asks for nothing else."""
     spec, path = header_spec(header), header.path
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    expected = {stored_name(name): shape for name, shape in parameter_shapes(spec).items()}
-    factors = {ROPE_FACTORS: (spec.head_dim // 2,)} if ROPE_FACTORS in shapes else {}
+    expected = {stored_name(name, spec): shape for name, shape in parameter_shapes(spec).items()}
+    has_factors = spec.family.rope_factors and ROPE_FACTORS in shapes
+    factors = {ROPE_FACTORS: (spec.head_dim // 2,)} if has_factors else {}
     for name, shape in (expected | factors).items():
         if name not in shapes:
             raise ModelFileError(f"incomplete model file {path}: no tensor {name}", hint=_AGAIN)
         if shapes[name] != shape:
             raise ModelFileError(f"tensor {name} of {path} is {shapes[name]}, expected {shape}", hint=_AGAIN)
-    if extra := sorted(shapes.keys() - expected.keys() - {ROPE_FACTORS}):
-        raise ModelFileError(f"{path}: the tensor {extra[0]!r} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
+    if extra := sorted(shapes.keys() - expected.keys() - factors.keys()):
+        raise NotComputed(f"{path}: the tensor {extra[0]!r} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
+    computed = _COMPUTED | (_WINDOWED if spec.window else frozenset())
+    if spec.rope_divisor != 1.0:
+        computed |= _LINEAR
     for key, value in header.metadata.items():
         tail = key.removeprefix(f"{spec.architecture}.")
-        if tail == key or tail in _COMPUTED or tail in _WITHOUT_EFFECT or value in _NEUTRAL.get(tail, ()):
+        if tail == "attention.sliding_window_pattern" and spec.window and value == spec.family.global_every:
+            continue
+        if tail == key or tail in computed or tail in _WITHOUT_EFFECT or value in _NEUTRAL.get(tail, ()):
             continue
         whole_window = tail == "attention.sliding_window" and isinstance(value, int) and value >= spec.context_length
         if not whole_window and not (tail == "embedding_length_out" and value == spec.width):
             shown = f"[{value.length} values]" if isinstance(value, ArrayLength) else repr(value)[:80]
-            raise ModelFileError(f"{path}: {key} = {shown} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
+            raise NotComputed(f"{path}: {key} = {shown} is not computed by learning, ONNX or MLX", hint=_SERVE_IT)
     return spec
 
 
@@ -194,14 +216,23 @@ class GGUFModel:
         """The decoder's shape. Raises ModelFileError on an architecture the decoder does not have, or missing keys."""
         return header_spec(self.header)
 
-    def computed_spec(self) -> DecoderSpec:
-        """The decoder's shape where it computes all that the file asks for. Raises ModelFileError where it does not."""
-        return check_computed(self.header)
+    def computed_spec(self, engine: EngineInfo | None = None) -> DecoderSpec:
+        """The decoder's shape where it, or another engine's decoder, computes all that the file asks for. Raises ModelFileError where it
+        does not."""
+        spec = check_computed(self.header)
+        if engine is not None and spec.architecture not in engine.architectures:
+            raise NotComputed(
+                f"{self.path}: the architecture {spec.architecture!r} is not computed by {engine.title}",
+                hint="serve it with llama.cpp (engine.backend llamacpp)",
+            )
+        return spec
 
     def rope_frequencies(self, spec: DecoderSpec) -> Tensor:
-        """Angular frequency of each rotated pair, [head_dim / 2], divided by the file's own factors where it brings some."""
+        """Angular frequency of each rotated pair of global layers, [head_dim / 2], divided by the file's own factors where it brings
+        some."""
         frequencies = rope_frequencies(spec)
-        return frequencies / self._dequantised(ROPE_FACTORS) if ROPE_FACTORS in self.tensors else frequencies
+        has_factors = spec.family.rope_factors and ROPE_FACTORS in self.tensors
+        return frequencies / self._dequantised(ROPE_FACTORS) if has_factors else frequencies
 
     def decoder_state(self, spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
         """The decoder's parameters by name, without the tied output. `spec` is this file's."""
@@ -210,7 +241,7 @@ class GGUFModel:
 
     def parameter(self, name: str, spec: DecoderSpec) -> Tensor:
         """One of the decoder's parameters in float32, its rows in the decoder's order. Raises ModelFileError."""
-        values, heads = self._dequantised(stored_name(name)), rotated_heads(name, spec)
+        values, heads = self._dequantised(stored_name(name, spec)), rotated_heads(name, spec)
         return cast("Tensor", unpermute_rows(values, heads)) if heads else values
 
     def tensor(self, name: str) -> MappedTensor:

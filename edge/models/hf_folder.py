@@ -1,8 +1,8 @@
 """Reads a Hugging Face model folder: `config.json`, `tokenizer.json`, and the safetensors files, whole or in shards.
 
-What a configuration asks for and the decoder does not have (other activations, sliding windows, quantised weights, other kinds of rotary
-scaling) is rejected rather than left out: a model converted without it would answer, but worse. Weights are memory-mapped: a tensor costs
-memory only while it is in use. PyTorch's pickled files are never opened, because loading one can run code.
+What a configuration asks for and the decoder does not have (other activations, windows of some architectures, quantised weights, other
+kinds of rotary scaling) is rejected rather than left out: a model converted without it would answer, but worse. Weights are memory-mapped:
+a tensor costs memory only while it is in use. PyTorch's pickled files are never opened, because loading one can run code.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from edge.core.architectures import FAMILIES, Activation, Architecture, Family
 from edge.core.errors import ModelFileError
 from edge.core.files import open_regular
 from edge.core.formatting import shown
 from edge.core.gguf_header import MOST_CONTEXT, MOST_HEAD_WIDTH, MOST_HEADS, MOST_VOCABULARY, MOST_WIDTH
 from edge.core.limits import MOST_LAYERS
-from edge.models.spec import ARCHITECTURES, Architecture, DecoderSpec
+from edge.models.spec import DecoderSpec
 
 _SENSELESS = (
     OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, ZeroDivisionError, RecursionError,
 )  # fmt: skip
 """What missing or senseless values raise."""
 _LONGEST_JSON = 1 << 28
+_BY_MODEL_TYPE: Mapping[str, Architecture] = {family.model_type or name: name for name, family in FAMILIES.items()}
 _AGAIN = "download the folder again"
 
 
@@ -79,12 +81,38 @@ def read_config(folder: Path, tensor_names: frozenset[str]) -> HfConfig:
         )
     if raw.get("use_sliding_window"):
         raise ModelFileError(f"{path}: sliding-window attention is not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelFileError(f"{path}: the activation {shown(repr(raw['hidden_act']))} is not supported", hint="supported: silu")
+    wanted = _ACTIVATIONS[spec.family.activation]
+    found = raw.get("hidden_activation") or raw.get("hidden_act") or wanted
+    if found != wanted:
+        raise ModelFileError(f"{path}: the activation {shown(repr(found))} is not supported", hint=f"supported: {wanted}")
     try:
+        _check_built_in(path, raw, spec)
         return HfConfig(spec, _rope_factors(path, _rope(raw), spec), raw)
     except _SENSELESS as error:
         raise _incomplete(path, error) from error
+
+
+_ACTIVATIONS: Mapping[Activation, str] = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
+_OTHERWISE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+"""What some models of a family have, and no GGUF file of its architecture can state."""
+
+
+def _check_built_in(path: Path, raw: Mapping[str, Any], spec: DecoderSpec) -> None:
+    """Raises ModelFileError where a configuration differs from what llama.cpp takes for granted of its family."""
+    family, layers = spec.family, range(spec.layers)
+    named: dict[str, tuple[Any, Any]] = {name: (raw.get(name), None) for name in _OTHERWISE if raw.get(name)}
+    if family.unrotated_every:
+        wanted = [int(spec.is_rotated(layer)) for layer in layers]
+        named["no_rope_layers"] = raw.get("no_rope_layers") or wanted, wanted
+        named["no_rope_layer_interval"] = raw.get("no_rope_layer_interval", 4), family.unrotated_every
+    if family.global_every:
+        kinds = ["sliding_attention" if spec.is_local(layer) else "full_attention" for layer in layers]
+        named["layer_types"] = raw.get("layer_types") or kinds, kinds
+        named["sliding_window_pattern"] = raw.get("sliding_window_pattern") or family.global_every, family.global_every
+        named["query_pre_attn_scalar"] = float(raw["query_pre_attn_scalar"]), round(spec.score_scale**-2, 6)
+    for name, (found, wanted) in named.items():
+        if found != wanted:
+            raise ModelFileError(f"{path}: {name} {shown(repr(found))[:80]} is not supported in a {spec.architecture} model")
 
 
 def shape_of_folder(folder: Path) -> DecoderSpec:
@@ -98,10 +126,11 @@ def shape_of_folder(folder: Path) -> DecoderSpec:
 
 
 def _spec(path: Path, raw: Mapping[str, Any], tensor_names: frozenset[str]) -> DecoderSpec:
-    architecture = raw.get("model_type")
-    if architecture not in ARCHITECTURES:
-        supported = f"supported: {', '.join(ARCHITECTURES)}"
-        raise ModelFileError(f"{path}: the architecture {shown(repr(architecture))} is not supported", hint=supported)
+    architecture = _BY_MODEL_TYPE.get(str(raw.get("model_type")))
+    if architecture is None:
+        supported = f"supported: {', '.join(_BY_MODEL_TYPE)}"
+        raise ModelFileError(f"{path}: the architecture {shown(repr(raw.get('model_type')))} is not supported", hint=supported)
+    family = FAMILIES[architecture]
     try:
         width, heads = _whole(raw, "hidden_size", MOST_WIDTH), _whole(raw, "num_attention_heads", MOST_HEADS)
         kv_heads = _whole(raw, "num_key_value_heads", MOST_HEADS, heads)
@@ -111,7 +140,7 @@ def _spec(path: Path, raw: Mapping[str, Any], tensor_names: frozenset[str]) -> D
         if head_dim < 2 or head_dim % 2:
             raise ValueError(f"heads of width {head_dim}")
         return DecoderSpec(
-            architecture=cast(Architecture, architecture),
+            architecture=architecture,
             vocab_size=_whole(raw, "vocab_size", MOST_VOCABULARY),
             width=width,
             layers=_whole(raw, "num_hidden_layers", MOST_LAYERS),
@@ -120,14 +149,25 @@ def _spec(path: Path, raw: Mapping[str, Any], tensor_names: frozenset[str]) -> D
             head_dim=head_dim,
             ffn_width=_whole(raw, "intermediate_size", MOST_WIDTH),
             context_length=_whole(raw, "max_position_embeddings", MOST_CONTEXT),
-            rope_base=_positive("rope_theta", _rope(raw).get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+            rope_base=_positive("rope_theta", _rope(raw).get("rope_theta") or raw.get("rope_theta") or family.default_rope_base),
             norm_eps=_positive("rms_norm_eps", raw["rms_norm_eps"]),
             qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensor_names,
             tied_embeddings=bool(raw.get("tie_word_embeddings", False)) or "lm_head.weight" not in tensor_names,
-            qk_norm=architecture == "qwen3",
+            **_of_family(raw, family),
         )
     except _SENSELESS as error:
         raise _incomplete(path, error) from error
+
+
+def _of_family(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What only some families' configurations state. Raises KeyError, TypeError, ValueError."""
+    stated: dict[str, Any] = {}
+    if family.global_every:
+        local = _rope(raw, "sliding_attention").get("rope_theta") or raw.get("rope_local_base_freq") or 10_000.0
+        stated |= {"window": _whole(raw, "sliding_window", MOST_CONTEXT), "local_rope_base": _positive("rope_theta", local)}
+    if family.linear_rope and _rope_kind(_rope(raw)) == "linear":
+        stated["rope_divisor"] = _positive("factor", _rope(raw)["factor"])
+    return stated
 
 
 def _whole(raw: Mapping[str, Any], key: str, most: int, absent: int | None = None) -> int:
@@ -145,12 +185,20 @@ def _positive(key: str, value: Any) -> float:
     return float(value)
 
 
-def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rotary settings under either of the names they have had."""
+def _rope(raw: Mapping[str, Any], kind: str = "full_attention") -> Mapping[str, Any]:
+    """The rotary settings under either of the names they have had; of layers of this kind where kinds have their own."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if isinstance(rope, dict) and {"full_attention", "sliding_attention"} & rope.keys():
+        rope = rope.get(kind) or {}
+    elif kind != "full_attention":
+        rope = {}
     if not isinstance(rope, dict):
         raise TypeError(f"rotary settings are {shown(repr(rope))}")
     return rope
+
+
+def _rope_kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type") or rope.get("type") or "default"
 
 
 def _rope_factors(path: Path, rope: Mapping[str, Any], spec: DecoderSpec) -> NDArray[np.float32] | None:
@@ -159,13 +207,14 @@ def _rope_factors(path: Path, rope: Mapping[str, Any], spec: DecoderSpec) -> NDA
     Llama 3 slows slow rotations: by `factor` beyond the wave length original_context / low, not at all below original_context / high, and
     blended between the two.
     """
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
+    kind, family = _rope_kind(rope), spec.family
+    if kind == "default" or (kind == "linear" and family.linear_rope):
         return None
-    if kind != "llama3":
+    if kind != "llama3" or not family.rope_factors:
+        supported = ["default", *["linear"] * family.linear_rope, *["llama3"] * family.rope_factors]
         raise ModelFileError(
-            f"{path}: rotary scaling {shown(repr(kind))} is not supported",
-            hint="supported: default and llama3; remove it to use the plain context",
+            f"{path}: rotary scaling {shown(repr(kind))} is not supported in a {spec.architecture} model",
+            hint=f"supported: {' and '.join(supported)}; remove it to use the plain context",
         )
     factor, low, high = (_positive(key, rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original_context = _whole(rope, "original_max_position_embeddings", MOST_CONTEXT)

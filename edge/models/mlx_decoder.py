@@ -25,11 +25,11 @@ import numpy as np
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
+from edge.core.engines import ENGINES
 from edge.core.errors import AdapterError, ModelFileError
 from edge.models.gguf_reader import ROPE_FACTORS, MappedTensor, open_gguf
 from edge.models.spec import parameter_shapes, rotated_heads, stored_name, unpermute_rows
 
-FOLDER_ARCHITECTURES = ("qwen2", "llama", "qwen3")
 FLOAT16_FROM_PARAMETERS = 100_000_000
 GROUP_SIZE = 32
 _PLAIN = ("F32", "F16", "BF16")
@@ -178,9 +178,9 @@ def load_mlx_decoder(path: str | Path) -> MlxDecoder:
 
 
 def _from_gguf(file: GgufFile) -> MlxDecoder:
-    from mlx_lm.models import llama, qwen2, qwen3
+    from mlx_lm.models import llama, qwen2, qwen3, smollm3
 
-    architecture: Any = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama}[file.config["model_type"]]
+    architecture: Any = {"qwen2": qwen2, "qwen3": qwen3, "llama": llama, "smollm3": smollm3}[file.config["model_type"]]
     module = architecture.Model(architecture.ModelArgs.from_dict(file.config))  # random weights that nobody has computed yet
     shape = _shape_of(file.config, module)
     stored = dict(file.stored())
@@ -212,8 +212,9 @@ def _from_folder(folder: Path) -> MlxDecoder:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelFileError(f"{folder}: cannot be loaded ({reason})", hint="give a folder as mlx_lm writes it") from error
-    if config.get("model_type") not in FOLDER_ARCHITECTURES:
-        hint = f"supported: {', '.join(FOLDER_ARCHITECTURES)}"
+    supported = ENGINES["mlx"].architectures
+    if config.get("model_type") not in supported:
+        hint = f"supported: {', '.join(supported)}"
         raise ModelFileError(f"unsupported architecture {config.get('model_type')!r} in {folder}", hint=hint)
     shape = _shape_of(config, module)
     module.set_dtype(shape.dtype)
@@ -263,7 +264,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self._file = open_gguf(path)
-        self._spec = spec = self._file.computed_spec()
+        self._spec = spec = self._file.computed_spec(ENGINES["mlx"])
         if spec.architecture == "qwen2" and spec.head_dim * spec.heads != spec.width:
             raise ModelFileError(
                 f"{path}: heads of width {spec.head_dim} are not supported for qwen2 on MLX", hint="use llama.cpp"
@@ -290,7 +291,7 @@ class GgufFile:
     def stored(self) -> Iterator[tuple[str, Stored]]:
         """The decoder's parameters by name (`model.layers.0.mlp.up_proj.weight`), rows in half-split rotary order."""
         for name, shape in parameter_shapes(self._spec).items():
-            tensor, heads = self._file.tensor(stored_name(name)), rotated_heads(name, self._spec)
+            tensor, heads = self._file.tensor(stored_name(name, self._spec)), rotated_heads(name, self._spec)
             pack = _PACKERS.get(tensor.kind.name) if len(shape) == 2 else None
             rows: NDArray[Any] = _floats(tensor) if pack is None else np.asarray(tensor.data)
             rows = unpermute_rows(rows, heads) if heads else rows

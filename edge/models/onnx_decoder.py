@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edge.core.engines import ENGINES
 from edge.core.errors import ModelFileError
 from edge.models.gguf_reader import open_gguf
 from edge.models.new_file import new_file
@@ -38,7 +39,7 @@ _LARGEST_BYTES = 1 << 30
 def export_onnx(gguf_path: Path, out: Path, *, force: bool = False) -> None:
     """Write the decoder of a GGUF file as ONNX; `out` appears complete or not at all. Raises ModelFileError, UsageError."""
     source = open_gguf(gguf_path)
-    spec = source.computed_spec()
+    spec = source.computed_spec(ENGINES["onnx"])
     if 4 * source.parameters > _LARGEST_BYTES:
         raise ModelFileError(f"{gguf_path}: too large for one ONNX file (1 GiB of float32)", hint="serve it with llama.cpp")
     state = {name: values.numpy() for name, values in source.decoder_state(spec)}
@@ -74,7 +75,8 @@ class _Graph:
         new_k, new_v = [], []
         for layer in range(spec.layers):
             root = f"model.layers.{layer}."
-            mixed, k, v = self._attention(root, self._norm(x, root + "input_layernorm"), cos, sin, past_k[layer], past_v[layer])
+            angles = (cos, sin) if spec.is_rotated(layer) else None
+            mixed, k, v = self._attention(root, self._norm(x, root + "input_layernorm"), angles, past_k[layer], past_v[layer])
             x = self.op("Add", x, mixed)
             normed = self._norm(x, root + "post_attention_layernorm")
             gate, up = self._linear(root + "mlp.gate_proj", normed), self._linear(root + "mlp.up_proj", normed)
@@ -88,12 +90,14 @@ class _Graph:
         self.op("Concat", *new_k, axis=0, result="keys")
         self.op("Concat", *new_v, axis=0, result="values")
 
-    def _attention(self, root: str, x: str, cos: str, sin: str, past_k: str, past_v: str) -> tuple[str, str, str]:
+    def _attention(self, root: str, x: str, angles: tuple[str, str] | None, past_k: str, past_v: str) -> tuple[str, str, str]:
         """Grouped-query attention; the heads that share keys are laid out next to each other as more queries of those keys."""
         spec, name = self._spec, root + "self_attn."
         groups = spec.heads // spec.kv_heads
-        q = self._rotated(self._heads(self._linear(name + "q_proj", x), spec.heads, name + "q_norm"), cos, sin)
-        k = self._rotated(self._heads(self._linear(name + "k_proj", x), spec.kv_heads, name + "k_norm"), cos, sin)
+        q = self._heads(self._linear(name + "q_proj", x), spec.heads, name + "q_norm")
+        k = self._heads(self._linear(name + "k_proj", x), spec.kv_heads, name + "k_norm")
+        if angles is not None:
+            q, k = self._rotated(q, *angles), self._rotated(k, *angles)
         v = self._heads(self._linear(name + "v_proj", x), spec.kv_heads, "")
         all_k, all_v = self.op("Concat", past_k, k, axis=2), self.op("Concat", past_v, v, axis=2)
         q = self.op("Mul", q, self.floats(spec.head_dim**-0.5))
@@ -120,7 +124,7 @@ class _Graph:
     def _heads(self, x: str, heads: int, norm: str) -> str:
         """[R, T, heads * d] -> [R, heads, T, d], each head normalised where the model does that."""
         x = self.op("Reshape", x, self.integers([0, 0, heads, self._spec.head_dim]))
-        if self._spec.qk_norm and norm:
+        if self._spec.family.qk_norm and norm:
             x = self._norm(x, norm)
         return self.op("Transpose", x, perm=[0, 2, 1, 3])
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edge.models.decoder import CPU, Decoder, product_dtype
 from edge.models.ggml import GgmlType, ggml_type
 from edge.models.gguf_reader import GGUFModel, open_gguf
-from edge.models.spec import DecoderSpec, parameter_shapes, rotated_heads, stored_name, unpermute_rows
+from edge.models.spec import DecoderSpec, parameter_shapes, rope_frequencies, rotated_heads, stored_name, unpermute_rows
 
 ROWS_BYTES = 1 << 19
 """Floats that one thread makes before they are converted to a narrower type: small enough to stay in its cache (measured: 2^18 and 2^21
@@ -97,7 +97,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def stored_matrix(source: GGUFModel, name: str, spec: DecoderSpec) -> StoredMatrix:
     """One of the decoder's matrices where it lies in the file. Raises ModelFileError."""
-    tensor, heads = source.tensor(stored_name(name)), rotated_heads(name, spec)
+    tensor, heads = source.tensor(stored_name(name, spec)), rotated_heads(name, spec)
     rows, width = tensor.shape
     order = partial(unpermute_rows, heads=heads) if heads else None
     return StoredMatrix(tensor.data, tensor.data.ctypes.data, ggml_type(int(tensor.kind)), rows, width, order)
@@ -166,6 +166,7 @@ def open_streamed(path: str | Path, device: torch.device = CPU) -> Decoder:
     with torch.device("meta"):
         decoder = Decoder(spec)
     decoder.inverse_freqs = source.rope_frequencies(spec).to(device)
+    decoder.local_freqs = rope_frequencies(spec, local=True).to(device)
     for name in parameter_shapes(spec):
         module_path, kind = name.rsplit(".", 1)
         parent_path, _, leaf = module_path.rpartition(".")

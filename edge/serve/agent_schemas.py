@@ -195,7 +195,7 @@ class StatusView(ResponseBody):
     """The latest adapter: training goes on from it."""
     mode: str
     learning: str
-    """idle, learning, paused (`waiting` has the reason), stopped or finished."""
+    """idle, learning, paused or off (`waiting` has the reason), stopped or finished."""
     online: bool
     offline_reason: str
     coordinator: str = ""

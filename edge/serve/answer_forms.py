@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge.answering.held_answers import schema_validator
 from edge.core.errors import Unsupported
-from edge.core.types import CALL_CLOSING, CALL_OPENING, AnswerForm, ToolConversation, ToolUse
+from edge.core.tool_calls import HERMES, CallFormat
+from edge.core.types import AnswerForm, ToolConversation, ToolUse
 from edge.inference.json_grammar import MalformedSchema, Schema, grammar_of, literal, object_grammar
 from edge.serve.errors import invalid_value
 
@@ -63,11 +64,13 @@ def tool_use(
     places: Sequence[str],
     *,
     parallel: bool,
+    written: CallFormat = HERMES,
 ) -> ToolUse | None:
     """How a local model calls functions; None where it cannot, as with custom tools.
 
-    `choice` as the client sent it; `places`: its names for the tools' parameters. Parameters of a tool that is not strict may have
-    keywords that no grammar holds: its arguments are some object then. Raises RequestProblem where a strict one has.
+    `choice` as the client sent it; `places`: its names for the tools' parameters; `written`: how the model's template writes calls.
+    Parameters of a tool that is not strict may have keywords that no grammar holds: its arguments are some object then. Raises
+    RequestProblem where a strict one has.
     """
     if any(tool["type"] != "function" for tool in tools) or (form is not None and not form.grammar):
         return None
@@ -83,17 +86,16 @@ def tool_use(
         function = tool["function"]
         if named in ("", function["name"]):
             schemas[f"t{number}"] = _parameters(function, place)
-            opening = f'{{"name": {json.dumps(function["name"])}, "arguments": '
-            calls.append(f"{literal(opening)} t{number} {literal('}')}")
-    another = (
-        f" ( {literal(CALL_CLOSING + chr(10) + CALL_OPENING)} call ){{0,{MOST_CALLS - 1}}}" if parallel and not named else ""
-    )
-    rules = {"call": " | ".join(calls), "calls": f"call{another} {literal(CALL_CLOSING)}"}
+            calls.append(f"{literal(written.head(function['name']))} t{number} {literal('}')}")
+    several = parallel and not named and written.between
+    another = f"( {literal(written.between)} call ){{0,{MOST_CALLS - 1}}}" if several else ""
+    opening, closing, mark = (literal(text) if text else "" for text in (written.opening, written.closing, written.text_mark))
+    rules = {"call": " | ".join(calls), "calls": " ".join(filter(None, (opening, "call", another, closing)))}
     required, either = bool(named) or choice == "required", ""
     if form is not None and not required:
         forms = {"form": Schema(json.loads(form.schema) if form.schema else _ANY_OBJECT, form.parameter)}
-        either = grammar_of({**schemas, **forms}, f"form | {literal(CALL_OPENING)} calls", rules)
-    return ToolUse(conversation, grammar_of(schemas, "calls", rules), required, either)
+        either = grammar_of({**schemas, **forms}, f"form | {mark} calls", rules)
+    return ToolUse(conversation, grammar_of(schemas, "calls", rules), required, either, written)
 
 
 def _parameters(function: Mapping[str, Any], place: str) -> Schema:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Header, Request
 from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
+from edge.core.tool_calls import CallFormat
 from edge.core.types import Mode, ScoredToken
 from edge.inference.channels import ChannelText
 from edge.serve.chat_schemas import (
@@ -63,15 +64,16 @@ def add_chat_routes(
     context_tokens: int | None,
     error_event: Callable[[Exception], Mapping[str, Any]],
     count: Callable[[AnswerNote], None],
+    calls: CallFormat,
 ) -> None:
     """The routes. `models` are the names to ask for; `error_event` is what is sent of an error in the middle of a stream; `count` gets
-    every answer."""
+    every answer; `calls`: how the local model writes calls of tools."""
     started = int(clock.now())
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=_ANSWER)
     async def chat(request: Request, body: ChatRequest, x_edge_task: Annotated[str, Header()] = "") -> Response:
         """Answer a conversation, whole or streamed."""
-        question = body.question(secrets.token_hex(8), models, x_edge_task)
+        question = body.question(secrets.token_hex(8), models, x_edge_task, calls=calls)
         stops = () if body.has_form else body.stops
         readings = [read_answer(answers.answer(one), stops, count) for one in questions_of(question, body.choices)]
         created = int(clock.now())

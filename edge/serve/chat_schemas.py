@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError, WrapValidator, model_validator
 
 from edge.core.limits import TASK_LABEL_FORM, is_task_label
+from edge.core.tool_calls import HERMES, CallFormat
 from edge.core.types import (
     AnswerForm,
     BeyondText,
@@ -289,9 +290,10 @@ class ChatRequest(SamplingFields):
         models: Mapping[str, Mode | None] = MODELS,
         task_header: str = "",
         name_of: Callable[[str], str] = str,
+        calls: CallFormat = HERMES,
     ) -> AnswerRequest:
         """What the agent is asked, under this id. `task_header`: the task's label where a header names it. `name_of`: how the client
-        calls a parameter of this body, for errors. Raises RequestProblem."""
+        calls a parameter of this body, for errors. `calls`: how the local model writes calls of tools. Raises RequestProblem."""
         mode = models[known_model(self.model, models)]
         if self.choices > 1 and mode == "cloud-only":
             message = "only 1 with the model edge-cloud: a request makes one cloud call at most"
@@ -317,7 +319,7 @@ class ChatRequest(SamplingFields):
             no_cloud=no_cloud,
             form=form,
             reasoned=answer_form == "reasoned",
-            tools=None if mode == "cloud-only" else self._tool_use(form, name_of),
+            tools=None if mode == "cloud-only" else self._tool_use(form, name_of, calls),
         )
 
     @property
@@ -340,7 +342,7 @@ class ChatRequest(SamplingFields):
             self.response_format.schema_, name_of("response_format"), name_of("response_format.json_schema.schema")
         )
 
-    def _tool_use(self, form: AnswerForm | None, name_of: Callable[[str], str]) -> ToolUse | None:
+    def _tool_use(self, form: AnswerForm | None, name_of: Callable[[str], str], calls: CallFormat) -> ToolUse | None:
         if not self._may_call or not self.tools:
             return None
         tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
@@ -348,7 +350,8 @@ class ChatRequest(SamplingFields):
         conversation = ToolConversation(words, turns_of(self.messages), tuple(tools))
         choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, ToolChoice) else self.tool_choice
         places = [name_of(f"tools[{number}].function.parameters") for number in range(len(tools))]
-        return tool_use(tools, choice, conversation, form, places, parallel=self.parallel_tool_calls is not False)
+        parallel = self.parallel_tool_calls is not False
+        return tool_use(tools, choice, conversation, form, places, parallel=parallel, written=calls)
 
     def _task(self, header: str) -> str | None:
         """The task's label, from OpenAI's metadata or from a header of our own."""

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from edge import __version__
 from edge.core.clock import Clock
 from edge.core.errors import EdgeError
+from edge.core.tool_calls import HERMES
 from edge.inference.backend import RawText
 from edge.serve.access import DEFAULT_LIMITS, LOOPBACK_NAMES, Access, EndpointLimits
 from edge.serve.agent_routes import LIVENESS, add_agent_routes
@@ -76,7 +77,8 @@ def build_app(
 
     `names` are the host names it answers to; a `token` is asked for when not empty; pages of `origins` may ask. `loaded_model` is one more
     model name for clients to ask for, with the meaning of `edge`; `context_tokens`: what a prompt and its answer share. `texts`: what
-    continues plain texts; without it there are no plain completions. `serving` is held while it does, so that learning waits.
+    continues plain texts, and how its model calls tools; without it there are no plain completions. `serving` is held while it does, so
+    that learning waits.
     """
     kinds = (HTTPException, RequestValidationError, RequestProblem, EdgeError, ClientDisconnect, Exception)
     app = _Application(
@@ -92,10 +94,10 @@ def build_app(
     )
     app.token, app.router.route_class = bool(token), _Route
     models = {**MODELS, loaded_model: MODELS.get(loaded_model)} if loaded_model else MODELS
-    meters = Meters()
-    add_chat_routes(app, answers, clock, models, context_tokens, _error_event, meters.answer)
-    add_response_routes(app, answers, clock, models, _logged, meters.answer)
-    add_message_routes(app, answers, models, _logged, meters.answer)
+    meters, calls = Meters(), (texts.tokenizer.calls if texts is not None else None) or HERMES
+    add_chat_routes(app, answers, clock, models, context_tokens, _error_event, meters.answer, calls)
+    add_response_routes(app, answers, clock, models, _logged, meters.answer, calls)
+    add_message_routes(app, answers, models, _logged, meters.answer, calls)
     add_agent_routes(app, control)
     add_metrics_route(app, meters, control)
     if texts is not None:

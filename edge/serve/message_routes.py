@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Request
 from starlette.responses import Response, StreamingResponse
 
+from edge.core.tool_calls import CallFormat
 from edge.core.types import Mode
 from edge.inference.channels import ChannelText
 from edge.serve.chat_routes import NO_STORE
@@ -46,14 +47,16 @@ def add_message_routes(
     models: Mapping[str, Mode | None],
     problem_of: Callable[[Exception], RequestProblem],
     count: Callable[[AnswerNote], None],
+    calls: CallFormat,
 ) -> None:
-    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` gets every answer."""
+    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` gets every answer; `calls`: how
+    the local model writes calls of tools."""
 
     @app.post(MESSAGES_PATH, response_model=AnthropicMessage, responses=_ANSWER)
     async def message(request: Request, body: MessagesRequest, x_edge_task: Annotated[str, Header()] = "") -> Response:
         """Answer a conversation in Anthropic's form, whole or streamed."""
         chat = body.as_chat()
-        question = chat.question(secrets.token_hex(8), models, x_edge_task, name_of)
+        question = chat.question(secrets.token_hex(8), models, x_edge_task, name_of, calls)
         writer = MessageWriter(body, chat, question.id)
         reading = read_answer(answers.answer(question), () if chat.has_form else chat.stops, count)
         if not body.stream:
@@ -67,7 +70,7 @@ def add_message_routes(
     @app.post(f"{MESSAGES_PATH}/count_tokens", response_model=CountedTokens, responses={404: {"model": AnthropicError}})
     async def count_tokens(body: MessagesRequest) -> Response:
         """How many tokens of a conversation the model on this device would read."""
-        question = body.as_chat().question(secrets.token_hex(8), models, name_of=name_of)
+        question = body.as_chat().question(secrets.token_hex(8), models, name_of=name_of, calls=calls)
         return JSONAnswer({"input_tokens": await answers.prompt_tokens(question)})
 
 

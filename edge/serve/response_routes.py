@@ -17,6 +17,7 @@ from fastapi import FastAPI, Header, Request
 from starlette.responses import Response, StreamingResponse
 
 from edge.core.clock import Clock
+from edge.core.tool_calls import CallFormat
 from edge.core.types import Mode
 from edge.inference.channels import ChannelText
 from edge.serve.chat_routes import NO_STORE
@@ -93,8 +94,10 @@ def add_response_routes(
     models: Mapping[str, Mode | None],
     problem_of: Callable[[Exception], RequestProblem],
     count: Callable[[AnswerNote], None],
+    calls: CallFormat,
 ) -> None:
-    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` gets every answer."""
+    """The routes. `problem_of` an error in the middle of a stream is what the client sees of it; `count` gets every answer; `calls`: how
+    the local model writes calls of tools."""
     stored = StoredResponses()
 
     @app.post("/v1/responses", response_model=ResponseObject, responses=_ANSWER)
@@ -104,7 +107,7 @@ def add_response_routes(
         if body.previous_response_id is not None:
             history = stored.get(body.previous_response_id, "previous_response_id").messages
         chat = body.as_chat(history)
-        question = chat.question(secrets.token_hex(8), models, x_edge_task, name_of)
+        question = chat.question(secrets.token_hex(8), models, x_edge_task, name_of, calls)
         writer = ResponseWriter(body, chat, question.id, int(clock.now()))
 
         def keep() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, UsageError
 from edge.core.forms import ResponseForm
 from edge.core.rng import stream
+from edge.core.tool_calls import CallFormat
 from edge.core.types import (
     AdapterRef,
     FinishReason,
@@ -57,12 +58,12 @@ class ScriptedBackend:
         *,
         seconds_per_token: float = 0.0,
         prompt_form: str = "compact",
-        calls_tools: bool = False,
+        calls: CallFormat | None = None,
         context_tokens: int = 1 << 20,
     ) -> None:
         self._script = script if callable(script) else _picker(tuple(script))
         self._seconds_per_token = seconds_per_token
-        self._calls_tools = calls_tools
+        self._calls = calls
         self._info = ModelInfo("scripted", "scripted", 0, context_tokens, 0, "", prompt_form)
         self._adapter_version = 0
         self._closed = False
@@ -149,7 +150,7 @@ class ScriptedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """No chat template, and an end of text that is written as nothing."""
-        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens, self._calls_tools)
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens, self._calls)
 
     def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
         self._require_open()

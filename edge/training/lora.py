@@ -33,7 +33,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 LAST_OF_BLOCK = "down_proj"
-"""The last layer of a block: only the residual sum follows its product."""
+"""The last layer of a block: only the residual sum follows its product, unless the block has post-norms."""
 _AGAIN = ContextVar("a block is computed again for its gradient", default=False)
 
 
@@ -92,7 +92,8 @@ def inject_lora(decoder: nn.Module, spec: LoraSpec, seed: int) -> None:
         for name, module in places:
             parent, _, leaf = name.rpartition(".")
             adapted = AdaptedLinear(module, spec)
-            adapted.ends_block = leaf == LAST_OF_BLOCK
+            block = decoder.get_submodule(parent.rpartition(".")[0])
+            adapted.ends_block = leaf == LAST_OF_BLOCK and not getattr(block, "post_norms", False)
             setattr(decoder.get_submodule(parent), leaf, adapted)
 
 

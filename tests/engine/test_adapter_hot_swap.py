@@ -23,7 +23,7 @@ from tests.worlds.changed_gguf import Parts, changed, putting
 from tests.worlds.made_up_lora import write_adapter, write_peft_adapter
 from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
-ARCHITECTURES = ("qwen2", "qwen3", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama", "smollm3", "gemma3")
 QUESTION = [Message("user", "What is 2 + 3?")]
 SAMPLING = Sampling(max_tokens=24)
 ALPHA = "adapter.lora.alpha"
@@ -80,7 +80,7 @@ async def test_a_converted_adapter_serves_the_logits_of_the_merged_weights(
     assert await gap(backend, tiny, tiny.state) < ROUNDED
     await backend.swap_adapter(AdapterRef(1, str(folder)))
     assert await gap(backend, tiny, merged) < (5 if half else 1) * ROUNDED
-    assert await gap(backend, tiny, tiny.state) > 0.2  # the adapter makes a difference that the comparison sees
+    assert await gap(backend, tiny, tiny.state) > 0.1  # the adapter makes a difference that the comparison sees
 
 
 async def test_responses_in_flight_keep_their_adapter_and_waiting_ones_get_the_new_one(

@@ -23,7 +23,7 @@ from edge.models.gguf_reader import open_gguf
 from tests.shared_data import shared_data
 from tests.worlds.hf_folder import LLAMA3_ROPE, tokenizer_json, write_hf_folder
 
-ARCHITECTURES = ("qwen2", "qwen3", "llama")
+ARCHITECTURES = ("qwen2", "qwen3", "llama", "smollm3", "gemma3")
 IDS = [5, 40, 7, 300, 12, 99, 3, 17, 256, 8, 41, 60]
 EXACT_NATS = 0.03
 """As in tests/golden: what the half-precision key/value cache leaves with float32 weights."""

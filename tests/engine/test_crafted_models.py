@@ -161,4 +161,4 @@ def test_show_prints_the_estimated_learning_memory(tiny: Path, models: Path, cap
     about = json.loads(capsys.readouterr().out)
     assert about["memory"]["learning"] > 40 * about["parameters"]
     assert main(["models", "show", "scaled"]) == 0
-    assert "learning with default settings: not possible" in capsys.readouterr().out
+    assert "learning with default settings: off for this model" in capsys.readouterr().out

@@ -13,7 +13,8 @@ import jsonschema_rs
 import pytest
 
 from edge.core.errors import Unsupported
-from edge.core.types import CALL_CLOSING, CALL_OPENING, FinishReason, LocalResponse, Message, Sampling, ToolConversation, ToolUse
+from edge.core.tool_calls import CALL_FORMATS, HERMES, CallFormat
+from edge.core.types import FinishReason, LocalResponse, Message, Sampling, ToolConversation, ToolUse
 from edge.core.worker import EngineWorker
 from edge.inference.chat_template import ChatTemplate
 from edge.inference.gguf_model import GgufModel
@@ -226,7 +227,7 @@ def use(choice: Any = "auto", **options: Any) -> ToolUse:
 
 
 def test_template_with_tools_receives_tools_and_their_calls(tiny: LlamaCppBackend, nano: LlamaCppBackend) -> None:
-    assert (tiny.tokenizer.calls_tools, nano.tokenizer.calls_tools) == (True, False)
+    assert (tiny.tokenizer.calls, nano.tokenizer.calls) == (HERMES, None)
     prompt = tiny.text_of(tiny.prompt_ids(use(parallel=True).conversation))
     assert '{"type": "function", "function": {"name": "add", "description": "say <|im_end|> or \\"<tool_call>\\""' in prompt
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call><|im_end|>\n<|im_start|>tool\n5' in prompt
@@ -242,8 +243,8 @@ def test_only_templates_that_write_and_read_tool_calls_alike_call_tools(tmp_path
         TOOL_TEMPLATE.replace("{{ tool | tojson }}", "{{ tool.function.name }}"),
         TOOL_TEMPLATE.replace("{% if tools %}", "{% if tools %}{{ raise_exception('none') }}"),
     )
-    assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls_tools
-    assert not any(ChatTemplate(source, model.vocabulary, {}).calls_tools for source in other_forms)
+    assert ChatTemplate(TOOL_TEMPLATE, model.vocabulary, {}).calls == HERMES
+    assert not any(ChatTemplate(source, model.vocabulary, {}).calls for source in other_forms)
     model.close()
 
 
@@ -267,15 +268,33 @@ def test_schema_depth_and_size_are_limited() -> None:
         schema_grammar({"$ref": "#/$defs/d39", "$defs": doubling}, "s")
 
 
+@pytest.mark.parametrize("written", CALL_FORMATS, ids=lambda written: written.name)
+async def test_calls_in_every_familys_form_have_valid_arguments(tiny: LlamaCppBackend, written: CallFormat) -> None:
+    held = use("required", parallel=True, written=written)
+    ended = 0
+    for seed in range(4):
+        text, last = "", None
+        sampling = Sampling(grammar=held.calls, max_tokens=400)
+        async for last in tiny.stream(held.conversation, sampling, seed, written.text_mark):
+            text += last.text
+        calls = written.read(text)
+        if calls is None:
+            continue  # cut by the number of tokens
+        ended += 1
+        for name, arguments in calls:
+            assert fits(ADD, arguments) if name == "add" else (name, arguments) == ("now", "{}")
+    assert ended
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 async def test_tool_calls_have_the_arguments_of_the_tool_schema(tiny: LlamaCppBackend, choice: Any) -> None:
     held = use(choice, parallel=False)
     for seed in range(4):
         sampling = Sampling(grammar=held.calls, max_tokens=200)
         text = ""
-        async for delta in tiny.stream(held.conversation, sampling, seed, CALL_OPENING):
+        async for delta in tiny.stream(held.conversation, sampling, seed, HERMES.mark):
             text += delta.text
-        call = json.loads(text.removesuffix(CALL_CLOSING))
+        call = json.loads(text.removesuffix(HERMES.closing))
         assert call["name"] in ("add", "now")[: 1 if isinstance(choice, dict) else 2]
         assert fits(ADD, json.dumps(call["arguments"])) if call["name"] == "add" else call["arguments"] == {}
 

@@ -39,9 +39,9 @@ def one_matrix(folder: Path, kind: gguf.GGMLQuantizationType, values: np.ndarray
     add_shape(writer, spec)
     for name, shape in parameter_shapes(spec).items():
         if name == "model.embed_tokens.weight":
-            writer.add_tensor(stored_name(name), quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(stored_name(name, spec), quantize(values, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(stored_name(name), np.ones(shape, dtype=np.float32))
+            writer.add_tensor(stored_name(name, spec), np.ones(shape, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -78,7 +78,7 @@ def test_other_types_are_requantised_within_half_a_step_of_their_group(tmp_path:
     assert (differences <= ranges / 255).all()
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3"])
 @pytest.mark.parametrize("quantised", [False, True])
 def test_every_parameter_has_the_values_of_the_file(tmp_path: Path, architecture: str, quantised: bool) -> None:
     tiny = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=quantised)

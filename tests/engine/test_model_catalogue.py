@@ -41,7 +41,7 @@ def test_hub_cache_folder_is_found_unless_the_repository_has_gguf_files(models: 
     assert list(names("hub").values()) == [file]
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_folder_is_described_by_its_configuration(tmp_path: Path, architecture, tied: bool) -> None:
     folder = write_hf_folder(tmp_path / "hf", architecture, tied_embeddings=tied)

@@ -21,7 +21,7 @@ TOLERANCE = 2e-4
 """Largest difference of a logit: float32 sums in another order."""
 
 
-@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama", "smollm3"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return write_tiny_model(tmp_path_factory.mktemp(request.param) / "tiny.gguf", request.param)
 

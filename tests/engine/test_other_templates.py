@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class Family:
     name: str
     control_tokens: tuple[str, ...]
     chat: str
-    calls_tools: bool = False
+    calls: str = ""
+    """The name of the format in which it writes calls of tools, "" where it has none."""
 
     @property
     def source(self) -> str:
@@ -51,7 +53,12 @@ class Family:
 
 FAMILIES = (
     Family("mistral", MISTRAL, "<s>[INST] Be brief.\n\nWho runs the mill? [/INST] Ilka.</s>[INST] And the ferry? [/INST]"),
-    Family("mistral-3", MISTRAL, "<s>[INST] Who runs the mill?[/INST] Ilka.</s>[INST] Be brief.\n\nAnd the ferry?[/INST]"),
+    Family(
+        "mistral-3",
+        MISTRAL,
+        "<s>[INST] Who runs the mill?[/INST] Ilka.</s>[INST] Be brief.\n\nAnd the ferry?[/INST]",
+        calls="mistral",
+    ),
     *(
         Family(
             name,
@@ -68,13 +75,14 @@ FAMILIES = (
         "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWho runs the mill?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\nIlka.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
         "And the ferry?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        calls="llama",
     ),
     Family(
         "qwen-3",
         CHATML,
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho runs the mill?<|im_end|>\n<|im_start|>assistant\nIlka.<|im_end|>\n"
         "<|im_start|>user\nAnd the ferry?<|im_end|>\n<|im_start|>assistant\n",
-        calls_tools=True,
+        calls="hermes",
     ),
     Family(
         "smollm3",
@@ -231,7 +239,7 @@ def test_only_a_family_that_writes_calls_as_they_are_read_is_given_tools(
     family: Family, vocabulary_of: Callable[..., Vocabulary]
 ) -> None:
     template = opened(family.source, vocabulary_of(family.control_tokens))
-    assert template.calls_tools == family.calls_tools
+    assert (template.calls.name if template.calls else "") == family.calls
 
 
 @pytest.mark.parametrize(
@@ -248,15 +256,47 @@ def test_only_a_family_that_writes_calls_as_they_are_read_is_given_tools(
 )
 def test_a_conversation_with_tools_is_arranged_like_any_other(source: str, vocabulary_of: Callable[..., Vocabulary]) -> None:
     vocabulary = vocabulary_of()
-    assert opened(source, vocabulary).calls_tools
+    assert opened(source, vocabulary).calls
     text = prompt(source, vocabulary, ToolConversation((), CALLED, (TOOL,)))
     places = [text.find(words) for words in ("adds", "What is 4 + 1?", CALL, "five")]
     assert "Be brief." in text and -1 not in places and places == sorted(places)
 
 
+def test_mistral_takes_short_ids_of_calls_and_keeps_them_with_their_results(vocabulary_of: Callable[..., Vocabulary]) -> None:
+    plain = (TEMPLATES / "mistral-3.jinja").read_text(encoding="utf-8")
+    source = plain.replace(
+        "{{- call.function | tojson }}",
+        """
+        {%- if call.id | length != 9 %}{{ raise_exception("ids must have 9 letters or digits") }}{% endif %}
+        {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' }}""",
+    ).replace(
+        """| tojson + "}[/TOOL_RESULTS]\"""", """| tojson + ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]'"""
+    )
+    assert source.count("call_id") and source.count("call.id") == 2
+    calls = [{"id": f"call_{n}", "function": {"name": "add", "arguments": {"a": n}}} for n in (4, 5)]
+    results = [{"role": "tool", "content": f"result {n}", "tool_call_id": f"call_{n}"} for n in (4, 5)]
+    turns: tuple[Any, ...] = (CALLED[1], {"role": "assistant", "content": "", "tool_calls": calls}, *results)
+    vocabulary = vocabulary_of(("<s>", "[TOOL_CALLS]", "</s>"))
+    template = opened(source, vocabulary)
+    assert template.calls is not None and template.calls.name == "mistral" and template.calls.between
+    text = prompt(source, vocabulary, ToolConversation((), turns, (TOOL,)))
+    made, named = re.findall('"id": "([0-9a-z]{9})"', text), re.findall('"call_id": "([0-9a-z]{9})"', text)
+    assert made == named and len(set(made)) == 2
+    ids = template.prompt_ids(ToolConversation((), CALLED[1:2], (TOOL,)), template.calls.mark)
+    assert vocabulary.control_ids["[TOOL_CALLS]"] in ids, "the mark is the model's own token"
+
+
+def test_a_family_of_one_call_a_turn_is_held_to_one(vocabulary_of: Callable[..., Vocabulary]) -> None:
+    source = (TEMPLATES / "llama-3.2.jinja").read_text(encoding="utf-8")
+    template = opened(source, vocabulary_of(LLAMA))
+    assert template.calls is not None and (template.calls.arguments, template.calls.between) == ("parameters", "")
+    text = prompt(source, vocabulary_of(LLAMA), ToolConversation((), CALLED, (TOOL,)))
+    assert '{"name": "add", "parameters": {"a": 4}}' in text and '"five"' in text and text.index("adds") < text.index("4 + 1")
+
+
 def test_a_template_that_shows_no_results_of_tools_is_given_none(vocabulary_of: Callable[..., Vocabulary]) -> None:
     blind = TOOL_TEMPLATE.replace("{% for message in messages %}", "{% for message in messages if message.role != 'tool' %}")
-    assert not opened(blind, vocabulary_of()).calls_tools
+    assert opened(blind, vocabulary_of()).calls is None
 
 
 def test_without_tools_a_template_sees_none(vocabulary_of: Callable[..., Vocabulary]) -> None:

@@ -83,7 +83,7 @@ def test_missing_tensor_cannot_be_read() -> None:
             stored.gather(torch.tensor(ids))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 @pytest.mark.parametrize("quantised", [True, False], ids=["Q8_0", "F32"])
 def test_streamed_and_resident_weights_are_bit_equal(tmp_path: Path, architecture: str, quantised: bool) -> None:
     path = write_tiny_model(tmp_path / "model.gguf", architecture, quantised=quantised).path
@@ -93,7 +93,7 @@ def test_streamed_and_resident_weights_are_bit_equal(tmp_path: Path, architectur
         assert torch.equal(resident(ids), streamed(ids))
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 @pytest.mark.parametrize("vocab_chunk", [1 << 22, 700], ids=["whole vocabulary", "in blocks"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared prompts", "whole rows"])
 def test_streamed_and_resident_gradients_agree(tmp_path: Path, architecture: str, vocab_chunk: int, shared: bool) -> None:
@@ -141,7 +141,7 @@ def test_small_models_stay_in_memory_and_large_ones_are_streamed() -> None:
     assert choose_weights("auto", 6000 * mb, 8 * gib, own_memory=True) == "streamed"
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 def test_matrices_of_blocks_are_held_in_the_type_they_are_loaded_in_and_all_else_in_float32(
     tmp_path: Path, architecture: str
 ) -> None:

@@ -79,7 +79,7 @@ def test_metal_and_the_processor_share_the_machines_memory_and_metal_computes_in
     assert not has_fast_bf16(torch.device("mps"), flags)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize("cached", [False, True], ids=["whole rows", "after a prompt"])
 def test_layers_adapter_and_loss_stay_on_the_device(

@@ -36,7 +36,7 @@ def worker():
     worker.close()
 
 
-@pytest.fixture(params=["qwen2-Q8_0", "qwen3-Q8_0", "llama-Q8_0", "llama-F32"])
+@pytest.fixture(params=["qwen2-Q8_0", "qwen3-Q8_0", "llama-Q8_0", "llama-F32", "smollm3-Q8_0"])
 def model(request, tmp_path) -> TinyModel:
     architecture, kind = request.param.split("-")
     return write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=kind == "Q8_0")

@@ -55,7 +55,7 @@ async def _logprobs(score, groups: list[TrainingGroup]) -> np.ndarray:
     return np.array(rows)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "smollm3", "gemma3"])
 async def test_served_equals_trained_within_cache_rounding(tmp_path, architecture) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf", architecture, quantised=False)
     vocab, fresh = len(model.vocab), random_groups(99, len(model.vocab))

@@ -12,7 +12,8 @@ import pytest
 
 from edge.answering.ask_cloud import NO_FORMS_S
 from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, UnfitAnswer, Unsupported
-from edge.core.types import CALL_OPENING, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
+from edge.core.tool_calls import CALL_FORMATS, HERMES, CallFormat
+from edge.core.types import AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
 from edge.learning.own_items import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback, FeedbackBook
@@ -190,12 +191,12 @@ CALLS = """{"name": "add", "arguments": {"a": 4, "text": "</tool_call>"}}
 
 def calls(messages: Sequence[Message], sampling: Sampling, seed: int) -> str:
     if sampling.grammar == "either":
-        return CALL_OPENING + CALLS
-    return f"I look.\n{CALL_OPENING}{CALLS}"
+        return HERMES.mark + CALLS
+    return f"I look.\n{HERMES.mark}{CALLS}"
 
 
-def calling_world(tmp_path: Path, script: Any, **options: Any) -> World:
-    return world_of(tmp_path, script, calls_tools=True, **options)
+def calling_world(tmp_path: Path, script: Any, calls: CallFormat = HERMES, **options: Any) -> World:
+    return world_of(tmp_path, script, calls=calls, **options)
 
 
 @pytest.mark.parametrize("mode", ["auto", "prefer-local", "local-only"])
@@ -217,6 +218,34 @@ async def test_the_local_model_calls_tools(tmp_path: Path, mode: str, tools: Too
         ("now", {}),
     ]
     assert world.client.calls == []
+
+
+@pytest.mark.parametrize("written", CALL_FORMATS, ids=lambda written: written.name)
+@pytest.mark.parametrize("required", [False, True])
+async def test_every_family_of_calls_is_read_and_nothing_of_it_is_text(
+    tmp_path: Path, written: CallFormat, required: bool
+) -> None:
+    call = f'{written.head("add")}{{"a": 4}}}}'
+    two = f"{written.opening}{written.between.join([call, call])}{written.closing}"
+    world = calling_world(tmp_path, lambda *_: f"{'' if required else written.mark}{two}", written)
+    record, pieces = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls", required, written=written))
+    functions = [each["function"] for each in json.loads(record.openai_json)["tool_calls"]]
+    assert [(each["name"], json.loads(each["arguments"])) for each in functions] == [("add", {"a": 4})] * 2
+    assert (record.finish, "".join(piece.text for piece in pieces).strip()) == ("tool_calls", "")
+
+
+@pytest.mark.parametrize("written", [each for each in CALL_FORMATS if each.whole_turn], ids=lambda written: written.name)
+async def test_what_looks_like_a_call_within_a_text_stays_text(tmp_path: Path, written: CallFormat) -> None:
+    text = f"An example: {written.begins[-1]} 1}} is an object."
+    world = calling_world(tmp_path, lambda *_: text, written)
+    record, pieces = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls", written=written))
+    assert (record.finish, record.openai_json, "".join(piece.text for piece in pieces)) == ("stop", "", text)
+
+
+async def test_calls_in_another_form_than_the_models_are_the_clouds(tmp_path: Path) -> None:
+    world = calling_world(tmp_path, calls, CALL_FORMATS[-1])
+    record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"))
+    assert record.source == "cloud"
 
 
 async def test_model_with_tools_may_just_answer(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from edge.cloud.client import CoordinatorProcess
 from edge.config.schema import GateConfig, ImitationConfig, LearningConfig, PhaseConfig, UseConfig
 from edge.core.events import Event, MemorySink
 from edge.core.rng import stream
+from edge.core.tool_calls import CallFormat
 from edge.core.types import AnswerKind, Message, Sampling, TaskItem
 from edge.evaluation.judging import RolloutSettings
 from edge.learning.activity import activity_report
@@ -178,7 +179,7 @@ class World:
     skills: tuple[str, ...] = ()
     context_tokens: int = 1 << 20
     open_source: Callable[[str], TaskSource] = field(default_factory=lambda: open_sums)
-    calls_tools: bool = False
+    calls: CallFormat | None = None
     teaching: bool = False
     step_tokens: int = 0
 
@@ -283,7 +284,7 @@ class World:
     async def _open_backend(self) -> ScriptedBackend:
         options: Any = {
             "seconds_per_token": self.seconds_per_token,
-            "calls_tools": self.calls_tools,
+            "calls": self.calls,
             "context_tokens": self.context_tokens,
         }
         self.serving = self.rollouts = ScriptedBackend(self.script, **options)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from edge.core.architectures import Architecture
 from edge.models.decoder import Decoder, DecoderSpec
 from edge.models.hf_folder import PATTERNS
-from edge.models.spec import Architecture, parameter_shapes
-from tests.worlds.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, _merges, byte_level_vocabulary
+from edge.models.spec import parameter_shapes
+from tests.worlds.tiny_gguf import CHAT_TEMPLATE, CONTROL_TOKENS, LAYERS, WINDOW, _merges, byte_level_vocabulary
 
 PATTERN_OF = {name: pattern for pattern, name in PATTERNS.items()}
 LLAMA3_ROPE = {
@@ -33,7 +34,8 @@ class HfFolder:
     def decoder(self) -> Decoder:
         """The torch decoder straight from these weights, without a GGUF file in between."""
         decoder = Decoder(self.spec)
-        state = {name: values.float() for name, values in self.state.items()}
+        offset = self.spec.family.norm_offset
+        state = {name: values.float() + (offset if "norm." in name else 0.0) for name, values in self.state.items()}
         if self.spec.tied_embeddings:
             state["lm_head.weight"] = state["model.embed_tokens.weight"]
         decoder.load_state_dict(state)
@@ -41,11 +43,13 @@ class HfFolder:
 
 
 def spec_of(architecture: Architecture, vocab_size: int) -> DecoderSpec:
-    """A small shape; Qwen3's heads are wider together than the model."""
-    head_dim = 24 if architecture == "qwen3" else 16
+    """A small shape; heads of Qwen3 and Gemma 3 are wider together than the model."""
+    head_dim = 24 if architecture in ("qwen3", "gemma3") else 16
+    gemma = {"window": WINDOW, "local_rope_base": 700.0, "rope_divisor": 2.0} if architecture == "gemma3" else {}
     return DecoderSpec(
-        architecture, vocab_size, width=64, layers=2, heads=4, kv_heads=2, head_dim=head_dim, ffn_width=96, context_length=256,
-        rope_base=10_000.0, norm_eps=1e-5, qkv_bias=architecture == "qwen2", tied_embeddings=False, qk_norm=architecture == "qwen3",
+        architecture, vocab_size, width=64, layers=LAYERS.get(architecture, 2), heads=4, kv_heads=2, head_dim=head_dim, ffn_width=96,
+        context_length=256, rope_base=10_000.0, norm_eps=1e-5, qkv_bias=architecture == "qwen2",
+        tied_embeddings=architecture == "gemma3", **gemma,
     )  # fmt: skip
 
 
@@ -63,9 +67,9 @@ def write_hf_folder(
     path.mkdir(parents=True, exist_ok=True)
     spec = replace(spec_of(architecture, len(byte_level_vocabulary())), **changes)  # type: ignore[arg-type]
     state = random_state(spec, dtype)
-    config = config_of(spec) | (
-        {"rope_parameters": rope | {"rope_theta": spec.rope_base}} if rope else {"rope_theta": spec.rope_base}
-    )
+    config = {"rope_theta": spec.rope_base} | config_of(spec)
+    if rope:
+        config |= {"rope_parameters": rope | {"rope_theta": spec.rope_base}}
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(json.dumps(tokenizer or tiny_tokenizer()))
     settings = {"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
@@ -80,8 +84,10 @@ def random_state(spec: DecoderSpec, dtype: torch.dtype) -> dict[str, torch.Tenso
     random = np.random.Generator(np.random.Philox(11))
     state = {}
     for name, shape in parameter_shapes(spec).items():
-        values = random.normal(size=shape) / np.sqrt(shape[-1]) * (3.0 if name == "lm_head.weight" else 1.0)
-        state[name] = torch.from_numpy(1.0 + 0.1 * random.normal(size=shape) if "norm" in name else values).to(dtype)
+        last = "model.embed_tokens.weight" if spec.architecture == "gemma3" else "lm_head.weight"
+        values = random.normal(size=shape) / np.sqrt(shape[-1]) * (3.0 if name == last else 1.0)
+        middle = 1.0 - spec.family.norm_offset
+        state[name] = torch.from_numpy(middle + 0.1 * random.normal(size=shape) if "norm" in name else values).to(dtype)
     return state
 
 
@@ -96,7 +102,27 @@ def write_weights(path: Path, state: dict[str, torch.Tensor], shards: int) -> No
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+OF_ARCHITECTURE: dict[str, dict[str, object]] = {
+    "smollm3": {
+        "no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4, "use_sliding_window": False, "pad_token_id": 0,
+        "bos_token_id": 0, "eos_token_id": 0,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "rope_local_base_freq": 700.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "final_logit_softcapping": None,
+    },
+}  # fmt: skip
+"""What only some architectures have in config.json, in the words of the models on the hub."""
+
+
 def config_of(spec: DecoderSpec) -> dict[str, object]:
+    if spec.architecture == "gemma3":
+        return {**_config_of(spec), **OF_ARCHITECTURE["gemma3"]}
+    return {**_config_of(spec), "hidden_act": "silu", **OF_ARCHITECTURE.get(spec.architecture, {})}
+
+
+def _config_of(spec: DecoderSpec) -> dict[str, object]:
     return {
         "model_type": spec.architecture,
         "vocab_size": spec.vocab_size,
@@ -109,7 +135,6 @@ def config_of(spec: DecoderSpec) -> dict[str, object]:
         "max_position_embeddings": spec.context_length,
         "rms_norm_eps": spec.norm_eps,
         "tie_word_embeddings": spec.tied_embeddings,
-        "hidden_act": "silu",
     }
 
 

@@ -1,4 +1,4 @@
-"""Tiny random models of the three architectures as GGUF files, with a real byte-level BPE tokenizer, chat template and known weights.
+"""Tiny random models of every architecture that learns, as GGUF files, with a real byte-level BPE tokenizer, a template, known weights.
 
 The weights are random, so is what the models say; but they are exact: `TinyModel.state` holds the dequantised weights under
 their Hugging Face names, the way `edge.models.decoder` wants them.
@@ -30,6 +30,10 @@ TOOL_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """One that reads tools and writes calls, as instruct models of the Qwen family have it."""
+WINDOW = 6
+"""Of local layers in tiny Gemma models: less than their tests' prompts."""
+LAYERS = {"smollm3": 4, "gemma3": 6}
+"""Every kind of layer occurs; other architectures have two alike."""
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WORDS = (" I", " need", " external", " assistance", "Step", " Step", "think", "answer", "user", "assistant", "In", " It")
 
@@ -53,16 +57,16 @@ class TinyModel:
 
     @property
     def head_dim(self) -> int:
-        """Qwen3's heads are wider together than the model."""
-        return 24 if self.architecture == "qwen3" else self.width // self.heads
+        """Heads of Qwen3 and Gemma 3 are wider together than the model."""
+        return 24 if self.architecture in ("qwen3", "gemma3") else self.width // self.heads
 
     @property
     def spec(self) -> DecoderSpec:
         """The shape as the decoders take it."""
-        qwen2, qwen3 = self.architecture == "qwen2", self.architecture == "qwen3"
         sizes = (self.width, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn_width)
-        rest = (self.context_length, self.rope_base, self.norm_eps, qwen2, False, qwen3)
-        return DecoderSpec(self.architecture, len(self.vocab), *sizes, *rest)  # type: ignore[arg-type]
+        rest = (self.context_length, self.rope_base, self.norm_eps, self.architecture == "qwen2", self.architecture == "gemma3")
+        gemma = {"window": WINDOW, "local_rope_base": 700.0, "rope_divisor": 2.0} if self.architecture == "gemma3" else {}
+        return DecoderSpec(self.architecture, len(self.vocab), *sizes, *rest, **gemma)  # type: ignore[arg-type]
 
 
 def write_tiny_model(
@@ -80,7 +84,8 @@ def write_tiny_model(
 
     `control_tokens`: the first one pads, or begins every prompt where it is `<s>`; the last one ends a text.
     """
-    model = TinyModel(path, architecture, byte_level_vocabulary(control_tokens), {}, context_length=context_length)
+    layers = LAYERS.get(architecture, 2)
+    model = TinyModel(path, architecture, byte_level_vocabulary(control_tokens), {}, layers=layers, context_length=context_length)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     add_shape(writer, model.spec)
@@ -153,24 +158,28 @@ def _write_weights(writer: gguf.GGUFWriter, model: TinyModel, random: np.random.
     architecture = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture)
     names = gguf.get_tensor_name_map(architecture, model.layers)
     for name, shape in _shapes(model).items():
-        values = _random_values(name, shape, random, scale)
+        values = _random_values(name, shape, random, scale, model.spec.tied_embeddings)
         kind = gguf.GGMLQuantizationType.Q8_0 if quantised and len(shape) == 2 else gguf.GGMLQuantizationType.F32
         stored = quantize(_in_file_order(model, name, values), kind)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), stored, raw_dtype=kind)
         plain = quantize(values, kind)
         model.state[name] = dequantize(plain, kind).reshape(shape).astype(np.float32)
+    if model.spec.tied_embeddings:
+        model.state["lm_head.weight"] = model.state["model.embed_tokens.weight"]
 
 
 def _in_file_order(model: TinyModel, name: str, values: np.ndarray) -> np.ndarray:
-    if model.architecture != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+    if model.architecture not in ("llama", "smollm3") or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return values
     return np.ascontiguousarray(permute_rows(values, model.heads if "q_proj" in name else model.kv_heads))
 
 
-def _random_values(name: str, shape: tuple[int, ...], random: np.random.Generator, scale: float) -> np.ndarray:
+def _random_values(
+    name: str, shape: tuple[int, ...], random: np.random.Generator, scale: float, tied: bool = False
+) -> np.ndarray:
     if "norm" in name:
         return (1.0 + 0.1 * random.normal(size=shape)).astype(np.float32)
-    gain = scale * 3.0 if name == "lm_head.weight" else 1.0
+    gain = scale * 3.0 if name == ("model.embed_tokens.weight" if tied else "lm_head.weight") else 1.0
     return (random.normal(size=shape) * gain / np.sqrt(shape[-1])).astype(np.float32)
 
 
@@ -185,12 +194,49 @@ def _shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
             shapes[f"{root}self_attn.{part}_proj.weight"] = (rows, width)
             if model.architecture == "qwen2":
                 shapes[f"{root}self_attn.{part}_proj.bias"] = (rows,)
-        if model.architecture == "qwen3":
+        if model.architecture in ("qwen3", "gemma3"):
             shapes[root + "self_attn.q_norm.weight"] = shapes[root + "self_attn.k_norm.weight"] = (model.head_dim,)
         shapes[root + "self_attn.o_proj.weight"] = (width, q_width)
-        shapes[root + "post_attention_layernorm.weight"] = (width,)
+        norms = ("pre_feedforward", "post_feedforward") if model.architecture == "gemma3" else ()
+        shapes |= {f"{root}{norm}_layernorm.weight": (width,) for norm in ("post_attention", *norms)}
         shapes[root + "mlp.gate_proj.weight"] = shapes[root + "mlp.up_proj.weight"] = (ffn, width)
         shapes[root + "mlp.down_proj.weight"] = (width, ffn)
     shapes["model.norm.weight"] = (width,)
-    shapes["lm_head.weight"] = (vocab, width)
+    if model.architecture != "gemma3":
+        shapes["lm_head.weight"] = (vocab, width)
     return shapes
+
+
+def write_unlearned_model(path: Path) -> Path:
+    """A random model of the architecture phi3, which llama.cpp serves and no decoder here computes."""
+    vocab, random, width, ffn = byte_level_vocabulary(), np.random.Generator(np.random.Philox(3)), 64, 96
+    writer = gguf.GGUFWriter(path, "phi3")
+    for add, value in (
+        (writer.add_context_length, 256), (writer.add_embedding_length, width), (writer.add_block_count, 2),
+        (writer.add_feed_forward_length, ffn), (writer.add_head_count, 4), (writer.add_head_count_kv, 4),
+        (writer.add_rope_dimension_count, 16),
+    ):  # fmt: skip
+        add(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _write_tokenizer(writer, vocab, CHAT_TEMPLATE, CONTROL_TOKENS)
+    matrices = {
+        "attn_qkv": (3 * width, width),
+        "attn_output": (width, width),
+        "ffn_up": (2 * ffn, width),
+        "ffn_down": (width, ffn),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (len(vocab), width),
+        "output": (len(vocab), width),
+        "output_norm": (width,),
+    }
+    for layer in range(2):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in matrices.items()}
+        shapes |= {f"blk.{layer}.{norm}": (width,) for norm in ("attn_norm", "ffn_norm")}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", _random_values(name, shape, random, 1.0))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -16,7 +16,7 @@ from torch import Tensor
 from edge.core.files import replacing
 from edge.models.convert import add_shape
 from edge.models.decoder import DecoderSpec
-from edge.models.spec import parameter_shapes, permute_rows, stored_name
+from edge.models.spec import parameter_shapes, permute_rows, rotated_heads, stored_name
 from tools.nano.data import SYSTEM_TEXT
 from tools.nano.recipes import RECIPES
 from tools.nano.tokenizer import CONTROL_TOKENS, END_OF_TEXT, TAG_TOKENS, TURN_END
@@ -100,11 +100,11 @@ def token_type(token: str) -> gguf.TokenType:
 
 def add_tensor(writer: GGUFWriter, parameter: str, values: Tensor, spec: DecoderSpec) -> None:
     """One tensor: matrices as Q8_0, vectors as float32; q and k rows in the order the architecture wants."""
-    if spec.architecture == "llama" and (".q_proj." in parameter or ".k_proj." in parameter):
-        values = permute_rows(values, spec.heads if ".q_proj." in parameter else spec.kv_heads)
+    if heads := rotated_heads(parameter, spec):
+        values = permute_rows(values, heads)
     array = values.detach().float().numpy()
     if array.ndim == 1:
-        writer.add_tensor(stored_name(parameter), array)
+        writer.add_tensor(stored_name(parameter, spec), array)
         return
     packed = gguf.quants.quantize(np.ascontiguousarray(array), GGMLQuantizationType.Q8_0)
-    writer.add_tensor(stored_name(parameter), packed, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor(stored_name(parameter, spec), packed, raw_dtype=GGMLQuantizationType.Q8_0)

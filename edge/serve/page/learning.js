@@ -17,7 +17,7 @@ const STATES = {
 
 // What learning does, in a few words.
 export function learningWords(status) {
-  const doing = status.paused ? "learning is paused by you" : status.waiting ? `learning waits: ${status.waiting}` : STATES[status.learning] ?? status.learning;
+  const doing = status.paused ? "learning is paused by you" : status.learning === "off" ? "learning is off for this model" : status.waiting ? `learning waits: ${status.waiting}` : STATES[status.learning] ?? status.learning;
   return `${doing}, step ${stepOf(status)}`;
 }
 
@@ -63,7 +63,7 @@ export class Learning {
   onStatus(status) {
     this.followVersions(`${status.adapter_version} ${status.trained_version} ${status.steps_done}`);
     this.paintPause(status.paused);
-    const words = status.paused ? "paused by you" : status.waiting ? `waiting: ${status.waiting}` : STATES[status.learning] ?? status.learning;
+    const words = status.paused ? "paused by you" : status.learning === "off" ? `off for this model: ${status.waiting}` : status.waiting ? `waiting: ${status.waiting}` : STATES[status.learning] ?? status.learning;
     const progress = status.progress && !status.waiting ? progressWords(status.progress) : "";
     const shown = [words, progress, status.steps_done, status.steps_planned, status.task, status.phase, status.adapter_version, status.trained_version, status.answers, status.model.name, status.mode, status.coordinator];
     refill($("learning-state"), shown, () => [

@@ -159,7 +159,7 @@ def write_random_gguf(spec: DecoderSpec, path: Path) -> None:
         add_vocabulary(writer, tokens, [tokens[:2]], CHAT_TEMPLATE)
         for name, shape in parameter_shapes(spec).items():
             kind = np.dtype(np.float16 if len(shape) == 2 else np.float32)
-            writer.add_tensor_info(stored_name(name), shape, kind, int(np.prod(shape)) * kind.itemsize)
+            writer.add_tensor_info(stored_name(name, spec), shape, kind, int(np.prod(shape)) * kind.itemsize)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
