@@ -115,6 +115,7 @@ class AnswerDraft:
     reason: str = "answered on this device"
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
+    prompt_cached: int = 0
     completion: CloudCompletion | None = None
     tokens: AnswerTokens = field(default_factory=AnswerTokens)
     asked: bool = False
@@ -259,4 +260,5 @@ class AnswerRecorder:
             held=draft.request.form is not None or bool(draft.request.beyond.wants),
             form=draft.form,
             doubt=first.doubt if first else None,
+            prompt_cached=draft.prompt_cached,
         )

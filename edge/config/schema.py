@@ -59,7 +59,13 @@ class ModelConfig(Section):
     path: str = Field(
         "nano-edge", description="A bundled model by name, a pulled one by its hub name, a GGUF file, or on MLX a folder."
     )
-    context_tokens: int = Field(1024, ge=64, le=MOST_TOKENS, description="Tokens that a prompt and its response share.")
+    context_tokens: int | None = Field(
+        None,
+        ge=64,
+        le=MOST_TOKENS,
+        description="Tokens that a served conversation and its answer share (null: what the model was made for, at most 8192 and what fits "
+        "in a quarter of free memory).",
+    )
     prompt_form: Literal["auto", "compact", "full"] = Field(
         "auto",
         description="How the SLM is asked: bare question (compact) or worded prompt (full); auto: as the model was made for.",
@@ -328,6 +334,9 @@ class LearningConfig(Section):
         "(right in some responses, or not yet right where their answers are shown). Practice is always a stream.",
     )
     max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
+    context_tokens: int = Field(
+        1024, ge=64, le=MOST_TOKENS, description="Tokens that a prompt and its response share in learning and eval."
+    )
     step_tokens: int = Field(
         0,
         ge=0,

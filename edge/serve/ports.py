@@ -53,6 +53,8 @@ class AnswerNote:
     finish: str = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_cached: int = 0
+    """How many of prompt_tokens this device had read for an earlier conversation."""
     help_log_odds: float | None = None
     dual: float | None = None
     calls_left: int | None = None

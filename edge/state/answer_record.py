@@ -106,6 +106,8 @@ class AnswerRecord:
     """Of the local answer: reasoned, plain, held (to what the request gave), or "" where it was free."""
     doubt: float | None = None
     """a·u: what of help_log_odds is the model's doubt in its answer (nats); None where that had no part in the decision."""
+    prompt_cached: int = 0
+    """How many of prompt_tokens an earlier conversation had read."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

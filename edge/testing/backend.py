@@ -101,11 +101,12 @@ class ScriptedBackend:
         """
         self._require_open()
         messages = messages.messages if isinstance(messages, ToolConversation) else messages
+        prompt = self.prompt_ids(messages)
         response = self._respond(messages, sampling, seed, prefix)
         for piece, tokens in _pieces_of(response):
             await asyncio.sleep(self._seconds_per_token)
             yield TextDelta(piece, tokens=tokens)
-        yield TextDelta("", response, len(prompt_tokens(messages)))
+        yield TextDelta("", response, len(prompt))
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
         """What the script answers to the prompt as a user's only message. See `InferenceBackend`."""
@@ -149,7 +150,8 @@ class ScriptedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """No chat template, and an end of text that is written as nothing."""
-        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens, self._calls_tools)
+        tokens = self._info.context_tokens
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, tokens, tokens, self._calls_tools)
 
     def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
         self._require_open()
