@@ -60,7 +60,7 @@ def llamacpp_backend(
 
     engine = config.engine
     options: dict[str, Any] = {"n_threads": engine.threads or None, "gpu_layers": engine.gpu_layers, "repack": engine.repack}
-    serving = serving_memory_of(config, path)
+    serving, options["unload_after_s"] = serving_memory_of(config, path), engine.unload_after
     return LlamaCppBackend(path, worker, n_ctx=config.learning.context_tokens, max_rows=rows, serving=serving, **options)
 
 

@@ -109,6 +109,11 @@ class EngineConfig(Section):
         "auto",
         description="How torch holds the weights: as floats in memory, or in the file that serves; auto: streams all but small models.",
     )
+    unload_after: NotNegative = Field(
+        1800.0,
+        description="Seconds without an answer after which llama.cpp gives back the memory of conversations, which are then read again "
+        "(0: never).",
+    )
     repack: bool = Field(True, description="llama.cpp may keep a second copy of 4-bit weights, arranged for faster products.")
     gpu_layers: int | None = Field(
         None,

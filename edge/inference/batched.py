@@ -92,7 +92,8 @@ class BatchedBackend:
 
     At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. People's answers, and raw texts too long
     for these rows, have those of an engine of their own: `open_serving` opens it on the worker's thread when the first of them comes, with
-    a context of `served_tokens`; None: they share the rows. `close_model` is called once, on the worker's thread, after the engines' own
+    a context of `served_tokens`, and it is closed when nobody was answered for `unload_after_s` (0: never); None: they share the rows.
+    `close_model` is called once, on the worker's thread, after the engines' own
     `close`; None where the model belongs to another backend. The worker is shared and not closed here.
     """
 
@@ -108,6 +109,7 @@ class BatchedBackend:
         close_model: Callable[[], object] | None,
         open_serving: Callable[[], SharedRows] | None = None,
         served_tokens: int = 0,
+        unload_after_s: float = 0.0,
     ) -> None:
         self._engine, self._tokens, self._template, self._worker = engine, tokens, template, worker
         self.model, self._n_ctx, self._close_model = info, engine.n_ctx, close_model
@@ -115,6 +117,9 @@ class BatchedBackend:
         self._batcher = Batcher(engine, tokens, rollout_rows=rollout_rows)
         self._open_serving, self._served_tokens = open_serving, served_tokens or engine.n_ctx
         self._serving: tuple[SharedRows, Batcher] | None = None
+        self._unload_after_s = unload_after_s
+        self._unloading: asyncio.TimerHandle | None = None
+        self._unloads: set[asyncio.Task[None]] = set()
         self._adapter: AdapterRef | None = None
         self._lock = threading.Lock()
         self._pumping: set[Priority] = set()
@@ -396,6 +401,8 @@ class BatchedBackend:
         if self._closed:
             return
         self._closed = True
+        if self._unloading is not None:
+            self._unloading.cancel()
         await asyncio.gather(*self._readings, return_exceptions=True)  # they use the model's vocabulary
         try:
             await self._worker.call(self._release, Priority.SERVING)
@@ -412,29 +419,63 @@ class BatchedBackend:
 
     async def _submit(self, request: Request) -> None:
         self._require_open()
-        batcher = self._batcher
-        if self._open_serving is not None and (request.priority <= Priority.SERVING or self._is_long(request)):
-            if self._serving is None:
-                async with self._swaps:
-                    await self._worker.call(partial(self._begin_serving, self._open_serving), Priority.SERVING)
-                self._require_open()
-            assert self._serving is not None
-            _, batcher = self._serving
-        with self._lock:
-            batcher.add(request)
+        apart = self._open_serving is not None and (request.priority <= Priority.SERVING or self._is_long(request))
+        while not self._added(request, apart):
+            async with self._swaps:
+                await self._worker.call(self._begin_serving, Priority.SERVING)
+            self._require_open()
         self._ensure_pump(request.priority)
+        if apart and self._unload_after_s:
+            request.future.add_done_callback(partial(self._unload_later, asyncio.get_running_loop()))
+
+    def _added(self, request: Request, apart: bool) -> bool:
+        """Queue a request; False where the rows that it needs are not open."""
+        with self._lock:
+            batcher = self._batcher if not apart else self._serving[1] if self._serving else None
+            if batcher is not None:
+                batcher.add(request)
+            return batcher is not None
+
+    def _unload_later(self, loop: asyncio.AbstractEventLoop, _ended: Future[PromptGroup]) -> None:
+        """Close the rows for serving after a while in which nobody is answered."""
+
+        def unload() -> None:
+            task = loop.create_task(self._unload())
+            self._unloads.add(task)
+            task.add_done_callback(self._unloads.discard)
+
+        def wait() -> None:
+            if self._unloading is not None:
+                self._unloading.cancel()
+            self._unloading = loop.call_later(self._unload_after_s, unload)
+
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wait)
+
+    async def _unload(self) -> None:
+        async with self._swaps:
+            if not self._closed:
+                await self._worker.call(self._end_serving, Priority.TRAINING)
+
+    def _end_serving(self) -> None:
+        with self._lock:
+            if self._closed or self._serving is None or self._serving[1].has_work(Priority.TRAINING):
+                return
+            engine, _ = self._serving
+            self._serving = None
+        engine.close()
 
     def _is_long(self, request: Request) -> bool:
         """A raw text that the rows of rollouts have no room for, with what is to be written after it."""
         written = 0 if request.reads else request.sampling.max_tokens
         return request.priority == Priority.TEXTS and len(request.prompt_ids) + written > self._n_ctx
 
-    def _begin_serving(self, open_serving: Callable[[], SharedRows]) -> None:
+    def _begin_serving(self) -> None:
         """Open the rows for serving, with the adapter in use. Raises ModelFileError where there is no memory for them."""
         self._require_open()
-        if self._serving is not None:  # by a request that came first
+        if self._serving is not None or self._open_serving is None:  # opened by a request that came first
             return
-        engine = open_serving()
+        engine = self._open_serving()
         try:
             if self._adapter is not None:
                 engine.use_adapter(engine.load_adapter(Path(self._adapter.folder)))

@@ -26,8 +26,9 @@ class LlamaCppBackend(BatchedBackend):
     `max_rows` responses of rollouts are decoded together (None: as many as fit in KV_BYTES of key/value memory, see rows_that_fit), and
     one more row is for raw texts. `n_ctx` is the context of one row in tokens (prompt and response; at most what the model was trained
     for). `serving_rows` people are answered at once, in the memory that `serving` describes (None: conversations as long as a row); with 0
-    there are no such rows. `n_threads` defaults to the physical cores this process may use. What `flash_attention` costs in
-    precision is documented in llama_engine. The worker is shared and not closed here.
+    there are no such rows. That memory is given back when nobody was answered for `unload_after_s` (0: never). `n_threads` defaults to the
+    physical cores this process may use. What `flash_attention` costs in precision is documented in llama_engine. The worker is shared and
+    not closed here.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class LlamaCppBackend(BatchedBackend):
         max_rows: int | None = None,
         serving_rows: int = SERVING_ROWS,
         serving: ServingMemory | None = None,
+        unload_after_s: float = 0.0,
         gpu_layers: int | None = None,
         repack: bool = True,
         flash_attention: bool = True,
@@ -76,7 +78,7 @@ class LlamaCppBackend(BatchedBackend):
                 flash_attention=flash_attention,
                 shared_tokens=memory.held_tokens,
             )
-            self._llama.append(opened)
+            self._llama[1:] = [opened]
             return opened
 
         self._options = {"n_threads": n_threads, "n_ctx": n_ctx, "flash_attention": flash_attention}
@@ -90,6 +92,7 @@ class LlamaCppBackend(BatchedBackend):
             close_model=model.close if loaded is None else None,
             open_serving=open_serving if serving_rows else None,
             served_tokens=memory.context_tokens if serving_rows else 0,
+            unload_after_s=unload_after_s,
         )
         self._batcher.sampler.use_threads(threads)
 

@@ -37,8 +37,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 async def open_model(tiny: TinyModel, worker: EngineWorker) -> AsyncIterator[Any]:
     opened: list[LlamaCppBackend] = []
 
-    def open_one(serving: ServingMemory = MEMORY) -> LlamaCppBackend:
-        options = {"n_threads": 1, "n_ctx": ROW_TOKENS, "max_rows": 4, "gpu_layers": 0}
+    def open_one(serving: ServingMemory = MEMORY, **further: Any) -> LlamaCppBackend:
+        options: dict[str, Any] = {**further, "n_threads": 1, "n_ctx": ROW_TOKENS, "max_rows": 4, "gpu_layers": 0}
         opened.append(LlamaCppBackend(tiny.path, worker, serving=serving, **options))
         return opened[-1]
 
@@ -172,9 +172,9 @@ async def test_conversations_have_a_context_of_their_own(open_model: Any) -> Non
     assert len(await backend.read("and so on, " * 100)) == deltas[-1].prompt_tokens
 
 
-async def test_memory_for_conversations_is_taken_when_the_first_one_comes(
-    open_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each llama.cpp context that is opened."""
     opened: list[int] = []
     real = llama_cpp.llama_init_from_model
 
@@ -183,12 +183,27 @@ async def test_memory_for_conversations_is_taken_when_the_first_one_comes(
         return real(model, params)
 
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", counted)
+    return opened
+
+
+async def test_memory_for_conversations_is_taken_when_the_first_one_comes(open_model: Any, opened: list[int]) -> None:
     backend = open_model()
     await backend.sample_group(opening("A walk", 5), GREEDY, [0], Priority.ROLLOUT)
     assert MEMORY.held_tokens not in opened
     await told(backend, opening("A walk"))
     await told(backend, opening("The sea"))
     assert opened.count(MEMORY.held_tokens) == 1
+
+
+async def test_an_idle_engine_gives_back_the_memory_of_conversations_and_takes_it_again(
+    open_model: Any, opened: list[int]
+) -> None:
+    backend = open_model(unload_after_s=0.01)
+    before = await told(backend, opening("A walk"))
+    while (again := await told(backend, opening("A walk"))).cached_tokens > 0:
+        await asyncio.sleep(0.1)  # idle for longer than that, with time for the engine's thread
+    assert same(before, again)
+    assert opened.count(MEMORY.held_tokens) >= 2
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", default="smollm2", help="a name that `models list` shows, or a file (default: %(default)s)")
     parser.add_argument("--turns", type=positive, default=10)
-    parser.add_argument("--words", type=positive, default=240, help="of each question (default: %(default)s)")
+    parser.add_argument("--words", type=positive, default=300, help="of each question (default: %(default)s)")
     parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--threads", type=positive, default=physical_cores())
     parser.add_argument("--context", type=positive, default=8192)
