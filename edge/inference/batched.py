@@ -78,13 +78,14 @@ def serving_memory(wanted: int | None, trained: int, token_bytes: int, free_byte
     """What is served of a model that was trained for so many tokens (0: unknown), each of which takes `token_bytes`.
 
     `wanted` is what was set. Else it is what the model was made for, at most SERVED_TOKENS and what fits in SERVED_SHARE of free memory.
-    Two conversations of that length are held, or more tokens of shorter ones, where that fits too.
+    Two conversations of that length are held where that fits too, and SERVED_TOKENS at least where nothing was set.
     """
     fits = int(SERVED_SHARE * free_bytes) // max(1, token_bytes) // _STEP * _STEP
     limits: list[tuple[int, ContextLimit]] = [(trained or wanted or SERVED_TOKENS, "model")]
     limits += [(wanted, "setting")] if wanted else [(SERVED_TOKENS, "default"), (max(fits, _LEAST_SERVED_TOKENS), "memory")]
     context, limited_by = min(limits, key=lambda limit: limit[0])
-    return ServingMemory(context, max(context, min(fits, max(2 * context, SERVED_TOKENS))), limited_by)
+    together = 2 * context if wanted else max(2 * context, SERVED_TOKENS)
+    return ServingMemory(context, max(context, min(fits, together)), limited_by)
 
 
 class BatchedBackend:

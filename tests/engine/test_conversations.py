@@ -195,6 +195,13 @@ async def test_memory_for_conversations_is_taken_when_the_first_one_comes(open_m
     assert opened.count(MEMORY.held_tokens) == 1
 
 
+async def test_of_a_model_with_a_running_state_all_is_read_again(open_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "llama_model_is_hybrid", lambda model: True)
+    backend = open_model()
+    before, again = await told(backend, opening("A walk")), await told(backend, opening("A walk"))
+    assert again.cached_tokens == 0 and same(before, again)
+
+
 async def test_an_idle_engine_gives_back_the_memory_of_conversations_and_takes_it_again(
     open_model: Any, opened: list[int]
 ) -> None:
@@ -217,7 +224,7 @@ async def test_an_idle_engine_gives_back_the_memory_of_conversations_and_takes_i
         (None, 8192, 0, (1024, 1024, "memory")),
         (16384, 131072, 0, (16384, 16384, "setting")),
         (16384, 8192, 2**36, (8192, 16384, "model")),
-        (512, 8192, 2**36, (512, SERVED_TOKENS, "setting")),
+        (512, 8192, 2**36, (512, 1024, "setting")),
     ],
 )
 def test_the_context_is_what_the_model_was_made_for_and_memory_allows(
