@@ -53,8 +53,6 @@ class AnswerNote:
     finish: str = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_cached: int = 0
-    """How many of prompt_tokens this device had read for an earlier conversation."""
     help_log_odds: float | None = None
     dual: float | None = None
     calls_left: int | None = None
@@ -75,6 +73,8 @@ class AnswerNote:
     task_known: bool = True
     model_asked: bool = False
     cloud_model: str = ""
+    prompt_cached: int = 0
+    """How many of prompt_tokens this device had read for an earlier conversation."""
     refusal: str | None = None
 
     def to_json(self) -> dict[str, Any]:
