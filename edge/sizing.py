@@ -23,6 +23,8 @@ from edge.training.memory import BatchLimits, ModelShape, ProbePlan, TrainingSet
 if TYPE_CHECKING:
     import torch
 
+    from edge.inference.batched import ServingMemory
+
 
 def learner_settings(config: AgentConfig) -> tuple[LoraSpec, LearnerSettings]:
     """The adapter's shape and the learner's settings as configured. Raises UsageError for a training device that is not there."""
@@ -131,12 +133,29 @@ def probe_plan(config: AgentConfig, path: Path, *, estimated: bool) -> ProbePlan
 
 
 def row_tokens(config: AgentConfig, path: Path) -> int:
-    """Context of one row in tokens: the configured one, at most what a GGUF model was trained for."""
+    """Context of one row of rollouts in tokens: the configured one, at most what a GGUF model was trained for."""
+    apart = not path.is_dir() and engine_named(config.engine.backend).serves_apart
+    tokens = config.learning.context_tokens if apart else shared_row_tokens(config)
     if path.is_dir():
-        return config.model.context_tokens
+        return tokens
     from edge.models.gguf_reader import open_gguf
 
-    return min(config.model.context_tokens, open_gguf(path).decoder_spec().context_length or config.model.context_tokens)
+    return min(tokens, open_gguf(path).decoder_spec().context_length or tokens)
+
+
+def shared_row_tokens(config: AgentConfig) -> int:
+    """Context of one row where the same rows learn and serve."""
+    return max(config.learning.context_tokens, config.model.context_tokens or 0)
+
+
+def serving_memory_of(config: AgentConfig, path: Path) -> ServingMemory:
+    """How long served conversations may be here and now, with llama.cpp. Raises ModelFileError."""
+    from edge.inference.batched import serving_memory
+    from edge.models.catalogue import look_at
+
+    about = look_at(path)
+    free = weights.available_memory()
+    return serving_memory(config.model.context_tokens, about.context_tokens, about.kv_bytes_per_token, free)
 
 
 def most_rows(config: AgentConfig, path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from edge.answering.ask_cloud import CloudQuestions, conversation_for_the_cloud, why_not
@@ -106,7 +107,7 @@ class Answerer:
         tools = wanted.conversation if wanted is not None and self._backend.tokenizer.calls == wanted.written else None
         messages = self._local.messages(self._draft(self._as_learned(request)))
         try:
-            read, texts = len(self._backend.prompt_ids(tools or messages)), [] if tools else beyond
+            read, texts = len(self._backend.served_ids(tools or messages)), [] if tools else beyond
         except ContextOverflow:
             read, texts = 0, [*(message.content for message in messages), *beyond]
         return read + sum(len(self._backend.text_tokens(text)) for text in texts)
@@ -145,7 +146,23 @@ class Answerer:
             question_chars=question_chars(conversation_for_the_cloud(request.messages, settings.cloud_prompt_form)),
         )
 
-    def _answered(self, draft: AnswerDraft) -> Pieces:
+    async def _answered(self, draft: AnswerDraft) -> Pieces:
+        """By the model on this device where it can; a conversation that is too long for it is the cloud's."""
+        too_long: ContextOverflow | None = None
+        try:
+            async with closing(self._by_mode(draft)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except ContextOverflow as error:
+            if draft.responses:  # the conversation itself had room
+                raise
+            too_long = error
+        if too_long is not None:
+            async with closing(self._beyond_the_slm(draft, too_long)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    def _by_mode(self, draft: AnswerDraft) -> Pieces:
         request = draft.request
         if request.beyond.wants:
             tools = request.tools if draft.mode != "cloud-only" else None
@@ -207,18 +224,22 @@ class Answerer:
             async for text in texts:
                 yield AnswerDelta(text, "local-fallback")
 
-    async def _beyond_the_slm(self, draft: AnswerDraft) -> Pieces:
-        """Tools that only the cloud can call. Raises Unsupported where it is not asked here, CoordinatorError where it fails."""
+    async def _beyond_the_slm(self, draft: AnswerDraft, too_long: ContextOverflow | None = None) -> Pieces:
+        """What only the cloud can do: calls of tools, or the reading of a conversation that is too long here. Raises Unsupported or
+        `too_long` where it is not asked here, CoordinatorError where it fails."""
         name = " and ".join(draft.request.beyond.wants)
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
+        if why and too_long is not None:
+            raise too_long
         if why:
             raise Unsupported(
                 f"{name}: the model on this device cannot call these, and the cloud is not asked here ({why})",
                 parameter=name,
                 hint=ASK_ELSEWHERE,
             )
-        draft.reason = f"{name}: only the cloud follows this"
-        with named(name):
+        draft.reason = f"{name}: only the cloud follows this" if too_long is None else f"{too_long}: only the cloud reads it"
+        draft.might_ask = False
+        with named(name) if name else nullcontext():
             if draft.request.form is not None:
                 yield AnswerDelta(await self._held.from_the_cloud(draft, draft.request.form), "cloud", verbatim=True)
                 return

@@ -115,6 +115,7 @@ class AnswerDraft:
     reason: str = "answered on this device"
     responses: list[LocalResponse] = field(default_factory=list)
     prompt_tokens: int = 0
+    prompt_cached: int = 0
     completion: CloudCompletion | None = None
     tokens: AnswerTokens = field(default_factory=AnswerTokens)
     asked: bool = False
@@ -260,4 +261,5 @@ class AnswerRecorder:
             form=draft.form,
             doubt=first.doubt if first else None,
             stop=last.stop if last and draft.source != "cloud" and last.stop in draft.request.wishes.stops else "",
+            prompt_cached=draft.prompt_cached,
         )

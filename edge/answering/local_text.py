@@ -46,7 +46,8 @@ class LocalText:
                 if delta.response is not None:
                     draft.local_s += self._clock.monotonic() - began
                     draft.responses.append(delta.response)
-                    draft.prompt_tokens = draft.prompt_tokens or delta.prompt_tokens
+                    if not draft.prompt_tokens:
+                        draft.prompt_tokens, draft.prompt_cached = delta.prompt_tokens, delta.cached_tokens
                 if delta.text:
                     draft.local_text += delta.text
                     yield delta.text

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from edge.app.settings import state_folder
 from edge.config.schema import AgentConfig
 from edge.core.errors import StateError
-from edge.sizing import learner_settings, model_shape, training_device, trains_in_bf16, weights_held
+from edge.sizing import (
+    learner_settings,
+    model_shape,
+    serving_memory_of,
+    shared_row_tokens,
+    training_device,
+    trains_in_bf16,
+    weights_held,
+)
 
 if TYPE_CHECKING:
     from edge.core.worker import EngineWorker
@@ -52,7 +60,8 @@ def llamacpp_backend(
 
     engine = config.engine
     options: dict[str, Any] = {"n_threads": engine.threads or None, "gpu_layers": engine.gpu_layers, "repack": engine.repack}
-    return LlamaCppBackend(path, worker, n_ctx=config.model.context_tokens, max_rows=rows, **options)
+    serving, options["unload_after_s"] = serving_memory_of(config, path), engine.unload_after
+    return LlamaCppBackend(path, worker, n_ctx=config.learning.context_tokens, max_rows=rows, serving=serving, **options)
 
 
 def mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: SharedWeights, rows: int | None) -> MlxBackend:
@@ -60,7 +69,7 @@ def mlx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: 
     from edge.inference.mlx_backend import MlxBackend
     from edge.models.mlx_decoder import load_mlx_decoder
 
-    return MlxBackend(path, weights.get(load_mlx_decoder), worker, n_ctx=config.model.context_tokens, max_rows=rows)
+    return MlxBackend(path, weights.get(load_mlx_decoder), worker, n_ctx=shared_row_tokens(config), max_rows=rows)
 
 
 def onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights: SharedWeights, rows: int | None) -> OnnxBackend:
@@ -73,7 +82,7 @@ def onnx_backend(config: AgentConfig, path: Path, worker: EngineWorker, weights:
         worker,
         providers=config.engine.onnx_providers,
         n_threads=config.engine.threads or None,
-        n_ctx=config.model.context_tokens,
+        n_ctx=shared_row_tokens(config),
         max_rows=rows,
     )
 

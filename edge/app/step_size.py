@@ -248,7 +248,7 @@ async def _sampled(
         with suppress(ContextOverflow):  # learning leaves it out
             prompts.append(backend.prompt_ids(settings.messages(item)))
     prompts = prompts or [(1,)]
-    ids = (prompts[0] * _PREFILL_TOKENS)[: min(_PREFILL_TOKENS, backend.tokenizer.context_tokens // 2)]
+    ids = (prompts[0] * _PREFILL_TOKENS)[: min(_PREFILL_TOKENS, backend.tokenizer.rollout_tokens // 2)]
     prefill_s = await _seconds(partial(backend.feed, ids[:-1], ids[-1:], 1), clock)
     decode = await _decode_rates(backend, ids, clock)
     lengths = await _lengths(backend, settings, items[:: max(1, len(items) // _PROMPTS)], longest)

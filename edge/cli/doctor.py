@@ -174,7 +174,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield from check_devices(config)
     yield from check_allocator()
     if computes:
-        yield _check_model("model", config.model.path)
+        yield (model := _check_model("model", config.model.path))
+        if model.state == "ok":
+            yield check_conversations(config)
         yield from check_learnable_here(config)
         embedded = config.coordinator.embedded
         if config.coordinator.address is None and embedded.upstream == "bundled":
@@ -356,6 +358,25 @@ def _loaded(path: str) -> str:
     with closing(GgufModel(file)) as model:
         gguf_tokenizer(model)
         return f"{file.stem}, {model.parameters / 1e6:.1f} M parameters, {file.stat().st_size / 2**20:.1f} MiB"
+
+
+def check_conversations(config: AgentConfig) -> Finding:
+    """How long a conversation may be, and whether the memory that conversations take is free."""
+    from edge.app.settings import model_file
+    from edge.core.formatting import data_size
+    from edge.models.catalogue import look_at
+    from edge.models.weights import available_memory
+    from edge.sizing import row_tokens, serving_memory_of
+
+    path = model_file(config.model.path)
+    if path.is_dir() or not ENGINES["llamacpp" if config.engine.backend == "auto" else config.engine.backend].serves_apart:
+        return Finding("conversations", "ok", f"{row_tokens(config, path):,} tokens each")
+    serving = serving_memory_of(config, path)
+    needed, free = serving.held_tokens * look_at(path).kv_bytes_per_token, available_memory()
+    text = f"{serving.context_tokens:,} tokens each ({serving.reason}); {data_size(needed)} for {serving.held_tokens:,} tokens together"
+    if needed > free:
+        return Finding("conversations", "warn", f"{text}, but {data_size(free)} are free", "lower model.context_tokens")
+    return Finding("conversations", "ok", text)
 
 
 def check_sandbox(config: AgentConfig) -> Finding:

@@ -360,7 +360,7 @@ async def training_tokens_per_s(config: AgentConfig, path: Path, response_tokens
 
 def batches(config: AgentConfig, response_tokens: float) -> Iterator[MicroBatch]:
     """One group, its responses twice as long each time up to the mean of the tasks, the last one twice."""
-    longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.model.context_tokens - _PROMPT_TOKENS))
+    longest = max(1, min(round(response_tokens), config.learning.max_tokens, config.learning.context_tokens - _PROMPT_TOKENS))
     lengths, length = [longest, longest], _SHORTEST_TOKENS
     while length < longest:
         lengths.insert(-2, length)

@@ -148,8 +148,10 @@ def models_show(
     json: Json = False,
 ) -> None:
     """One model: shape, types, chat template, prompt form, memory, metadata."""
+    from edge.config.schema import AgentConfig
     from edge.core.gguf_header import read_header
-    from edge.models.catalogue import find_model, look_at, memory_estimate
+    from edge.models.catalogue import find_model, look_at
+    from edge.sizing import row_tokens, serving_memory_of
 
     path = find_model(model)
     metadata: dict[str, Any] = {}
@@ -158,10 +160,23 @@ def models_show(
             length = getattr(value, "length", None)
             metadata[key] = value if length is None else f"[{length} values]"
     about = look_at(path)
-    memory = memory_estimate(about, _CONTEXT_TOKENS)
     learning, reason = _learning_bytes(path)
+    if path.is_dir():
+        tokens = row_tokens(AgentConfig(), path)
+        held, served, chats = tokens, f"{tokens:,} of them are served unless model.context_tokens is set", "each conversation"
+    else:
+        serving = serving_memory_of(AgentConfig(), path)
+        tokens, held = serving.context_tokens, serving.held_tokens
+        served, chats = f"{tokens:,} are served here ({serving.reason})", f"{held:,} tokens of conversations"
+    conversations = held * about.kv_bytes_per_token
     if json:
-        costs = {**asdict(memory), "learning": learning}
+        costs = {
+            "weights": about.file_bytes,
+            "tokens": tokens,
+            "held_tokens": held,
+            "conversations": conversations,
+            "learning": learning,
+        }
         print_json({"path": str(path), **asdict(about), "memory": costs, "metadata": metadata})
         return
     types = ", ".join(f"{count} {kind}" for kind, count in about.tensor_types.items())
@@ -172,11 +187,11 @@ def models_show(
         "parameters": _count(about.parameters),
         "size": data_size(about.file_bytes),
         "type": f"{about.quantisation} ({types})" if types else about.quantisation,
-        "context": f"{about.context_tokens:,} tokens; {memory.tokens:,} of them are served unless model.context_tokens is set",
+        "context": f"{about.context_tokens:,} tokens; {served}",
         "tokenizer": f"{about.tokenizer}, {about.vocabulary:,} tokens",
         "chat template": "yes" if about.chat_template else "none: llama.cpp's ChatML is used where its tokens are known",
         "prompt form": about.prompt_form,
-        "memory": f"{data_size(memory.weights)} weights, {data_size(memory.kv_of_one_answer)} for each answer of {memory.tokens:,} tokens; "
+        "memory": f"{data_size(about.file_bytes)} weights, {data_size(conversations)} for {chats}; "
         f"learning with default settings: {reason if learning is None else data_size(learning)}",
     }
     for label, field in fields.items():
@@ -186,9 +201,6 @@ def models_show(
     for key, value in metadata.items():
         text = one_line(value)
         print(f"  {one_line(key)} = {text if len(text) <= 100 else f'{text[:100]} ... ({len(text)} characters)'}")
-
-
-_CONTEXT_TOKENS = 1024
 
 
 def _to_onnx(name: str, out: Path, *, force: bool, as_json: bool) -> None:

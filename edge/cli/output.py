@@ -120,6 +120,8 @@ def why_lines(answer: ExplanationView) -> list[str]:
         "model": answer.model,
         "cloud model": f"{answer.cloud_model}{practice_note(answer.cloud_model)}",
         "adapter": answer.adapter_version,
+        "prompt": counted(answer.prompt_tokens, "token")
+        + (f", {answer.prompt_cached:,} of them read before" if answer.prompt_cached else ""),
         "feedback": None if answer.verdict == "none" else answer.verdict,
         "correction": answer.correction,
         "own attempt": None if answer.local_text == HELP_PHRASE else answer.local_text,

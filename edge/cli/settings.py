@@ -233,7 +233,7 @@ def starting_lines(resolved: Resolved[AgentConfig], *, learns: bool) -> Iterator
         longest, context = config.learning.max_tokens, row_tokens(config, model_file(config.model.path))
         if longest >= context:
             yield (
-                f"learning.max_tokens is {longest}, but prompt and response share {context} tokens (model.context_tokens): "
+                f"learning.max_tokens is {longest}, but prompt and response share {context} tokens (learning.context_tokens): "
                 "responses end where the context does"
             )
 

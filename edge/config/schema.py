@@ -59,7 +59,13 @@ class ModelConfig(Section):
     path: str = Field(
         "nano-edge", description="A bundled model by name, a pulled one by its hub name, a GGUF file, or on MLX a folder."
     )
-    context_tokens: int = Field(1024, ge=64, le=MOST_TOKENS, description="Tokens that a prompt and its response share.")
+    context_tokens: int | None = Field(
+        None,
+        ge=64,
+        le=MOST_TOKENS,
+        description="Tokens that a served conversation and its answer share (null: what the model was made for, at most 8192 and what fits "
+        "in a quarter of free memory).",
+    )
     prompt_form: Literal["auto", "compact", "full"] = Field(
         "auto",
         description="How the SLM is asked: bare question (compact) or worded prompt (full); auto: as the model was made for.",
@@ -102,6 +108,11 @@ class EngineConfig(Section):
     weights: Literal["auto", "resident", "streamed"] = Field(
         "auto",
         description="How torch holds the weights: as floats in memory, or in the file that serves; auto: streams all but small models.",
+    )
+    unload_after: NotNegative = Field(
+        1800.0,
+        description="Seconds without an answer after which llama.cpp gives back the memory of conversations, which are then read again "
+        "(0: never).",
     )
     repack: bool = Field(True, description="llama.cpp may keep a second copy of 4-bit weights, arranged for faster products.")
     gpu_layers: int | None = Field(
@@ -328,6 +339,9 @@ class LearningConfig(Section):
         "(right in some responses, or not yet right where their answers are shown). Practice is always a stream.",
     )
     max_tokens: int = Field(288, ge=1, le=MOST_TOKENS, description="Most tokens of a response that is learned from.")
+    context_tokens: int = Field(
+        1024, ge=64, le=MOST_TOKENS, description="Tokens that a prompt and its response share in learning and eval."
+    )
     step_tokens: int = Field(
         0,
         ge=0,

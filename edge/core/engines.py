@@ -47,6 +47,8 @@ class EngineInfo:
     """engine.gpu_layers applies."""
     row_value_bytes: int = 2
     """Bytes of a number among a row's keys and values."""
+    serves_apart: bool = False
+    """People's conversations have memory of their own (`BatchedBackend`); else they are in rows like those of rollouts."""
 
     @property
     def trains_in_torch(self) -> bool:
@@ -67,6 +69,7 @@ ENGINES: Mapping[str, EngineInfo] = {
             auto="anywhere",
             on_graphics="as built",
             splits_layers=True,
+            serves_apart=True,
         ),
         EngineInfo(
             name="mlx",

@@ -290,7 +290,8 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens.
+    """A piece of streamed text; the last one of a stream carries the finished response and the length of its prompt in tokens, of which
+    `cached_tokens` had been read for an earlier conversation.
 
     `tokens` are those that end in this piece, where `Sampling.top_logprobs` asked for them.
     """
@@ -299,6 +300,7 @@ class TextDelta:
     response: LocalResponse | None = None
     prompt_tokens: int = 0
     tokens: tuple[ScoredToken, ...] = ()
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ Contract (tests/contracts/test_inference_backend.py):
   the text and the tokens of a stream join to those of its response.
 - With a grammar a stream's text is one of its texts, unless the response ended for its length; the engine may refuse with Unsupported.
 - `read` reports how likely each token of a text is after those before it, as the engine reads a prompt.
+- A prompt that begins as an earlier conversation did may go on from there; `TextDelta.cached_tokens` says how much was not read again.
+  An answer at temperature 0 is then the same up to what the shape of a batch does to the last bits of sums. Of sampled groups all is read.
 - Cancelling the awaiting task stops generation soon and leaks nothing.
 """
 
@@ -59,8 +61,9 @@ class ModelInfo:
 class TokenizerInfo:
     """How texts become ids: the chat template's source, the special tokens as they are written ("" where there is none).
 
-    `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together.
-    `calls`: how the template, which reads tools, writes calls of them; None where it does not, or in no known form.
+    `adds_bos`: the raw text of a prompt gets `bos` before it. `context_tokens`: what a prompt and its continuation may have together;
+    `rollout_tokens`: the same of sampled groups. `calls`: how the template, which reads tools, writes calls of them; None where it does
+    not, or in no known form.
     """
 
     chat_template: str
@@ -69,6 +72,7 @@ class TokenizerInfo:
     adds_bos: bool
     vocab_size: int
     context_tokens: int
+    rollout_tokens: int
     calls: CallFormat | None = None
 
 
@@ -161,8 +165,12 @@ class InferenceBackend(RawText, Protocol):
         """
         ...
 
-    def prompt_ids(self, messages: Sequence[Message] | ToolConversation) -> tuple[int, ...]:
-        """The ids of a prompt, as `sample_group` and `stream` read them. Raises ContextOverflow."""
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a prompt, as `sample_group` reports them. Raises ContextOverflow where they leave no room in its rows."""
+        ...
+
+    def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
+        """The ids of a prompt and of what its answer begins with, as `stream` reads them. Raises ContextOverflow."""
         ...
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from edge.core.errors import AdapterError, ContextOverflow, EdgeError, Unsupported, UsageError
 from edge.core.forms import THINKING_ENDS, PlainForm, ReasonedForm, ResponseForm
@@ -22,7 +23,7 @@ from edge.core.types import AdapterRef, Message, PromptGroup, Sampling, ScoredTo
 from edge.core.worker import EngineWorker, Priority
 from edge.dagrpo.prompts import HELP_PHRASE
 from edge.inference.backend import ModelInfo, RawPrompt, RolloutCounts, TokenizerInfo
-from edge.inference.batcher import Batcher, Engine, Request, TokenTable
+from edge.inference.batcher import Batcher, Engine, Request, SharedRows, TokenTable
 from edge.inference.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -42,12 +43,59 @@ def rows_that_fit(row_bytes: int, budget_bytes: int = KV_BYTES, *, graphics: boo
     return max(FEWEST_ROWS, min(most, budget_bytes // max(1, row_bytes)))
 
 
+SERVED_TOKENS = 8192
+"""Context of a served conversation unless it is set, and what several short ones may have together."""
+SERVED_SHARE = 0.25
+"""Of free memory that goes to served conversations at most, unless their context is set."""
+_LEAST_SERVED_TOKENS, _STEP = 1024, 256
+
+
+ContextLimit = Literal["model", "setting", "default", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMemory:
+    """How long a served conversation may be, and how many tokens of conversations are in memory together."""
+
+    context_tokens: int
+    held_tokens: int
+    limited_by: ContextLimit = "model"
+    """Why it is not longer."""
+
+    @property
+    def reason(self) -> str:
+        """The same in words."""
+        raises = "model.context_tokens raises it"
+        return {
+            "model": "all that the model was made for",
+            "setting": "model.context_tokens",
+            "default": f"of what the model was made for; {raises}",
+            "memory": f"of what the model was made for: a quarter of the free memory; {raises}",
+        }[self.limited_by]
+
+
+def serving_memory(wanted: int | None, trained: int, token_bytes: int, free_bytes: int) -> ServingMemory:
+    """What is served of a model that was trained for so many tokens (0: unknown), each of which takes `token_bytes`.
+
+    `wanted` is what was set. Else it is what the model was made for, at most SERVED_TOKENS and what fits in SERVED_SHARE of free memory.
+    Two conversations of that length are held where that fits too, and SERVED_TOKENS at least where nothing was set.
+    """
+    fits = int(SERVED_SHARE * free_bytes) // max(1, token_bytes) // _STEP * _STEP
+    limits: list[tuple[int, ContextLimit]] = [(trained or wanted or SERVED_TOKENS, "model")]
+    limits += [(wanted, "setting")] if wanted else [(SERVED_TOKENS, "default"), (max(fits, _LEAST_SERVED_TOKENS), "memory")]
+    context, limited_by = min(limits, key=lambda limit: limit[0])
+    together = 2 * context if wanted else max(2 * context, SERVED_TOKENS)
+    return ServingMemory(context, max(context, min(fits, together)), limited_by)
+
+
 class BatchedBackend:
     """Implements `InferenceBackend` over an engine of rows.
 
-    At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. `close_model` is called once, on the
-    worker's thread, after the engine's own `close`; None where the model belongs to another backend. The worker is shared and not closed
-    here.
+    At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. People's answers, and raw texts too long
+    for these rows, have those of an engine of their own: `open_serving` opens it on the worker's thread when the first of them comes, with
+    a context of `served_tokens`, and it is closed when nobody was answered for `unload_after_s` (0: never); None: they share the rows.
+    `close_model` is called once, on the worker's thread, after the engines' own
+    `close`; None where the model belongs to another backend. The worker is shared and not closed here.
     """
 
     def __init__(
@@ -60,11 +108,20 @@ class BatchedBackend:
         *,
         rollout_rows: int,
         close_model: Callable[[], object] | None,
+        open_serving: Callable[[], SharedRows] | None = None,
+        served_tokens: int = 0,
+        unload_after_s: float = 0.0,
     ) -> None:
         self._engine, self._tokens, self._template, self._worker = engine, tokens, template, worker
         self.model, self._n_ctx, self._close_model = info, engine.n_ctx, close_model
         self.rollout_rows = rollout_rows
         self._batcher = Batcher(engine, tokens, rollout_rows=rollout_rows)
+        self._open_serving, self._served_tokens = open_serving, served_tokens or engine.n_ctx
+        self._serving: tuple[SharedRows, Batcher] | None = None
+        self._unload_after_s = unload_after_s
+        self._unloading: asyncio.TimerHandle | None = None
+        self._unloads: set[asyncio.Task[None]] = set()
+        self._adapter: AdapterRef | None = None
         self._lock = threading.Lock()
         self._pumping: set[Priority] = set()
         self._swaps = asyncio.Lock()
@@ -84,10 +141,15 @@ class BatchedBackend:
         """What was sampled for rollouts so far; see `CountingBackend`."""
         return self._batcher.counts
 
-    def prompt_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids that the model reads for these messages. Raises ContextOverflow when they leave no room for a response."""
         self._require_open()
-        return self._fitting(self._template.prompt_ids(messages, prefix))
+        return self._fitting(self._template.prompt_ids(messages), self._n_ctx)
+
+    def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
+        """The same for an answer to people, whose turn begins with `prefix`."""
+        self._require_open()
+        return self._fitting(self._template.prompt_ids(messages, prefix), self._served_tokens)
 
     async def sample_group(
         self,
@@ -115,7 +177,7 @@ class BatchedBackend:
         _check_sampling(sampling)
         turns = messages.messages if isinstance(messages, ToolConversation) else messages
         size = sum(len(message.content) for message in turns)
-        ids = await self._aside(size, lambda: self.prompt_ids(messages, prefix))
+        ids = await self._aside(size, lambda: self.served_ids(messages, prefix))
         async with aclosing(self._streamed(ids, Priority.SERVING, sampling, seed, prefix)) as deltas:
             async for delta in deltas:
                 yield delta
@@ -139,7 +201,8 @@ class BatchedBackend:
 
         def ids() -> tuple[int, ...]:
             self._require_open()
-            return self._fitting(self._template.plain_ids(prompt) if isinstance(prompt, str) else self._known(prompt), room)
+            found = self._template.plain_ids(prompt) if isinstance(prompt, str) else self._known(prompt)
+            return self._fitting(found, self._served_tokens, room)
 
         return await self._aside(len(prompt), ids)
 
@@ -168,34 +231,35 @@ class BatchedBackend:
     ) -> Request:
         """A request whose responses are held to their form, where they have one, or decide at their start."""
         form, prefix = sampling.form, further.get("prefix", "")
+        context = self._served_tokens if priority <= Priority.SERVING else self._n_ctx
         if form is None:
             return Request(ids, sampling, seeds, priority, **further)
-        guide = None if isinstance(form, PlainForm) and not form.options else self._guide(sampling, len(ids))
+        guide = None if isinstance(form, PlainForm) and not form.options else self._guide(sampling, context - len(ids))
         if isinstance(form, ReasonedForm) and prefix.endswith(THINKING_ENDS):
             guide = cast("ReasonedGuide", guide).after_thinking()
         elif guide is not None and prefix:
             raise UsageError("a response in a form goes on after its thinking only")
         # a plain turn decides at its start; one that goes on has begun already
-        phrase_ids = self._phrase_ids(len(ids)) if isinstance(form, PlainForm) and not prefix else ()
+        phrase_ids = self._phrase_ids(context - len(ids)) if isinstance(form, PlainForm) and not prefix else ()
         return Request(ids, sampling, seeds, priority, guide=guide, phrase_ids=phrase_ids, **further)
 
-    def _phrase_ids(self, prompt_tokens: int) -> Sequence[int]:
+    def _phrase_ids(self, room: int) -> Sequence[int]:
         """The help phrase as a turn begins with it; () where a turn cannot: of a vocabulary or a context that has no room for it."""
         if self._phrase is None:
             try:
                 self._phrase = self._vocabulary().ids(HELP_PHRASE.rstrip("."))
             except Unsupported:
                 self._phrase = []
-        return self._phrase if prompt_tokens + len(self._phrase) <= self._n_ctx else ()
+        return self._phrase if len(self._phrase) <= room else ()
 
-    def _guide(self, sampling: Sampling, prompt_tokens: int) -> Guide:
-        """What holds responses to their form."""
+    def _guide(self, sampling: Sampling, room: int) -> Guide:
+        """What holds responses to their form, in the room that the prompt leaves."""
         assert sampling.form is not None
-        guide, room = self._guide_of(sampling.form), self._n_ctx - prompt_tokens
+        guide = self._guide_of(sampling.form)
         if room < guide.least <= sampling.max_tokens:
             raise ContextOverflow(
                 f"the prompt leaves {room} tokens of the context, a response of its form needs {guide.least}",
-                hint="shorten it or raise model.context_tokens",
+                hint="shorten it or raise model.context_tokens (learning.context_tokens where it is learned from)",
             )
         if sampling.max_tokens < guide.least:
             raise Unsupported(
@@ -255,7 +319,7 @@ class BatchedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
-        return self._template.tokenizer_info(self._engine.vocab_size, self._n_ctx)
+        return self._template.tokenizer_info(self._engine.vocab_size, self._served_tokens, self._n_ctx)
 
     def _known(self, token_ids: Sequence[int]) -> list[int]:
         most = min(self._engine.vocab_size, len(self._tokens.pieces))
@@ -263,13 +327,13 @@ class BatchedBackend:
             raise UsageError(f"token ids of this model are 0 to {most - 1}")
         return list(token_ids)
 
-    def _fitting(self, ids: Sequence[int], room: int = 1) -> tuple[int, ...]:
-        if len(ids) + room > self._n_ctx:
-            most = self.model.context_tokens
-            hint = f"shorten it or raise model.context_tokens{f' (at most {most} with this model file)' if most else ''}"
-            if 0 < most <= self._n_ctx:
+    def _fitting(self, ids: Sequence[int], context: int, room: int = 1) -> tuple[int, ...]:
+        if len(ids) + room > context:
+            most, setting = self.model.context_tokens, "model" if context == self._served_tokens else "learning"
+            hint = f"shorten it or raise {setting}.context_tokens{f' (at most {most} with this model file)' if most else ''}"
+            if 0 < most <= context:
                 hint = "shorten it: this model reads no more"
-            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._n_ctx}", hint=hint)
+            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {context}", hint=hint)
         if not ids:
             raise UsageError("the prompt is empty")
         return tuple(ids)
@@ -290,10 +354,10 @@ class BatchedBackend:
         request = self._request(ids, sampling, [seed], priority, prefix=prefix, on_text=on_text, filter=self._grammar(sampling))
         request.future.add_done_callback(lambda _: report(None))
         try:
-            self._submit(request)
+            await self._submit(request)
             while (piece := await pieces.get()) is not None:
                 yield piece
-            yield TextDelta("", request.future.result().responses[0], len(ids))
+            yield TextDelta("", request.future.result().responses[0], len(ids), cached_tokens=request.cached_tokens or 0)
         finally:
             request.future.cancel()
 
@@ -321,11 +385,11 @@ class BatchedBackend:
         """Use this adapter from the next request on; responses in progress are finished with the old one first."""
         async with self._swaps:
             self._require_open()
-            self._batcher.hold = True
+            self._hold(True)
             try:
                 await self._worker.run(self._swap(adapter), Priority.SERVING)
             finally:
-                self._batcher.hold = False
+                self._hold(False)
                 for priority in () if self._closed else Priority:  # pump again what was on hold
                     self._ensure_pump(priority)
 
@@ -338,6 +402,8 @@ class BatchedBackend:
         if self._closed:
             return
         self._closed = True
+        if self._unloading is not None:
+            self._unloading.cancel()
         await asyncio.gather(*self._readings, return_exceptions=True)  # they use the model's vocabulary
         try:
             await self._worker.call(self._release, Priority.SERVING)
@@ -347,16 +413,88 @@ class BatchedBackend:
 
     async def _run(self, request: Request) -> PromptGroup:
         try:
-            self._submit(request)
+            await self._submit(request)
             return await asyncio.wrap_future(request.future)
         finally:
             request.future.cancel()
 
-    def _submit(self, request: Request) -> None:
+    async def _submit(self, request: Request) -> None:
         self._require_open()
-        with self._lock:
-            self._batcher.add(request)
+        apart = self._open_serving is not None and (request.priority <= Priority.SERVING or self._is_long(request))
+        while not self._added(request, apart):
+            async with self._swaps:
+                await self._worker.call(self._begin_serving, Priority.SERVING)
+            self._require_open()
         self._ensure_pump(request.priority)
+        if apart and self._unload_after_s:
+            request.future.add_done_callback(partial(self._unload_later, asyncio.get_running_loop()))
+
+    def _added(self, request: Request, apart: bool) -> bool:
+        """Queue a request; False where the rows that it needs are not open."""
+        with self._lock:
+            batcher = self._batcher if not apart else self._serving[1] if self._serving else None
+            if batcher is not None:
+                batcher.add(request)
+            return batcher is not None
+
+    def _unload_later(self, loop: asyncio.AbstractEventLoop, _ended: Future[PromptGroup]) -> None:
+        """Close the rows for serving after a while in which nobody is answered."""
+
+        def unload() -> None:
+            task = loop.create_task(self._unload())
+            self._unloads.add(task)
+            task.add_done_callback(self._unloads.discard)
+
+        def wait() -> None:
+            if self._unloading is not None:
+                self._unloading.cancel()
+            self._unloading = loop.call_later(self._unload_after_s, unload)
+
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wait)
+
+    async def _unload(self) -> None:
+        async with self._swaps:
+            if not self._closed:
+                await self._worker.call(self._end_serving, Priority.TRAINING)
+
+    def _end_serving(self) -> None:
+        with self._lock:
+            if self._closed or self._serving is None or self._serving[1].has_work(Priority.TRAINING):
+                return
+            engine, _ = self._serving
+            self._serving = None
+        engine.close()
+
+    def _is_long(self, request: Request) -> bool:
+        """A raw text that the rows of rollouts have no room for, with what is to be written after it."""
+        written = 0 if request.reads else request.sampling.max_tokens
+        return request.priority == Priority.TEXTS and len(request.prompt_ids) + written > self._n_ctx
+
+    def _begin_serving(self) -> None:
+        """Open the rows for serving, with the adapter in use. Raises ModelFileError where there is no memory for them."""
+        self._require_open()
+        if self._serving is not None or self._open_serving is None:  # opened by a request that came first
+            return
+        engine = self._open_serving()
+        try:
+            if self._adapter is not None:
+                engine.use_adapter(engine.load_adapter(Path(self._adapter.folder)))
+        except BaseException:
+            engine.close()
+            raise
+        batcher = Batcher(engine, self._tokens, rollout_rows=0, shared=engine)
+        batcher.adapter_version = self._batcher.adapter_version
+        self._serving = engine, batcher
+
+    def _hold(self, hold: bool) -> None:
+        for batcher in self._batchers:
+            batcher.hold = hold
+
+    @property
+    def _batchers(self) -> list[Batcher]:
+        """The most urgent work's first."""
+        return [*([] if self._serving is None else [self._serving[1]]), self._batcher]
 
     def _require_open(self) -> None:
         if self._closed:
@@ -376,43 +514,61 @@ class BatchedBackend:
     def _pump_ended(self, pump: Future[None]) -> None:
         """A pump that was cut off (the worker was closed) leaves nobody waiting."""
         if pump.cancelled():
-            self._batcher.fail_all(EdgeError("the inference engine was closed"))
+            self._fail_all(EdgeError("the inference engine was closed"))
+
+    def _fail_all(self, error: BaseException) -> None:
+        for batcher in self._batchers:
+            batcher.fail_all(error)
 
     def _pump(self, priority: Priority) -> Generator[None, None, None]:
         while True:
             with self._lock:  # a pump without work is gone from the moment of the check
-                if self._closed or not self._batcher.has_work(priority):
+                batcher = None if self._closed else self._with_work(priority)
+                if batcher is None:
                     self._pumping.discard(priority)
                     return
-            self._step()
+            self._step(batcher)
             yield
 
-    def _step(self) -> None:
+    def _with_work(self, priority: Priority) -> Batcher | None:
+        return next((batcher for batcher in self._batchers if batcher.has_work(priority)), None)
+
+    def _step(self, batcher: Batcher) -> None:
         try:
-            self._batcher.step()
+            batcher.step()
         except Exception as error:  # every request shares the batch, so its failure is everybody's
-            self._batcher.fail_all(error)
+            batcher.fail_all(error)
 
     def _swap(self, adapter: AdapterRef | None) -> Generator[None, None, None]:
         """Prove the new adapter before the old one is touched, drain what was begun, then switch."""
         if self._closed:
             raise AdapterError("the inference engine is closed")
         trained = adapter if adapter is not None and (adapter.version or adapter.folder) else None
-        handle = None if trained is None else self._engine.load_adapter(Path(trained.folder))
+        engines: list[Engine] = [self._engine, *([] if self._serving is None else [self._serving[0]])]
+        loaded: list[tuple[Engine, Any]] = []
         try:
-            while self._batcher.has_work(Priority.TRAINING):
-                self._step()
+            for engine in engines:
+                loaded.append((engine, None if trained is None else engine.load_adapter(Path(trained.folder))))
+            while (batcher := self._with_work(Priority.TRAINING)) is not None:
+                self._step(batcher)
                 yield
+            while loaded:  # what a first context of the model takes, another takes too
+                engine, handle = loaded.pop(0)
+                engine.use_adapter(handle)
         except BaseException:
-            if handle is not None:
-                self._engine.free_adapter(handle)
+            for engine, handle in loaded:
+                if handle is not None:
+                    engine.free_adapter(handle)
             raise
-        self._engine.use_adapter(handle)
-        self._batcher.forget_prompts()
-        self._batcher.adapter_version = adapter.version if adapter else 0
+        self._adapter = trained
+        for batcher in self._batchers:
+            batcher.forget_prompts()
+            batcher.adapter_version = adapter.version if adapter else 0
 
     def _release(self) -> None:
-        self._batcher.fail_all(EdgeError("the inference engine was closed"))
+        self._fail_all(EdgeError("the inference engine was closed"))
+        if self._serving is not None:
+            self._serving[0].close()
         self._engine.close()
         if self._close_model is not None:
             self._close_model()

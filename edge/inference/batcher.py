@@ -3,6 +3,9 @@
 One *request* is one prompt with G seeds. Its prompt is decoded once, alone; its responses start from copies of that row and are
 advanced one token at a time together with everybody else's. Active rows are always rows 0..R-1 of the engine: a row that ends is
 refilled from the most urgent waiting request, or else takes over the last row. `step` is one slice of work: one prompt or one decode.
+
+Where rows share one memory (`SharedRows`) prompts may be long: they are read in pieces, in turn with decodes, after the longest
+beginning that was kept of an earlier conversation. A response begins only if all that are in progress can end in that memory.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 DRAFT_TOKENS = 8
 """How much of a plain answer shows how sure the model is of it. Twice as much tells right from wrong a little better, and a person waits
 twice as long (tools/experiments/LOG.md)."""
+PIECE = 256
+"""Tokens of a long prompt that are read in one slice: so long do others wait for their next token."""
 WORTH_COPYING = 16
 """Tokens that two prompts have in common from which on they are read once."""
 _NO_CHANGE = 1e-6
@@ -93,6 +98,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release rows and adapters. Safe to call twice."""
+        ...
+
+
+class SharedRows(Engine, Protocol):
+    """Rows that share one memory, in which what they held is kept. Row `rows` exists as well: prompts are read there."""
+
+    shared_tokens: int
+    """How many tokens all rows hold together, `n_ctx` at least."""
+
+    def keep(self, row: int, ids: list[int]) -> None:
+        """Keep what a row holds, as far as it is these tokens, for conversations that go on from there; the row is empty afterwards."""
+        ...
+
+    def recall(self, row: int, ids: list[int]) -> int:
+        """Put the longest kept beginning of a prompt into a row; returns its length, which is less than the prompt's."""
         ...
 
 
@@ -161,7 +181,14 @@ class Request:
         self.responses: list[LocalResponse | None] = [None] * len(self.seeds)
         self.started = 0
         self.prompt_logits: Floats | None = None
+        self.cached_tokens: int | None = None
+        """How much of the prompt an earlier conversation had read; None: it was not looked for yet."""
         self.counts = RolloutCounts()
+
+    @property
+    def most_tokens(self) -> int:
+        """What prompt and response may take together, with what is read to decide."""
+        return len(self.first_ids) + max(self.sampling.max_tokens, len(self.phrase_ids), DRAFT_TOKENS)
 
     def begin_again(self) -> None:
         """Forget what is known of the decision at the start: another adapter will answer."""
@@ -284,14 +311,15 @@ class Batcher:
     """Drives an engine. All methods but `add` must be called on the engine's thread.
 
     At most `rollout_rows` rows are given to rollouts; the other rows are reserved for serving, and half of those may go to raw texts.
+    `shared` is the engine itself where its rows share one memory.
     """
 
-    def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int) -> None:
+    def __init__(self, engine: Engine, tokens: TokenTable, *, rollout_rows: int, shared: SharedRows | None = None) -> None:
         self.adapter_version = 0
         self.hold = False
         self.counts = RolloutCounts()
         """Of requests at rollout priority."""
-        self._engine = engine
+        self._engine, self._shared = engine, shared
         self._tokens = tokens
         self._rollout_rows = rollout_rows
         self._control_pieces = {token: text.encode() for text, token in tokens.control_ids.items()}
@@ -304,6 +332,11 @@ class Batcher:
         self._ticket = itertools.count()
         self._active: list[_Sequence] = []
         self._prompt_in_row: list[Request | None] = [None] * engine.rows
+        self._reading: Request | None = None
+        self._read_tokens = 0
+        """How much of the prompt of `_reading` is there."""
+        self._read_last = False
+        """The last slice read a piece of a prompt."""
 
     def add(self, request: Request) -> None:
         """Queue a request, from any thread."""
@@ -324,7 +357,9 @@ class Batcher:
         while self._waiting and self._waiting[0][2].over:
             heapq.heappop(self._waiting)
         self._close_gaps([sequence.request.over for sequence in self._active])
-        if self._start_next():
+        in_turn, self._read_last = self._read_last and bool(self._active), False
+        if not in_turn and self._start_next():
+            self._read_last = self._reading is not None
             return
         if self._active:
             tokens = np.array([sequence.token_ids[-1] for sequence in self._active], dtype=np.int32)
@@ -335,15 +370,19 @@ class Batcher:
         """End every request with this error."""
         self._take_in()
         requests = {*(sequence.request for sequence in self._active), *(request for _, _, request in self._waiting)}
+        if self._shared is not None:
+            for row in (*range(len(self._active)), self._shared.rows):
+                self._shared.keep(row, [])
         self._active.clear()
         self._waiting.clear()
+        self._reading = None
         for request in requests:
             if not request.over and request.future.set_running_or_notify_cancel():
                 request.future.set_exception(error)
 
     def forget_prompts(self) -> None:
         """What rows hold is void (another adapter is in use); waiting requests decode their prompts again."""
-        self._prompt_in_row = [None] * self._engine.rows
+        self._prompt_in_row, self._reading = [None] * self._engine.rows, None
         for _, _, request in self._waiting:
             request.begin_again()
 
@@ -363,7 +402,10 @@ class Batcher:
         decoded = False
         if request not in self._prompt_in_row:
             row = len(self._active)
-            self._prefill(request, row)
+            if self._shared is None:
+                self._prefill(request, row)
+            elif not self._read_piece(self._shared, request, row):
+                return True
             if request.phrase_ids and not request.phrase_logprobs:
                 self._read_phrase(request, row)
             decoded = True
@@ -372,6 +414,12 @@ class Batcher:
             return True
         while self._next_request(len(self._active)) is request:
             self._start_one(request, len(self._active))
+        row = len(self._active)
+        if (
+            self._shared is not None and row < self._shared.rows and self._prompt_in_row[row] is request
+        ):  # ended with its first token
+            self._shared.keep(row, request.first_ids)
+            self._prompt_in_row[row] = None
         return decoded
 
     def _prefill(self, request: Request, row: int) -> None:
@@ -380,11 +428,38 @@ class Batcher:
         ids, start = request.first_ids, 0
         if self._engine.same_in_parts and not request.whole:
             held = {other: place for place, other in enumerate(self._prompt_in_row) if other is not None}
-            common, source = max(((_in_common(one.first_ids, ids[:-1]), place) for one, place in held.items()), default=(0, row))
+            common, source = max(((in_common(one.first_ids, ids[:-1]), place) for one, place in held.items()), default=(0, row))
             if common >= WORTH_COPYING:
                 self._engine.fork(source, row, start := common)
         request.prompt_logits = self._engine.prefill(row, ids[start:], start)
         self._prompt_in_row[row] = request
+
+    def _read_piece(self, engine: SharedRows, request: Request, row: int) -> bool:
+        """Read the next piece of a prompt, after what was kept of it; True when all of it is there, in the row."""
+        ids, reading_row = request.first_ids, engine.rows
+        if self._reading is not request:
+            if self._reading is not None:  # withdrawn, or less urgent
+                engine.keep(reading_row, self._reading.first_ids)
+            self._reading, self._read_tokens = request, engine.recall(reading_row, ids)
+            if request.cached_tokens is None:
+                request.cached_tokens = min(self._read_tokens, len(request.prompt_ids))
+        piece = ids[self._read_tokens :][:PIECE]
+        logits_V = engine.prefill(reading_row, piece, self._read_tokens)
+        self._read_tokens += len(piece)
+        if self._read_tokens < len(ids):
+            return False
+        engine.fork(reading_row, row, len(ids))
+        engine.keep(reading_row, ids)
+        self._reading, request.prompt_logits, self._prompt_in_row[row] = None, logits_V, request
+        return True
+
+    def _vacate(self, engine: SharedRows, row: int) -> None:
+        """Keep the conversation of a response that is over where rows share their memory."""
+        sequence = self._active[row]
+        asks = sequence.start is not None and sequence.start.asked  # the phrase was not read into the row
+        prompt_ids = sequence.request.prompt_ids
+        engine.keep(row, prompt_ids if asks else [*prompt_ids, *sequence.token_ids])
+        self._prompt_in_row[row] = None
 
     def _read_phrase(self, request: Request, row: int) -> None:
         """How likely the help phrase is after the prompt in a row, which is left with the prompt alone."""
@@ -467,13 +542,20 @@ class Batcher:
         # Normally only the most urgent one counts: a later one must not overtake it. On hold (an adapter is about to change) only requests
         # that have begun may go on, wherever they wait, so that all of their responses come from one adapter.
         for _, _, request in sorted(self._waiting) if self.hold else self._waiting[:1]:
-            if self._may_start(request) and busy_rows < self._rows_for(request):
+            if self._may_start(request) and busy_rows < self._rows_for(request) and self._has_room(request):
                 return request
         return None
 
     def _may_start(self, request: Request) -> bool:
         """True when it has responses to start; while on hold, only those of requests that have begun."""
         return request.waiting and not request.over and (request.started > 0 or not self.hold)
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether a response to it and all in progress can end in the memory that rows share."""
+        if self._shared is None:
+            return True
+        requests = (request, *(sequence.request for sequence in self._active if not sequence.request.over))
+        return sum(min(one.most_tokens, self._shared.n_ctx) for one in requests) <= self._shared.shared_tokens
 
     def _read(self, request: Request, row: int) -> None:
         """Read a text in a row and resolve its request: each token with how likely it was after those before it."""
@@ -545,7 +627,9 @@ class Batcher:
         """Refill the rows that are over, or fill them with the last ones, so that active rows stay consecutive."""
         # From the last row to the first: the last active row, which is moved into a gap, is then never itself over.
         for row in [row for row, ended in enumerate(over) if ended][::-1]:
-            if self._refill(row):
+            if self._shared is not None:
+                self._vacate(self._shared, row)
+            elif self._refill(row):
                 continue
             last = len(self._active) - 1
             moved = self._active.pop()
@@ -554,6 +638,9 @@ class Batcher:
                 self._engine.fork(last, row, moved.position)
                 self._active[row] = moved
                 self._prompt_in_row[row] = self._prompt_in_row[last]
+                if self._shared is not None:
+                    self._shared.keep(last, [])
+                    self._prompt_in_row[last] = None
 
     def _refill(self, row: int) -> bool:
         """Start a response whose prompt is at hand in a row that just ended; False when there is none."""
@@ -751,6 +838,6 @@ class Batcher:
         return sequence.detokenizer.add(sequence.pieces[-1], scored, last)
 
 
-def _in_common(some: Sequence[int], others: Sequence[int]) -> int:
+def in_common(some: Sequence[int], others: Sequence[int]) -> int:
     """With how many equal tokens both begin."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))

@@ -254,11 +254,12 @@ class ChatTemplate:
         wanted = self._tokeniser.adds_bos and ids[:1] != [self._tokeniser.bos]
         return [self._tokeniser.bos, *ids] if wanted else ids
 
-    def tokenizer_info(self, vocab_size: int, context_tokens: int) -> TokenizerInfo:
+    def tokenizer_info(self, vocab_size: int, context_tokens: int, rollout_tokens: int) -> TokenizerInfo:
         """What a client that prepares prompts itself has to know."""
         specials = self._special_texts
         bos, eos = specials.get("bos_token", "") if self._tokeniser.adds_bos else "", specials.get("eos_token", "")
-        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, context_tokens, self.calls)
+        contexts = context_tokens, rollout_tokens
+        return TokenizerInfo(self.source, bos, eos, self._tokeniser.adds_bos, vocab_size, *contexts, self.calls)
 
     def _masks(self, texts: Sequence[str]) -> dict[str, str]:
         """A private-use character for each first letter of a control token, none of which occurs in the texts.

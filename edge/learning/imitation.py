@@ -105,7 +105,7 @@ class GivenAnswers:
         for name, source in self.skills.items():
             items = list(islice(source.train(self.settings.seed), _CHECKED_OF_A_SKILL))
             if too_long := sum(not self._prompt_ids(item) for item in items):
-                hint = "; it is not kept up: raise model.context_tokens" if too_long == len(items) else ", and are left out"
+                hint = "; it is not kept up: raise learning.context_tokens" if too_long == len(items) else ", and are left out"
                 notes.append(
                     f"learning.imitation.skills: {too_long} of {len(items)} questions of {name} do not fit the context{hint}"
                 )

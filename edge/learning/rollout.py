@@ -354,7 +354,7 @@ def as_a_turn(backend: InferenceBackend, settings: RolloutSettings, item: TaskIt
         text = text if chosen is None else form.options[chosen]
     elif not verdict.ok or verdict.asks_help:
         return None
-    longest = min(settings.max_tokens, backend.tokenizer.context_tokens - prompt_tokens)
+    longest = min(settings.max_tokens, backend.tokenizer.rollout_tokens - prompt_tokens)
     turn = None if not text else Turn(backend.response_tokens(text)) if form is None else backend.guided_turn(text, form, longest)
     return turn if turn is not None and len(turn.token_ids) <= longest else None
 

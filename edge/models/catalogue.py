@@ -64,15 +64,6 @@ class About:
     kv_bytes_per_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """Bytes: the weights as mapped, and key/value memory of one answer of `tokens` tokens."""
-
-    weights: int
-    kv_of_one_answer: int
-    tokens: int
-
-
 def bundled_folder() -> Path:
     """Where the models that come with the package lie."""
     return Path(__file__).parent / "files"
@@ -187,12 +178,6 @@ def describe(header: GgufHeader) -> About:
         vocabulary=getattr(tokens, "length", 0),
         kv_bytes_per_token=_kv_bytes_per_token(header),
     )
-
-
-def memory_estimate(about: About, tokens: int) -> MemoryEstimate:
-    """What serving one answer costs; the context is at most the model's own."""
-    tokens = min(tokens, about.context_tokens or tokens)
-    return MemoryEstimate(about.file_bytes, about.kv_bytes_per_token * tokens, tokens)
 
 
 def look_at(path: Path) -> About:

@@ -324,6 +324,9 @@ class ExplanationView(ResponseBody):
     model: str = ""
     cloud_model: str = ""
     adapter_version: Count = 0
+    prompt_tokens: Count = 0
+    prompt_cached: Count = 0
+    """How many of prompt_tokens this device had read for an earlier conversation."""
     verdict: Verdict = "none"
     correction: str | None = None
     local_text: str = ""

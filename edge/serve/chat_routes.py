@@ -147,9 +147,9 @@ def completion_body(
     }
 
 
-def _usage(notes: Sequence[AnswerNote]) -> dict[str, int]:
+def _usage(notes: Sequence[AnswerNote]) -> dict[str, Any]:
     """The prompt was read once, whatever the number of answers."""
-    return usage_body(notes[0].prompt_tokens, sum(note.completion_tokens for note in notes))
+    return usage_body(notes[0].prompt_tokens, sum(note.completion_tokens for note in notes), notes[0].prompt_cached)
 
 
 class ChunkWriter:

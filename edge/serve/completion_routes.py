@@ -229,6 +229,7 @@ class _Piece:
     over: bool = False
     finish: FinishReason | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
 
 
@@ -316,7 +317,8 @@ async def _choice(texts: RawText, serving: Serving, wanted: CompletionRequest, p
                 if response is None:
                     yield _Piece(delta.text, tokens)
                 else:
-                    yield _Piece(delta.text, tokens, True, response.finish, delta.prompt_tokens, len(response.token_ids))
+                    counts = delta.prompt_tokens, delta.cached_tokens, len(response.token_ids)
+                    yield _Piece(delta.text, tokens, True, response.finish, *counts)
 
 
 async def _echo(texts: RawText, wanted: CompletionRequest, prompt: RawPrompt) -> tuple[_Piece, int]:
@@ -375,10 +377,11 @@ def _edge(wanted: CompletionRequest) -> dict[str, Any]:
     return {"edge": {"source": "local", "ignored_parameters": list(wanted.ignored)}}
 
 
-def _usage(wanted: CompletionRequest, ended: Mapping[int, _Piece]) -> dict[str, int]:
+def _usage(wanted: CompletionRequest, ended: Mapping[int, _Piece]) -> dict[str, Any]:
     """The usage object, from the last piece of each choice: a prompt counts once, whatever the number of its choices."""
-    prompt = sum(piece.prompt_tokens for index, piece in ended.items() if index % wanted.choices == 0)
-    return usage_body(prompt, sum(piece.completion_tokens for piece in ended.values()))
+    firsts = [piece for index, piece in ended.items() if index % wanted.choices == 0]
+    read, cached = sum(piece.prompt_tokens for piece in firsts), sum(piece.cached_tokens for piece in firsts)
+    return usage_body(read, sum(piece.completion_tokens for piece in ended.values()), cached)
 
 
 def _moved(tokens: tuple[ScoredToken, ...], offset: int) -> tuple[ScoredToken, ...]:

@@ -239,7 +239,7 @@ def message_end(request: MessagesRequest, chat: ChatRequest, note: AnswerNote) -
     return {
         "stop_reason": "stop_sequence" if note.stop else reason,
         "stop_sequence": note.stop or None,
-        "usage": _usage(note.prompt_tokens, note.completion_tokens),
+        "usage": _usage(note.prompt_tokens, note.completion_tokens, note.prompt_cached),
         "edge": {**edge, "ignored_parameters": [*map(name_of, edge["ignored_parameters"]), *request.ignored]},
     }
 

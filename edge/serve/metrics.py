@@ -77,6 +77,7 @@ class Meters:
         self._answer_seconds[note.source].observe(note.latency_s)
         self._tokens[note.source, "input"] += note.prompt_tokens
         self._tokens[note.source, "output"] += note.completion_tokens
+        self._tokens[note.source, "cached"] += note.prompt_cached
 
     def collect(self) -> Iterator[Metric]:
         """All families, as prometheus_client collects them."""
@@ -84,7 +85,12 @@ class Meters:
         yield _histograms("http_request_seconds", "Seconds from a request to its whole answer.", "route", self._request_seconds)
         yield _counters("answers", "Answers to people, by who gave them and how they ended.", ("source", "finish"), self._answers)
         yield _histograms("answer_seconds", "Seconds that an answer took.", "source", self._answer_seconds)
-        yield _counters("answer_tokens", "Tokens of answers, of who gave them.", ("source", "direction"), self._tokens)
+        yield _counters(
+            "answer_tokens",
+            "Tokens of answers, of who gave them; cached: of those of input, what was not read again.",
+            ("source", "direction"),
+            self._tokens,
+        )
 
 
 def add_metrics_route(app: FastAPI, meters: Meters, control: AgentControl) -> None:

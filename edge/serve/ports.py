@@ -74,6 +74,8 @@ class AnswerNote:
     task_known: bool = True
     model_asked: bool = False
     cloud_model: str = ""
+    prompt_cached: int = 0
+    """How many of prompt_tokens this device had read for an earlier conversation."""
     refusal: str | None = None
     stop: str = ""
 

@@ -220,7 +220,7 @@ def finished(
     cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(note.finish)
     usage = {
         "input_tokens": note.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": note.prompt_cached},
         "output_tokens": note.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": note.prompt_tokens + note.completion_tokens,

@@ -58,7 +58,7 @@ def note_of(record: AnswerRecord) -> AnswerNote:
     shared = {name: getattr(record, name) for name in _SHARED}
     if record.source == "cloud":
         written = record.cloud_output_tokens
-        shared |= {"prompt_tokens": record.cloud_tokens - written, "completion_tokens": written}
+        shared |= {"prompt_tokens": record.cloud_tokens - written, "prompt_cached": 0, "completion_tokens": written}
     shared |= {
         "asked": record.asked or record.source != "local",
         "model_asked": record.asked and record.mode == "auto",

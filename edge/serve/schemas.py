@@ -204,18 +204,26 @@ class JSONAnswer(JSONResponse):
         return _encode(content).encode()
 
 
+class PromptDetails(ResponseBody):
+    """How much of the prompt this device had read for an earlier conversation."""
+
+    cached_tokens: Count
+
+
 class Usage(ResponseBody):
     """Tokens of the prompt and of the answer."""
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    prompt_tokens_details: PromptDetails
 
 
-def usage_body(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage_body(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """The usage with its total."""
     total = prompt_tokens + completion_tokens
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 class ErrorDetails(ResponseBody):

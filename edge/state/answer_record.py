@@ -108,6 +108,8 @@ class AnswerRecord:
     """a·u: what of help_log_odds is the model's doubt in its answer (nats); None where that had no part in the decision."""
     stop: str = ""
     """The stop string of the request that ended the local answer, "" where none did."""
+    prompt_cached: int = 0
+    """How many of prompt_tokens an earlier conversation had read."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with every field."""

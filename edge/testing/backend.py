@@ -102,11 +102,12 @@ class ScriptedBackend:
         """
         self._require_open()
         messages = messages.messages if isinstance(messages, ToolConversation) else messages
+        prompt = self.prompt_ids(messages)
         response = self._respond(messages, sampling, seed, prefix)
         for piece, tokens in _pieces_of(response):
             await asyncio.sleep(self._seconds_per_token)
             yield TextDelta(piece, tokens=tokens)
-        yield TextDelta("", response, len(prompt_tokens(messages)))
+        yield TextDelta("", response, len(prompt))
 
     async def continue_text(self, prompt: RawPrompt, sampling: Sampling, seed: int) -> AsyncIterator[TextDelta]:
         """What the script answers to the prompt as a user's only message. See `InferenceBackend`."""
@@ -125,8 +126,12 @@ class ScriptedBackend:
         """One made-up id for each word."""
         return tuple(self._learn(word) for word in _TOKEN.findall(text))
 
-    def prompt_ids(self, messages: Sequence[Message] | ToolConversation) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Made-up ids, as those of a sampled group. Raises ContextOverflow where they leave no room for a response."""
+        return self.served_ids(messages)
+
+    def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
+        """The same of an answer to people; an answer's beginning counts nothing."""
         ids = prompt_tokens(messages.messages if isinstance(messages, ToolConversation) else messages)
         if len(ids) >= self._info.context_tokens:
             raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._info.context_tokens}")
@@ -150,7 +155,8 @@ class ScriptedBackend:
     @property
     def tokenizer(self) -> TokenizerInfo:
         """No chat template, and an end of text that is written as nothing."""
-        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, self._info.context_tokens, self._calls)
+        tokens = self._info.context_tokens
+        return TokenizerInfo("", "", "", False, VOCABULARY_SIZE, tokens, tokens, self._calls)
 
     def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
         self._require_open()

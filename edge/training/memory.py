@@ -280,7 +280,7 @@ def does_not_fit(why: str) -> OutOfMemory:
     """The error, with what to lower."""
     return OutOfMemory(
         f"learning does not fit in memory: {why}",
-        hint="lower learning.memory.micro_batch_tokens, learning.max_tokens, model.context_tokens or engine.max_rows, leave "
+        hint="lower learning.memory.micro_batch_tokens, learning.max_tokens, learning.context_tokens or engine.max_rows, leave "
         "learning.memory.gradient_checkpointing on auto, set engine.weights to streamed, or take a smaller model "
         "(learning.memory.memory_probe off tries anyway)",
     )

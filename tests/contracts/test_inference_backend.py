@@ -14,6 +14,7 @@ from edge.core.errors import AdapterError, EdgeError, UsageError
 from edge.core.types import AdapterRef, FinishReason, LocalResponse, Message, PromptGroup, Sampling, ScoredToken, TextDelta
 from edge.core.worker import EngineWorker, Priority
 from edge.inference.backend import InferenceBackend, ModelInfo
+from edge.inference.batcher import in_common
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.testing.backend import ScriptedBackend
 from tests.worlds.made_up_lora import write_adapter
@@ -23,6 +24,8 @@ from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 MakeAdapter = Callable[[int], AdapterRef]
 SAMPLING = Sampling(max_tokens=20)
+MOST_NATS = 0.3
+"""By which the shape of a batch may change a served token's log-probability."""
 TEXTS = (
     "<think>\nStep 1: 2 + 3 = 5.\nStep 2: done.\nStep 3: more.\n</think>\n<answer>\\boxed{5}</answer>",
     "<think>\nStep 1: hard.\n</think>\nI need external assistance.",
@@ -118,6 +121,7 @@ async def test_greedy_responses_do_not_depend_on_the_seed(backend: InferenceBack
 async def test_streamed_text_joins_to_the_text_of_the_response(backend: InferenceBackend, seed: int) -> None:
     text, response = await read(backend.stream(question(), SAMPLING, seed))
     assert text == response.text
+    await backend.swap_adapter(None)  # else what was read would be read in other lots
     assert response == await generate(backend, question(), SAMPLING, seed)
 
 
@@ -149,7 +153,12 @@ async def test_serving_and_rollouts_run_concurrently(backend: InferenceBackend) 
     rollouts = asyncio.create_task(backend.sample_group(question("long"), Sampling(max_tokens=100), range(30)))
     served = await asyncio.gather(*(generate(backend, question(), SAMPLING, seed) for seed in range(5)))
     alone = await backend.sample_group(question(), SAMPLING, range(5), Priority.SERVING)
-    assert tuple(served) == alone.responses
+    for some, other in zip(served, alone.responses, strict=True):
+        common = in_common(some.token_ids, other.token_ids)
+        assert common >= min(
+            3, len(some.token_ids)
+        )  # a draw next to the border between two tokens may then fall on the other side
+        assert some.logprobs[:common] == pytest.approx(other.logprobs[:common], abs=MOST_NATS)
     assert len((await rollouts).responses) == 30
 
 

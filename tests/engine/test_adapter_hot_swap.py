@@ -176,9 +176,7 @@ async def test_two_engines_on_shared_weights_have_separate_adapters(
     try:
         assert await other.sample_group(QUESTION, SAMPLING, [5, 6]) == alone
         await other.swap_adapter(write_adapter(tmp_path / "one", tiny, 1, seed=1))
-        both = await asyncio.gather(
-            backend.sample_group(QUESTION, SAMPLING, [5, 6], Priority.SERVING), other.sample_group(QUESTION, SAMPLING, [5, 6])
-        )
+        both = await asyncio.gather(*(one.sample_group(QUESTION, SAMPLING, [5, 6]) for one in (backend, other)))
         assert both[0] == alone
         assert both[1].responses != alone.responses
         assert (backend.adapter_version, other.adapter_version) == (0, 1)

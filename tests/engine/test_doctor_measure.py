@@ -30,7 +30,13 @@ from edge.training.memory import BatchAdvice
 from tools.simulate.fleet.profiles import load_device
 
 RATES = EngineRates(1.0, {1: 1.0}, 60.0, 288.0, sampled=False)
-SMALL = ["model.context_tokens=256", "engine.max_rows=3", "engine.threads=1", "learning.torch_threads=1", "learning.group_size=2"]
+SMALL = [
+    "learning.context_tokens=256",
+    "engine.max_rows=3",
+    "engine.threads=1",
+    "learning.torch_threads=1",
+    "learning.group_size=2",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +151,7 @@ async def test_onnx_engine_is_measured_like_the_others(tmp_path: Path) -> None:
 async def test_estimated_rows_equal_the_engines_rows(tmp_path: Path, backend: str) -> None:
     if backend == "onnx" and not installed(ENGINES["onnx"]):
         pytest.skip("ONNX is not installed")
-    sets = [f"engine.backend={backend}", "model.context_tokens=3000", f"state_folder={tmp_path}"]
+    sets = [f"engine.backend={backend}", "learning.context_tokens=3000", f"state_folder={tmp_path}"]
     config, path, worker = resolve(AgentConfig, sets=sets).config, model_file("nano-edge"), EngineWorker()
     engine = await open_backend(config, path, worker)
     try:

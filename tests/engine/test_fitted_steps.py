@@ -40,7 +40,7 @@ class World:
         self.facts.write_text("question,answer\nWho has the key?,Ilka\nWho rows?,Mia\nWhich day?,Thursday\n", encoding="utf-8")
 
     def resolved(self, *sets: str, **options: Any) -> Resolved[AgentConfig]:
-        threads = ("engine.threads=1", "learning.torch_threads=1", "model.context_tokens=512")
+        threads = ("engine.threads=1", "learning.torch_threads=1", "learning.context_tokens=512")
         given: dict[str, Any] = {"model": str(self.model), "tasks": [str(self.facts)], "state": self.folder / "state", **options}
         return Settings(sets=[*threads, *sets], **given).resolve()
 

@@ -21,6 +21,8 @@ from tests.worlds.made_up_lora import write_adapter
 from tests.worlds.tiny_gguf import TinyModel, write_tiny_model
 
 ROLLOUT = Sampling(max_tokens=48)
+MOST_NATS = 0.3
+"""By which the shape of a batch changes a log-probability of a random model whose activations are rounded to 8 bits (measured: 0.12)."""
 
 
 @pytest.fixture(scope="module", params=["qwen2-Q8_0", "llama-Q8_0", "qwen2-F32"])
@@ -98,8 +100,9 @@ async def test_a_prefix_that_ends_in_a_tag_is_a_decision_point(tiny: TinyModel) 
         forbidden = [await last(Sampling(max_tokens=1, suppress_help=True), seed) for seed in range(12)]
         assert {text.strip().casefold() for text, _ in forced} <= {"i", "i need external assistance."}
         assert "i" not in {text.strip().casefold() for text, _ in forbidden}
-        assert len({log_odds for _, log_odds in forced + forbidden}) == 1
-        assert forced[0][1] is not None
+        found = [log_odds for _, log_odds in forced + forbidden if log_odds is not None]
+        assert len(found) == 24
+        assert max(found) - min(found) < MOST_NATS, "what was read before is not read in the same lots"
 
 
 async def test_closing_the_worker_first_leaves_no_pending_caller(tiny: TinyModel) -> None:

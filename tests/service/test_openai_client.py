@@ -213,3 +213,18 @@ def test_the_bundled_model_answers_the_client(nano: str) -> None:
     assert (answer.edge["source"], answer.choices[0].message.content) == ("local", text)
     assert answer.usage.completion_tokens > 0
     assert {*models, tokens["max_model_len"]} == {700}, "what is served, not what the model was trained for"
+
+
+def test_a_chat_that_goes_on_reports_what_was_read_before(nano: str) -> None:
+    chat: Any = [{"role": "user", "content": "Lea has 14 pears and 23 plums in her basket. How many fruits does she have?"}]
+    with client_of(nano) as client:
+        first: Any = client.chat.completions.create(model="edge", messages=chat)
+        chat += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "And 5 more?"}]
+        second: Any = client.chat.completions.create(model="edge", messages=chat)
+        again = list(
+            client.chat.completions.create(model="edge", messages=chat, stream=True, stream_options={"include_usage": True})
+        )
+    assert 0 < second.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens
+    usage: Any = again[-1].usage
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    assert again[-2].edge["prompt_cached"] == usage.prompt_tokens - 1  # type: ignore[attr-defined]

@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from edge.answering.ask_cloud import NO_FORMS_S
-from edge.core.errors import CloudOff, CoordinatorUnavailable, InvalidRequest, UnfitAnswer, Unsupported
+from edge.core.errors import (
+    BudgetExhausted,
+    CloudOff,
+    ContextOverflow,
+    CoordinatorUnavailable,
+    InvalidRequest,
+    UnfitAnswer,
+    Unsupported,
+)
 from edge.core.tool_calls import CALL_FORMATS, HERMES, CallFormat
-from edge.core.types import AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
+from edge.core.types import ONLY_TEXT, AnswerForm, BeyondText, Message, Sampling, ToolConversation, ToolUse
 from edge.learning.own_items import own_items
 from edge.state.answer_record import AnswerDelta, AnswerRecord, AnswerRequest
 from edge.state.feedback import Feedback, FeedbackBook
@@ -260,3 +268,35 @@ async def test_truncated_tool_calls_are_dropped(tmp_path: Path) -> None:
     assert (record.finish, record.openai_json) == ("length", "")
     record, _ = await answered(world, **TOOLS, tools=ToolUse(CONVERSATION, "calls"), mode="cloud-only")
     assert (record.source, len(world.client.calls)) == ("cloud", 1), "a demand for the cloud has it call the tools"
+
+
+TOO_LONG: dict[str, Any] = {"form": None, "beyond": ONLY_TEXT}
+
+
+@pytest.mark.parametrize("mode", ["auto", "prefer-local"])
+async def test_a_conversation_that_is_too_long_here_is_the_clouds(tmp_path: Path, mode: str) -> None:
+    world = world_of(tmp_path, Speaks(), mode=mode, context_tokens=4)
+    record, _ = await answered(world, **TOO_LONG)
+    assert (record.source, record.final, record.asked, record.local_text) == ("cloud", CLOUD, False, "")
+    assert "context 4" in record.reason and "cloud" in record.reason
+    assert not record.might_ask and record.charged_uusd > 0
+    assert len(world.client.calls) == 1
+    held, _ = await answered(world)
+    assert (held.source, held.final) == ("cloud", CLOUD), "also where the answer has a form"
+
+
+@pytest.mark.parametrize("options", [{"mode": "local-only"}, {"no_cloud": "private"}])
+async def test_where_the_cloud_is_not_asked_a_conversation_that_is_too_long_is_refused(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    world = world_of(tmp_path, Speaks(), context_tokens=4)
+    with pytest.raises(ContextOverflow, match="context 4"):
+        await answered(world, **TOO_LONG, **options)
+    assert world.client.calls == []
+
+
+async def test_a_conversation_that_is_too_long_here_and_beyond_the_budget_is_refused_with_the_reason(tmp_path: Path) -> None:
+    world = world_of(tmp_path, Speaks(), context_tokens=4)
+    world.client.fail_next("stream_complete", BudgetExhausted("no calls are left today"))
+    with pytest.raises(BudgetExhausted):
+        await answered(world, **TOO_LONG)

@@ -12,7 +12,7 @@ from edge.core.types import FinishReason, LocalResponse, Sampling
 from edge.core.worker import Priority
 from edge.dagrpo.format import help_trigger_span
 from edge.dagrpo.prompts import HELP_PHRASE
-from edge.inference.batcher import Batcher, Request
+from edge.inference.batcher import PIECE, Batcher, Request, in_common
 from edge.inference.decisions import HelpTokens, ResponseFollower, first_decision, missing_tag_ends
 
 TEXTS = [
@@ -73,6 +73,27 @@ class PlannedEngine:
         plan = self.plans[prompt]
         logits[plan[len(output)] if len(output) < len(plan) else EOS] = self.favour
         return logits
+
+
+class SharedRowsEngine(PlannedEngine):
+    """Rows that share room for 2048 tokens; a beginning of what was kept is recalled."""
+
+    shared_tokens = n_ctx = 2048
+
+    def __init__(self, rows: int, plans: dict[int, list[int]]) -> None:
+        super().__init__(rows, plans)
+        self.memory.append([])
+        self.kept: list[list[int]] = []
+
+    def keep(self, row: int, ids: list[int]) -> None:
+        held = [token for token, same in zip(self.memory[row], ids, strict=False) if token == same]
+        self.kept += [held] if held else []
+        self.memory[row] = []
+
+    def recall(self, row: int, ids: list[int]) -> int:
+        common = max((in_common(kept, ids[:-1]) for kept in self.kept), default=0)
+        self.memory[row] = ids[:common]
+        return common
 
 
 def request(prompt: int, responses: int = 1, priority: Priority = Priority.ROLLOUT, **sampling: object) -> Request:
@@ -176,6 +197,48 @@ def test_answer_precedes_queued_raw_texts_and_has_a_row_beside_running_ones() ->
     assert not all(text.future.done() for text in texts[2:])
     run(batcher)
     assert [text.future.result().responses[0].text for text in texts] == ["a" * 9] * 20
+
+
+def shared(rows: int, plans: dict[int, list[int]]) -> tuple[Batcher, SharedRowsEngine]:
+    engine = SharedRowsEngine(rows, plans)
+    return Batcher(engine, Tokens(), rollout_rows=0, shared=engine), engine
+
+
+def long_request(prompt: int, tokens: int, max_tokens: int = 40) -> Request:
+    return Request([prompt] * tokens, Sampling(max_tokens=max_tokens), [0], Priority.SERVING)
+
+
+def test_a_long_prompt_is_read_in_turn_with_the_tokens_of_others() -> None:
+    batcher, engine = shared(4, {1: ids("a") * 30, 2: ids("b")})
+    first, second = request(1, priority=Priority.SERVING), long_request(2, 4 * PIECE)
+    batcher.add(first)
+    batcher.step()
+    run(batcher, second)
+    begins = engine.calls.index("prefill 2")
+    assert engine.calls[begins : begins + 7] == [*["prefill 2", "decode 1"] * 3, "prefill 2"]
+    assert first.future.result().responses[0].text == "a" * 30
+
+
+def test_what_was_read_of_a_withdrawn_prompt_is_not_read_again() -> None:
+    batcher, engine = shared(2, {2: ids("b")})
+    first, second = long_request(2, 4 * PIECE), long_request(2, 4 * PIECE)
+    batcher.add(first)
+    batcher.step()
+    batcher.step()
+    first.future.cancel()
+    run(batcher, second)
+    assert second.cached_tokens == 2 * PIECE
+    assert engine.calls.count("prefill 2") == 4
+
+
+def test_who_may_need_more_than_there_is_room_for_waits_and_nobody_else_overtakes() -> None:
+    batcher, engine = shared(4, {1: ids("a") * 30, 2: ids("b") * 30, 3: ids("a") * 30})
+    requests = [long_request(number, 1, max_tokens) for number, max_tokens in ((1, 1200), (2, 1200), (3, 20))]
+    order: list[int] = []
+    for number, one in enumerate(requests):
+        one.future.add_done_callback(lambda _, number=number: order.append(number))
+    run(batcher, *requests)
+    assert (order[0], max(engine.widths)) == (0, 2)
 
 
 def test_a_withdrawn_request_frees_its_rows() -> None:

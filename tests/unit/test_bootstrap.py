@@ -14,7 +14,7 @@ from edge.app.judging import build_verifier
 from edge.app.settings import model_file
 from edge.cli import doctor
 from edge.config.agent import resolve_agent_config
-from edge.config.schema import AgentConfig, EngineConfig, LearningConfig, ModelConfig, ObjectiveConfig, ProgramsConfig
+from edge.config.schema import AgentConfig, EngineConfig, LearningConfig, ObjectiveConfig, ProgramsConfig
 from edge.core.engines import ENGINES, EngineInfo
 from edge.core.errors import ConfigError, ModelFileError, UsageError
 from edge.core.events import FanOutSink
@@ -163,7 +163,7 @@ async def test_mlx_serves_and_trains_on_one_copy_of_the_weights(tmp_path: Path) 
     from edge.inference.mlx_backend import MlxBackend
     from edge.training.mlx_learner import MlxLearner
 
-    chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), model=ModelConfig(context_tokens=128))
+    chosen = AgentConfig(engine=EngineConfig(backend="mlx", max_rows=2), learning=LearningConfig(context_tokens=128))
     path = settings.model_file(chosen.model.path)
     worker, weights = EngineWorker(), openers.SharedWeights(path)
     backend = await engines.open_backend(chosen, path, worker, weights)
@@ -191,7 +191,7 @@ async def test_onnx_serves_what_torch_trains_and_rolls_out_in_one_session(tmp_pa
 
     state = tmp_path / "state"
     engine = EngineConfig(backend="onnx", max_rows=2, threads=1)
-    chosen = AgentConfig(engine=engine, model=ModelConfig(context_tokens=128), state_folder=str(state))
+    chosen = AgentConfig(engine=engine, learning=LearningConfig(context_tokens=128), state_folder=str(state))
     path = settings.model_file(chosen.model.path)
     worker, weights = EngineWorker(), openers.SharedWeights(path)
     backend = await engines.open_backend(chosen, path, worker, weights, serves_only=True)

@@ -82,9 +82,9 @@ def test_run_explains_the_handling_of_private_data_before_asking_a_cloud(monkeyp
 
 
 def test_responses_beyond_any_context_are_reported() -> None:
-    [line] = lines("learning.max_tokens=400", "model.context_tokens=400")
-    assert "learning.max_tokens" in line and "model.context_tokens" in line
-    assert lines("learning.max_tokens=200", "model.context_tokens=400") == []
+    [line] = lines("learning.max_tokens=400", "learning.context_tokens=400")
+    assert "learning.max_tokens" in line and "learning.context_tokens" in line
+    assert lines("learning.max_tokens=200", "learning.context_tokens=400") == []
 
 
 def findings(*sets: str, state: Path) -> dict[str, doctor.Finding]:

@@ -278,7 +278,7 @@ async def test_skill_of_which_no_question_fits_is_reported_and_a_correction_is_l
     await world.learn(max_steps=2)
     assert world.learners[0].demonstrations[0]
     [notice] = world.events(Notice)
-    assert "64 of 64" in notice.text and "model.context_tokens" in notice.text
+    assert "64 of 64" in notice.text and "learning.context_tokens" in notice.text
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Recorder:
 
 
 def config(*sets: str) -> AgentConfig:
-    return resolve(AgentConfig, sets=["engine.backend=llamacpp", "model.context_tokens=128", *sets]).config
+    return resolve(AgentConfig, sets=["engine.backend=llamacpp", "learning.context_tokens=128", *sets]).config
 
 
 async def tried(monkeypatch: pytest.MonkeyPatch, free_mib: int, *sets: str) -> list[Sequence[TrainingGroup]]:
@@ -123,7 +123,7 @@ async def test_too_little_memory_is_refused_before_probing(monkeypatch: pytest.M
 def test_fewer_rows_stay_float32_and_are_budgeted_as_such() -> None:
     def of(engine: str, rows: int) -> AgentConfig:
         return config(
-            "model.context_tokens=1000", "engine.weights=resident", f"engine.backend={engine}", f"engine.max_rows={rows}"
+            "learning.context_tokens=1000", "engine.weights=resident", f"engine.backend={engine}", f"engine.max_rows={rows}"
         )
 
     assert most_rows(of("onnx", 0), MODEL) < most_rows(of("llamacpp", 0), MODEL)

@@ -30,18 +30,19 @@ async def one_by_one(backend: Any, sampling: Sampling, numbers: Sequence[int], s
 
 
 async def concurrent(backend: Any, sampling: Sampling, numbers: Sequence[int], seeds: Sequence[int]) -> list[PromptGroup]:
-    """Concurrent requests that arrive at odd moments, with served requests and a withdrawn one in between."""
+    """Concurrent requests that arrive at odd moments, with served ones and a withdrawn one in between."""
     random = stream(1, "arrivals")
 
-    async def late(number: int) -> Any:
+    async def late(number: int, priority: Priority = Priority.ROLLOUT) -> Any:
         await asyncio.sleep(random.random() * 0.02)
-        priority = Priority.SERVING if number % 3 == 0 else Priority.ROLLOUT
         return await backend.sample_group(question(number), sampling, seeds, priority)
 
     withdrawn = asyncio.create_task(backend.sample_group(question(99), Sampling(max_tokens=200), range(3)))
+    served = [asyncio.create_task(late(number, Priority.SERVING)) for number in numbers if number % 3 == 0]
     groups = await asyncio.gather(*(late(number) for number in numbers))
     withdrawn.cancel()
-    await asyncio.gather(withdrawn, return_exceptions=True)
+    await asyncio.gather(withdrawn, *served, return_exceptions=True)
+    assert all(task.exception() is None for task in served)
     return list(groups)
 
 

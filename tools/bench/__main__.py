@@ -16,6 +16,7 @@ PARTS = {
     "table": "the table of goals, compared with TRL and llama.cpp; most of an hour",
     "coordinator": "the coordinator compared with LiteLLM's proxy; half an hour",
     "endpoint": "the agent's endpoint compared with llama-cpp-python's server; a minute",
+    "chat": "a chat of ten turns at both; some minutes",
 }
 """What each module measures."""
 

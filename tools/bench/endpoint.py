@@ -74,13 +74,14 @@ async def ask(http: aiohttp.ClientSession, base: str, route: str, number: int, m
     async with http.post(f"{base}/{route}", json={**body, **({"prompt": prompt} if route == "completions" else chat)}) as reply:
         reply.raise_for_status()
         async for line in reply.content:
-            if text := _text_of(line):
+            if text := text_of(line):
                 pieces.append(text)
                 first = first or (time.perf_counter() - start if _bare("".join(pieces)) else 0.0)
     return TimedReply(first, time.perf_counter() - start, "".join(pieces))
 
 
-def _text_of(line: bytes) -> str:
+def text_of(line: bytes) -> str:
+    """What one line of a stream of events adds to the reply."""
     if not line.startswith(b"data: {"):
         return ""
     choices = json.loads(line[6:])["choices"]

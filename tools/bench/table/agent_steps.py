@@ -111,7 +111,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
     return AgentConfig.model_validate(
         {
             "state_folder": job["scratch"],
-            "model": {"path": job["model"], "context_tokens": job["context_tokens"], "responses": job["responses"]},
+            "model": {"path": job["model"], "responses": job["responses"]},
             "engine": {
                 "threads": job["threads"],
                 "max_rows": job["max_rows"],
@@ -121,6 +121,7 @@ def config_of(job: dict[str, Any], cloud_port: int | None = None) -> AgentConfig
             "adapter": {"rank": job["rank"], "alpha": job["alpha"]},
             "learning": {
                 "group_size": job["group_size"],
+                "context_tokens": job["context_tokens"],
                 "prompts_per_step": job["prompts_per_step"],
                 "max_tokens": job["max_tokens"],
                 "torch_threads": job["threads"],

@@ -1,0 +1,157 @@
+"""A long chat at the agent's endpoint and at llama-cpp-python's own server: `python -m tools.bench chat --model MODEL [--turns 10]`.
+
+Both serve the same file with the same threads and context, at temperature 0. Each turn of the chat sends the whole conversation, as every
+client does, with a new question of some hundred words. The servers answer in turn, each goes on from its own replies. The output has, for
+each turn, the tokens of the prompt, those that we had read before, seconds to the first letter on both sides and tokens a second after
+it; then the medians of our multiples of theirs, the last turn as a multiple of the second one, and the memory of each server. On a busy
+machine only the multiples mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from edge.core.machine import physical_cores
+from edge.models.catalogue import find_model
+from tools.arguments import positive
+from tools.bench.endpoint import our_server, text_of, their_server
+from tools.bench.harness import command
+from tools.bench.table.memory import memory_now
+
+TEXT = """the harbour opens early and the boats come back with what the night has left them before the town wakes up
+while somebody on the quay counts boxes and writes down which of them go to the market and which to the station"""
+_TIMEOUT = aiohttp.ClientTimeout(total=1800)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer: seconds to its first letter and to its end, and the tokens that the server reports."""
+
+    first_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first letter."""
+        return (self.completion_tokens - 1) / max(self.total_s - self.first_s, 1e-9)
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation with one server as it grows."""
+
+    base: str
+    messages: list[dict[str, str]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    async def ask(self, http: aiohttp.ClientSession, question: str, max_tokens: int) -> None:
+        """One more turn, streamed and timed here. The last event has the usage where the server reports one."""
+        self.messages.append({"role": "user", "content": question})
+        body = {"model": "edge", "temperature": 0, "max_tokens": max_tokens, "stream": True, "messages": self.messages}
+        first, pieces, usage, start = 0.0, list[str](), dict[str, Any](), time.perf_counter()
+        async with http.post(f"{self.base}/chat/completions", json={**body, "stream_options": {"include_usage": True}}) as reply:
+            reply.raise_for_status()
+            async for line in reply.content:
+                if text := text_of(line):
+                    pieces.append(text)
+                    first = first or time.perf_counter() - start
+                if line.startswith(b"data: {"):
+                    usage = json.loads(line[6:]).get("usage") or usage
+        total = time.perf_counter() - start
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        written = usage.get("completion_tokens") or len(pieces)
+        self.turns.append(Turn(first, total, usage.get("prompt_tokens") or 0, cached, written))
+
+
+def question(number: int, words: int) -> str:
+    """The next thing that is said: a text of this many words, another one each turn, and something to do with it."""
+    known = TEXT.split()
+    text = " ".join(known[(number * 7 + place * (number + 1)) % len(known)] for place in range(words))
+    return f"Note {number}: {text}. Say in a few sentences what note {number} is about."
+
+
+async def measure(bases: Mapping[str, str], turns: int, words: int, max_tokens: int) -> dict[str, list[Turn]]:
+    """The same chat with each server, turn by turn."""
+    chats = {name: Chat(base) for name, base in bases.items()}
+    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+        for base in bases.values():
+            await Chat(base).ask(http, "Hello!", 4)
+        for number in range(turns):
+            for name in sorted(chats, reverse=bool(number % 2)):
+                await chats[name].ask(http, question(number, words), max_tokens)
+    return {name: chat.turns for name, chat in chats.items()}
+
+
+def summary(found: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
+    """Medians over turns of our multiples of theirs (below 1: ours is faster), and whether turns stay equally long."""
+    pairs = list(zip(found["ours"], found["theirs"], strict=True))
+    return {
+        "turns": len(pairs),
+        "first_ratio": round(statistics.median(ours.first_s / theirs.first_s for ours, theirs in pairs), 3),
+        "per_token_ratio": round(statistics.median(theirs.tokens_per_s / ours.tokens_per_s for ours, theirs in pairs), 3),
+        "total_ratio": round(sum(ours.total_s for ours, _ in pairs) / sum(theirs.total_s for _, theirs in pairs), 3),
+        **{
+            f"{name}_last_to_second_first": round(turns[-1].first_s / turns[min(1, len(turns) - 1)].first_s, 2)
+            for name, turns in found.items()
+        },
+    }
+
+
+def server_memory() -> dict[str, float]:
+    """Resident memory now of each server that was started here, MiB, in the order of their starts."""
+    children = sorted(psutil.Process().children(), key=lambda child: child.create_time())
+    return {name: round(memory_now(child.pid)["rss_mib"]) for name, child in zip(("ours", "theirs"), children, strict=False)}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench chat", description="A long chat, compared with llama-cpp-python's."
+    )
+    parser.add_argument("--model", default="smollm2", help="a name that `models list` shows, or a file (default: %(default)s)")
+    parser.add_argument("--turns", type=positive, default=10)
+    parser.add_argument("--words", type=positive, default=300, help="of each question (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=positive, default=64)
+    parser.add_argument("--threads", type=positive, default=physical_cores())
+    parser.add_argument("--context", type=positive, default=8192)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start both servers, hold the chat, print a line of JSON for each turn and one for all."""
+    given = parse(arguments)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        options = (folder, find_model(given.model), given.threads, given.context)
+        bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
+        found = asyncio.run(measure(bases, given.turns, given.words, given.max_tokens))
+        for number, (ours, theirs) in enumerate(zip(found["ours"], found["theirs"], strict=True), 1):
+            seconds = {"ours_first_s": round(ours.first_s, 3), "theirs_first_s": round(theirs.first_s, 3)}
+            speed = {"ours_tokens_per_s": round(ours.tokens_per_s, 1), "theirs_tokens_per_s": round(theirs.tokens_per_s, 1)}
+            counts = {"prompt_tokens": ours.prompt_tokens, "cached_tokens": ours.cached_tokens}
+            print(json.dumps({"turn": number, **counts, **seconds, **speed}))
+        memory = {f"{name}_rss_mib": rss for name, rss in server_memory().items()}
+        print(json.dumps({**summary(found), **memory}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command(main))
