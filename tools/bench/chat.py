@@ -5,6 +5,10 @@ client does, with a new question of some hundred words. The servers answer in tu
 each turn, the tokens of the prompt, those that we had read before, seconds to the first letter on both sides and tokens a second after
 it; then the medians of our multiples of theirs, the last turn as a multiple of the second one, and the memory of each server. On a busy
 machine only the multiples mean something.
+
+`--people N` measures something else: N chats at once at our server alone, without and with learning, each person waiting up to
+`--pause` seconds between an answer and the next question. The output has the median and the 99th percentile of the seconds to the first
+letter, tokens a second of all together, and the memory before and after.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -100,6 +106,47 @@ async def measure(bases: Mapping[str, str], turns: int, words: int, max_tokens: 
     return {name: chat.turns for name, chat in chats.items()}
 
 
+async def people(base: str, count: int, turns: int, words: int, max_tokens: int, pause_s: float) -> list[Turn]:
+    """So many chats at once; all turns of all of them."""
+    chats, began = [Chat(base) for _ in range(count)], time.perf_counter()
+
+    async def talk(number: int, http: aiohttp.ClientSession) -> None:
+        rng = random.Random(number)
+        for turn in range(turns):
+            await asyncio.sleep(rng.uniform(0.0, pause_s))
+            await chats[number].ask(http, question(number * turns + turn, words), max_tokens)
+            print(f"person {number}, turn {turn}: {chats[number].turns[-1].first_s:.1f} s", file=sys.stderr, flush=True)
+
+    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+        await asyncio.gather(*(talk(number, http) for number in range(count)))
+    print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return [turn for chat in chats for turn in chat.turns]
+
+
+def crowd(given: argparse.Namespace, learns: str) -> dict[str, Any]:
+    """The chats of `--people` at our server while it learns a source, or nothing ("")."""
+    with tempfile.TemporaryDirectory() as name:
+        options = (Path(name), find_model(given.model), given.threads, given.context, learns)
+        with our_server(*options) as base:
+            asyncio.run(people(base, 1, 1, 8, 4, 0.0))
+            before = server_memory()["ours"]
+            turns = asyncio.run(people(base, given.people, given.turns, given.words, given.max_tokens, given.pause))
+            after = server_memory()["ours"]
+            status = json.loads(urllib.request.urlopen(base.removesuffix("/v1") + "/api/status", timeout=60).read())
+    firsts = sorted(turn.first_s for turn in turns)
+    return {
+        "learns": learns,
+        "turns": len(turns),
+        "first_p50_s": round(statistics.median(firsts), 2),
+        "first_p99_s": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 2),
+        "cached_share": round(sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns), 2),
+        "tokens_per_s_each": round(statistics.median(turn.tokens_per_s for turn in turns), 1),
+        "steps_done": status["steps_done"],
+        "rss_mib_before": before,
+        "rss_mib_after": after,
+    }
+
+
 def summary(found: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
     """Medians over turns of our multiples of theirs (below 1: ours is faster), and whether turns stay equally long."""
     pairs = list(zip(found["ours"], found["theirs"], strict=True))
@@ -132,12 +179,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--threads", type=positive, default=physical_cores())
     parser.add_argument("--context", type=positive, default=8192)
+    parser.add_argument("--people", type=positive, default=1, help="chats at once, at our server alone (default: %(default)s)")
+    parser.add_argument("--pause", type=float, default=10.0, help="most seconds between turns of a person (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start both servers, hold the chat, print a line of JSON for each turn and one for all."""
     given = parse(arguments)
+    if given.people > 1:
+        for learns in ("", "practice:science"):
+            print(json.dumps(crowd(given, learns)), flush=True)
+        return 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = (folder, find_model(given.model), given.threads, given.context)

@@ -43,11 +43,12 @@ class TimedReply:
 
 
 @contextmanager
-def our_server(folder: Path, model: Path, threads: int, context: int) -> Iterator[str]:
-    """`edge-agent run`, serving only and never asking; gives the base address."""
+def our_server(folder: Path, model: Path, threads: int, context: int, learns: str = "") -> Iterator[str]:
+    """`edge-agent run`, never asking for people; gives the base address. `learns`: a task source that it learns meanwhile, "": none."""
     state = folder / "state"
     limits = ["--set", f"engine.threads={threads}", "--set", f"model.context_tokens={context}"]
-    options = ["--no-learn", "--port", "0", "--mode", "local-only", "--model", str(model), "--state", str(state), "--json"]
+    options = ["--port", "0", "--mode", "local-only", "--model", str(model), "--state", str(state), "--json"]
+    options += ["--tasks", learns, "--set", f"learning.torch_threads={threads}"] if learns else ["--no-learn"]
     started = [sys.executable, "-m", "edge.cli", "run", *options, *limits]
     with running(started, folder / "ours.log", ready=(state / "endpoint.json").is_file):
         yield str(json.loads((state / "endpoint.json").read_text())["url"]) + "/v1"
