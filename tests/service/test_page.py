@@ -505,7 +505,7 @@ async def test_stale_reply_does_not_revert_a_switch(page: Page, stage: Stage, ag
         ({"part": "update", "done": 300, "of": 400, "tokens": 0, "left_s": 6.0}, "updating 75%, 6 s left"),
         (
             {"part": "imitation", "done": 3, "of": 16, "tokens": 0, "left_s": 40.0},
-            "learning given answers, update 3 of at most 16, 40 s left",
+            "learning given answers, update 3 of at most 16, at most 40 s left",
         ),
         ({"part": "close", "done": 0, "of": 1, "tokens": 0, "left_s": None}, "reporting"),
     ],
