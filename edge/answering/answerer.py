@@ -98,19 +98,13 @@ class Answerer:
         )
 
     def prompt_tokens(self, request: AnswerRequest) -> int:
-        """How many tokens the local model reads before it answers, tools that only the cloud can call included.
-
-        Of a conversation that its context cannot hold those of the texts are counted, without the template's.
-        """
+        """How many tokens the local model would read before it answers, tools that only the cloud can call included."""
         beyond = [request.beyond.openai_json] if request.beyond.wants else []
         wanted = request.tools if beyond else None
         tools = wanted.conversation if wanted is not None and self._backend.tokenizer.calls == wanted.written else None
         messages = self._local.messages(self._draft(self._as_learned(request)))
-        try:
-            read, texts = len(self._backend.served_ids(tools or messages)), [] if tools else beyond
-        except ContextOverflow:
-            read, texts = 0, [*(message.content for message in messages), *beyond]
-        return read + sum(len(self._backend.text_tokens(text)) for text in texts)
+        read = len(self._backend.served_ids(tools or messages))
+        return read + sum(len(self._backend.text_tokens(text)) for text in ([] if tools else beyond))
 
     def _as_learned(self, request: AnswerRequest) -> AnswerRequest:
         """A text of a label about whose texts something is asked, by itself and in the words that were learned; any other request as it is.

@@ -35,7 +35,7 @@ from edge.cli.output import print_json, print_line
 from edge.cli.remote import announcement
 from edge.cli.settings import Settings, layers_line, takes
 from edge.core.clock import SystemClock
-from edge.core.engines import ENGINES
+from edge.core.engines import ENGINES, engine_named
 from edge.core.errors import EdgeError, ModelFileError, UsageError
 from edge.core.formatting import PRACTICE_CLOUD, exit_name, has_crashed
 from edge.core.install import install_extra, pip_install
@@ -369,7 +369,7 @@ def check_conversations(config: AgentConfig) -> Finding:
     from edge.sizing import row_tokens, serving_memory_of
 
     path = model_file(config.model.path)
-    if path.is_dir() or not ENGINES["llamacpp" if config.engine.backend == "auto" else config.engine.backend].serves_apart:
+    if path.is_dir() or not engine_named(config.engine.backend).serves_apart:
         return Finding("conversations", "ok", f"{row_tokens(config, path):,} tokens each")
     serving = serving_memory_of(config, path)
     needed, free = serving.held_tokens * look_at(path).kv_bytes_per_token, available_memory()

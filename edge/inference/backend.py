@@ -170,7 +170,7 @@ class InferenceBackend(RawText, Protocol):
         ...
 
     def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
-        """The ids of a prompt and of what its answer begins with, as `stream` reads them. Raises ContextOverflow."""
+        """The ids of a prompt and of what its answer begins with, as `stream` reads them; also of one that is too long for it."""
         ...
 
     def response_tokens(self, text: str) -> tuple[int, ...]:

@@ -94,8 +94,8 @@ class BatchedBackend:
     At most `rollout_rows` of the engine's rows are given to rollouts, a few more to raw texts. People's answers, and raw texts too long
     for these rows, have those of an engine of their own: `open_serving` opens it on the worker's thread when the first of them comes, with
     a context of `served_tokens`, and it is closed when nobody was answered for `unload_after_s` (0: never); None: they share the rows.
-    `close_model` is called once, on the worker's thread, after the engines' own
-    `close`; None where the model belongs to another backend. The worker is shared and not closed here.
+    `close_model` is called once, on the worker's thread, after the engines' own `close`; None where the model belongs to another backend.
+    The worker is shared and not closed here.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class BatchedBackend:
         return self._fitting(self._template.prompt_ids(messages), self._n_ctx)
 
     def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
-        """The same for an answer to people, whose turn begins with `prefix`."""
+        """The same for an answer to people, whose turn begins with `prefix`, whatever their number."""
         self._require_open()
-        return self._fitting(self._template.prompt_ids(messages, prefix), self._served_tokens)
+        return tuple(self._template.prompt_ids(messages, prefix))
 
     async def sample_group(
         self,
@@ -177,7 +177,7 @@ class BatchedBackend:
         _check_sampling(sampling)
         turns = messages.messages if isinstance(messages, ToolConversation) else messages
         size = sum(len(message.content) for message in turns)
-        ids = await self._aside(size, lambda: self.served_ids(messages, prefix))
+        ids = await self._aside(size, lambda: self._fitting(self.served_ids(messages, prefix), self._served_tokens))
         async with aclosing(self._streamed(ids, Priority.SERVING, sampling, seed, prefix)) as deltas:
             async for delta in deltas:
                 yield delta

@@ -415,9 +415,8 @@ class Batcher:
         while self._next_request(len(self._active)) is request:
             self._start_one(request, len(self._active))
         row = len(self._active)
-        if (
-            self._shared is not None and row < self._shared.rows and self._prompt_in_row[row] is request
-        ):  # ended with its first token
+        # a prompt of which every response ended with its first token is still in its row
+        if self._shared is not None and row < self._shared.rows and self._prompt_in_row[row] is request:
             self._shared.keep(row, request.first_ids)
             self._prompt_in_row[row] = None
         return decoded

@@ -129,7 +129,9 @@ class OwnUse:
 
         def as_corrected(items: Iterable[TaskItem]) -> tuple[TaskItem, ...]:
             found = ((item, corrections.get(plain_words(item.question))) for item in items)
-            return tuple(item if correction is None else replace(correction, id=item.id) for item, correction in found)
+            return tuple(
+                item if correction is None else replace(correction, id=item.id, task=item.task) for item, correction in found
+            )
 
         ready = await asyncio.to_thread(self._ready, sources, uses) if turn > turn_before else []
         if not ready:

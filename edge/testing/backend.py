@@ -128,14 +128,14 @@ class ScriptedBackend:
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Made-up ids, as those of a sampled group. Raises ContextOverflow where they leave no room for a response."""
-        return self.served_ids(messages)
-
-    def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
-        """The same of an answer to people; an answer's beginning counts nothing."""
-        ids = prompt_tokens(messages.messages if isinstance(messages, ToolConversation) else messages)
+        ids = self.served_ids(messages)
         if len(ids) >= self._info.context_tokens:
             raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._info.context_tokens}")
         return ids
+
+    def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:
+        """The same of an answer to people, whatever their number; an answer's beginning counts nothing."""
+        return prompt_tokens(messages.messages if isinstance(messages, ToolConversation) else messages)
 
     def response_tokens(self, text: str) -> tuple[int, ...]:
         """The words and the end."""
