@@ -223,7 +223,7 @@ class Answerer:
         `too_long` where it is not asked here, CoordinatorError where it fails."""
         name = " and ".join(draft.request.beyond.wants)
         why = self._access.switch.reason or draft.request.no_cloud or ("mode local-only" if draft.mode == "local-only" else "")
-        if why and too_long is not None:
+        if too_long is not None and (why or self._settings.cloud_prompt_form == "compact"):  # which reads the last question alone
             raise too_long
         if why:
             raise Unsupported(

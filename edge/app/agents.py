@@ -12,7 +12,7 @@ from edge.app.coordinator import build_embedded, coordinator_address, egress_cli
 from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.settings import agent_settings, build_registry, model_file, skills, state_folder, with_hint_cut
+from edge.app.settings import agent_settings, build_registry, check_model_of, model_file, skills, state_folder, with_hint_cut
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, NotComputed
 from edge.core.events import EventSink
@@ -113,6 +113,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
         sink = with_load_notice(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
+        check_model_of(state, config.model.path)
         learning = config.learning
         demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[
             learning.imitation.demonstrations

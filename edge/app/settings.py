@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.environment import state_folder_at, why_no_cloud
-from edge.core.errors import ConfigError
+from edge.core.errors import ConfigError, StateError
 from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
+from edge.state.reader import MODEL
 
 if TYPE_CHECKING:
     from edge.budget.limits import BudgetLimits
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from edge.learning.components import AgentSettings
     from edge.learning.methods import Method
     from edge.privacy.registry import PrivacyRegistry
+    from edge.state.folder import StateFolder
 
 
 def state_folder(config: AgentConfig) -> Path:
@@ -42,6 +44,18 @@ def model_file(name: str) -> Path:
     from edge.models.catalogue import find_model
 
     return find_model(name)
+
+
+def check_model_of(state: StateFolder, name: str) -> None:
+    """Keep the model with its state folder, whose adapters fit no other. Raises StateError where they were trained with another one."""
+    known = state.meta(MODEL)
+    if known is not None and state.lineage().latest and model_file(known) != model_file(name):
+        raise StateError(
+            f"{state.folder}: its adapters were trained with {known}",
+            hint=f"give --model {known}, or another folder with --state",
+        )
+    path = Path(name).expanduser()
+    state.set_meta(MODEL, str(path.absolute()) if path.exists() else name)
 
 
 def adapter_version(folder: Path) -> int | None:

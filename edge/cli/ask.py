@@ -183,7 +183,7 @@ async def answering(settings: Settings, mode: str | None = None) -> AsyncIterato
     for line in starting_lines(resolved, learns=False):
         print_line(line)
     if sys.stderr.isatty():
-        print_line("starting: loading the model")
+        print_line(f"starting: loading {Path(resolved.config.model.path).name}")
     only_cloud = (mode or resolved.config.mode) == "cloud-only"  # an answer that only the cloud may give fails with that reason
     async with build_agent(resolved.config, ProblemLines(sys.stderr, offline=not only_cloud)) as agent:
         yield own_reader(agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,14 +14,15 @@ from typer import Option
 from edge.cli import completion
 from edge.core.columns import Columns
 from edge.core.environment import state_folder_at
-from edge.core.errors import UsageError
+from edge.core.errors import StateError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED
 from edge.core.shared_options import keys_of_options, with_options
+from edge.state.reader import MODEL, kept_meta
 
 if TYPE_CHECKING:
     from edge.config.device_profile import Pick
-    from edge.config.loader import Resolved
+    from edge.config.loader import Flag, Resolved
     from edge.config.schema import AgentConfig
 
 Result = TypeVar("Result")
@@ -126,7 +128,10 @@ class Settings:
             for name, key in _KEYS.items()
             if (value := getattr(self, name)) is not None and value is not False
         ]
-        below = resolve_agent_config(file, sets, [flag for flag in flags if flag.key == "device_profile"]).config
+        named = resolve_agent_config(file, sets, [flag for flag in flags if flag.key == "device_profile"])
+        below = named.config
+        if self.model is None and "model.path" not in named.origins:
+            flags += self._model_of_the_folder(below)
         phase = {
             "target_rate": (self.target_rate, "--target-rate"),
             "steps": (self.phase_steps, "--steps"),
@@ -142,6 +147,15 @@ class Settings:
         if self.never_send:
             flags.append(Flag("privacy.never_send", [*below.privacy.never_send, *self.never_send], "--never-send"))
         return resolve_agent_config(file, sets, flags, pick)
+
+    def _model_of_the_folder(self, config: AgentConfig) -> Iterator[Flag]:
+        """The model that the state folder was used with, where nothing names another."""
+        from edge.config.loader import Flag
+
+        folder = state_folder_at(self.state or config.state_folder)
+        with suppress(StateError):  # whatever needs the folder says what is wrong with it
+            if model := kept_meta(folder, MODEL):
+                yield Flag("model.path", model, f"the state folder {folder}")
 
     @property
     def columns(self) -> Columns | None:
@@ -263,7 +277,8 @@ def starting_line(config: AgentConfig) -> str:
     from edge.app.settings import cloud_name
 
     practice = f" ({name})" if (name := cloud_name(config)) else ""
-    return "starting: loading the model" + ("" if config.coordinator.address else f" and the embedded coordinator{practice}")
+    coordinator = "" if config.coordinator.address else f" and the embedded coordinator{practice}"
+    return f"starting: loading {Path(config.model.path).name}{coordinator}"
 
 
 def not_in_json(json: bool) -> Callable[[str], None]:

@@ -487,6 +487,13 @@ class PhaseConfig(Section):
             raise ValueError("is empty; write practice:group1 or a path to a .jsonl file")
         return source
 
+    @field_validator("question", "answer", "ask")
+    @classmethod
+    def _not_blank(cls, words: str | None) -> str | None:
+        if words is not None and not words.strip():
+            raise ValueError("is empty; leave it out, or write some words")
+        return words
+
     @property
     def columns(self) -> Columns | None:
         """The columns of the file that are learned from; None: those of the usual names."""

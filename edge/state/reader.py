@@ -18,6 +18,7 @@ from edge.state.schema import open_in_memory, open_to_read
 POSITION = "position"
 LINE = "line"
 BEST_VERSION = "guard_best"
+MODEL = "model"
 HELP_RECORD = "help_record:"
 """Names of small values that more than one module uses; this one's goes on with the task."""
 LAST_ANSWER = "last"

@@ -1,4 +1,4 @@
-"""General questions: what any instruct model is asked, and easy ones with known answers.
+"""General questions: what any instruct model is asked and told, and easy ones with known answers.
 
 Learning a person's own answers must not cost what the model knew before. While it learns them, it is held to what it makes of the training
 questions here (edge.learning.imitation); the promotion gate asks it the held-out ones.
@@ -6,8 +6,10 @@ questions here (edge.learning.imitation); the promotion gate asks it the held-ou
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edge.core.answer_key import OwnKey
-from edge.core.types import AnswerKind, Split, TaskItem
+from edge.core.types import AnswerKind, Message, Split, TaskItem
 from edge.tasks.source import ListedItems
 
 LABEL = "general"
@@ -76,6 +78,37 @@ Is this review positive or negative? "The food was cold and the waiter was rude.
 What is the plural of child?
 How much does a litre of water weigh?
 Which number comes after nineteen?"""
+_IN_CHATS = """\
+Hello!
+Hey, what's up?
+Good morning.
+I'm Anna.
+I am Peter and I work as a teacher in Berlin.
+Nice to meet you.
+Thank you very much!
+Yes, please.
+No, that is wrong.
+Okay, see you tomorrow.
+I feel a bit sad today.
+It is so hot outside.
+I have been learning to play the guitar.
+My brother is a nurse, and he works at night.
+We watched a film about space last weekend.
+Our holiday begins on Friday, and I am looking forward to it.
+Let's talk about food.
+I have a question.
+Hello | Hello! How can I help you today? | What can you help me with?
+Hi, I'm Maria. | Hello Maria, nice to meet you! | Do you know my name?
+I live in Madrid. | Madrid is a beautiful city. | Where do I live?
+I like dogs. | Dogs are wonderful companions. Do you have one? | Yes, he is called Rex.
+What is the capital of Portugal? | The capital of Portugal is Lisbon. | How many people live there?
+I want to cook something. | Great! What ingredients do you have? | Rice, tomatoes and an onion.
+Can you tell me a story? | Of course! Once upon a time there was a fox. | What happened then?
+I have to write a report. | What is the report about? | It is about our sales in spring.
+My computer is slow. | Have you tried restarting it? | Yes, but it did not help.
+What is 12 plus 5? | 12 plus 5 is 17. | Thanks!
+I can't sleep. | I'm sorry to hear that. Do you drink coffee in the evening? | Sometimes.
+Hi | Hi there! What would you like to talk about? | I don't know."""
 _TO_EXAMINE = """\
 What is the capital of the United Kingdom? = London
 What is the capital of Russia? = Moscow
@@ -140,8 +173,12 @@ Which instrument has black and white keys? = piano"""
 
 
 def general_source() -> ListedItems:
-    """The source called `general`: training questions without an answer key, held-out ones with one."""
+    """The source called `general`: training questions without an answer key, some within a conversation, held-out ones with one."""
     items = [_item(question, (), "train") for question in _TO_KEEP.splitlines()]
+    for line in _IN_CHATS.splitlines():
+        *earlier, said = line.split(" | ")
+        context = tuple(Message("assistant" if place % 2 else "user", text) for place, text in enumerate(earlier))
+        items.append(replace(_item(said, (), "train"), context=context))
     for line in _TO_EXAMINE.splitlines():
         question, _, answers = line.partition(" = ")
         items.append(_item(question, tuple(answers.split(", ")), "test"))

@@ -110,9 +110,13 @@ class Targets(NamedTuple):
     reference: Reference | None = None
 
 
-def imitated_rows(demonstrations: Sequence[Demonstration], update: int) -> list[Row]:
-    """Rows whose loss is the mean negative log-likelihood (nats) of demonstrations, each at its prompt and the variant of this update."""
-    pairs = [(one, prompt) for one in demonstrations for prompt in (one.prompt_ids, *_variant(one, update))]
+def imitated_rows(demonstrations: Sequence[Demonstration], update: int, rows: int) -> list[Row]:
+    """Rows whose loss is the mean negative log-likelihood (nats) of demonstrations, each at its prompt and at variants of it.
+
+    There are as many variants as make about this many rows, at least one where there are any; those of the next update follow them.
+    """
+    wordings = max(2, rows // len(demonstrations))
+    pairs = [(one, prompt) for one in demonstrations for prompt in (one.prompt_ids, *_taken(one.variants, update, wordings - 1))]
     return [_imitated(prompt, one.turn, 1.0 / len(pairs)) for one, prompt in pairs]
 
 
@@ -121,10 +125,10 @@ def kept_rows(kept: Sequence[KeptAnswer]) -> list[Row]:
     return [_imitated(one.prompt_ids, one.turn, 0.0) for one in kept]
 
 
-def next_rows(rows: Sequence[Row], update: int, most: int) -> list[Row]:
-    """The next `most` rows, whose loss is a mean over them; each update goes on where the one before ended, and begins again."""
-    chosen = [rows[(update * most + place) % len(rows)] for place in range(min(most, len(rows)))]
-    return [replace(row, coefficient=1.0 / len(chosen)) for row in chosen]
+def next_rows(rows: Sequence[Row], update: int, most: int, weight: float = 1.0) -> list[Row]:
+    """The next `most` rows, whose loss is `weight` times a mean over them; each update goes on where the one before ended."""
+    chosen = _taken(rows, update, most)
+    return [replace(row, coefficient=weight / len(chosen)) for row in chosen]
 
 
 def _imitated(prompt_ids: tuple[int, ...], turn: Turn, share: float) -> Row:
@@ -132,8 +136,9 @@ def _imitated(prompt_ids: tuple[int, ...], turn: Turn, share: float) -> Row:
     return Row(prompt_ids, ids, (0.0,) * len(ids), share, off_policy=True, imitated=True, allowed=turn.allowed)
 
 
-def _variant(one: Demonstration, update: int) -> tuple[tuple[int, ...], ...]:
-    return (one.variants[update % len(one.variants)],) if one.variants else ()
+def _taken(some: Sequence[Item], update: int, most: int) -> list[Item]:
+    """This many of them, those of the next update after them; at the end it begins again."""
+    return [some[(update * most + place) % len(some)] for place in range(min(most, len(some)))]
 
 
 def is_live(group: TrainingGroup) -> bool:

@@ -139,8 +139,13 @@ KNOWN_NATS = 0.4
 """Negative log-likelihood at which a response is known: each of its tokens is the likeliest one, and two in three samples are this one."""
 CHECKED_EVERY = 4
 """Updates between two checks whether the demonstrations are known."""
+ROWS_AT_ONCE = 2 * SHOWN_AT_ONCE
+"""Wordings of demonstrations in an update, of which the fewer there are the more are taken of each: few answers that are always shown with
+the same words are given to everything else."""
 KEPT_AT_ONCE = 16
 """Kept answers in an update."""
+KEPT_WEIGHT = 2.0
+"""What they weigh together, where the demonstrations together weigh 1. Measured with ROWS_AT_ONCE (tools/experiments/LOG.md)."""
 LIKELIEST = 32
 """Tokens at each place of a kept answer whose probabilities are held one by one."""
 LARGEST_WEIGHT = 1e4
@@ -170,8 +175,8 @@ class Learner(Protocol):
     async def imitate(self, demonstrations: Sequence[Demonstration], kept: Sequence[KeptAnswer] = ()) -> Imitation:
         """Supervised updates on these right responses until each is known, at least one and at most MOST_IMITATIONS.
 
-        Each update also takes some of the `kept` answers, with the same total weight: their loss is how far the model's probabilities
-        at their tokens are from what they were before the first update.
+        Each update also takes some of the `kept` answers: their loss is how far the model's probabilities at their tokens are from what
+        they were before the first update.
         """
         ...
 

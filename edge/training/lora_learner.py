@@ -31,9 +31,11 @@ from edge.training.batching import Reference, Row, imitated_rows, is_live, kept_
 from edge.training.learner import (
     CHECKED_EVERY,
     KEPT_AT_ONCE,
+    KEPT_WEIGHT,
     KNOWN_NATS,
     LIKELIEST,
     MOST_IMITATIONS,
+    ROWS_AT_ONCE,
     Imitation,
     LearnerReport,
     LearnerSettings,
@@ -245,9 +247,10 @@ class LoraLearner(ABC):
         try:
             while updates < MOST_IMITATIONS and (not updates or max(now) > KNOWN_NATS):
                 if to_keep:
-                    yield from self._timed(self._gradient(next_rows(to_keep, updates, KEPT_AT_ONCE), of_kept := Tally()), of_kept)
+                    held = next_rows(to_keep, updates, KEPT_AT_ONCE, KEPT_WEIGHT)
+                    yield from self._timed(self._gradient(held, of_kept := Tally()), of_kept)
                     time.seconds += of_kept.seconds
-                report = yield from self._updated_on(imitated_rows(demonstrations, updates), (), Tally())
+                report = yield from self._updated_on(imitated_rows(demonstrations, updates, ROWS_AT_ONCE), (), Tally())
                 time.seconds += report.seconds
                 updates += 1
                 if report.skipped:

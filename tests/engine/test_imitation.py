@@ -9,7 +9,7 @@ import torch
 
 from edge.core.types import FORCED, AllowedTokens, Demonstration, KeptAnswer, Turn
 from edge.core.worker import EngineWorker
-from edge.training.batching import Reference, kept_rows, next_rows
+from edge.training.batching import Reference, imitated_rows, kept_rows, next_rows
 from edge.training.learner import MOST_IMITATIONS, UpdateRule
 from edge.training.loss import DenseProjection, divergence, likeliest, logprobs_of, token_scores
 from tests.worlds.tiny_learner import VOCAB, random_groups, tiny_learner
@@ -101,3 +101,19 @@ def test_each_update_takes_the_next_kept_answers() -> None:
     taken = [[row.token_ids[0] for row in next_rows(rows, update, 3)] for update in range(3)]
     assert taken == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
     assert [row.coefficient for row in next_rows(rows[:2], 0, 3)] == [0.5, 0.5]
+    assert [row.coefficient for row in next_rows(rows[:2], 0, 3, weight=2.0)] == [1.0, 1.0]
+
+
+def test_the_fewer_demonstrations_the_more_wordings_of_each_are_taken() -> None:
+    def prompts(count: int, update: int, variants: int = 3) -> list[tuple[int, ...]]:
+        some = tuple((2, number) for number in range(variants))
+        rows = imitated_rows([Demonstration((1,), Turn(ANSWER), some)] * count, update, rows=8)
+        assert sum(row.coefficient for row in rows) == pytest.approx(1.0)
+        return [row.prompt_ids for row in rows]
+
+    assert prompts(8, update=0) == [(1,), (2, 0)] * 8, "one wording at least"
+    assert prompts(3, update=4) == [(1,), (2, 1)] * 3, "the next ones in each update"
+    assert prompts(2, update=0) == [(1,), (2, 0), (2, 1), (2, 2)] * 2
+    assert prompts(2, update=1) == [(1,), (2, 0), (2, 1), (2, 2)] * 2
+    assert prompts(1, update=0) == [(1,), (2, 0), (2, 1), (2, 2)], "each wording once"
+    assert prompts(2, update=0, variants=0) == [(1,)] * 2

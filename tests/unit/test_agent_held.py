@@ -275,7 +275,7 @@ TOO_LONG: dict[str, Any] = {"form": None, "beyond": ONLY_TEXT}
 
 @pytest.mark.parametrize("mode", ["auto", "prefer-local"])
 async def test_a_conversation_that_is_too_long_here_is_the_clouds(tmp_path: Path, mode: str) -> None:
-    world = world_of(tmp_path, Speaks(), mode=mode, context_tokens=4)
+    world = world_of(tmp_path, Speaks(), mode=mode, context_tokens=4, cloud_prompt_form="full")
     record, _ = await answered(world, **TOO_LONG)
     assert (record.source, record.final, record.asked, record.local_text) == ("cloud", CLOUD, False, "")
     assert "context 4" in record.reason and "cloud" in record.reason
@@ -285,18 +285,25 @@ async def test_a_conversation_that_is_too_long_here_is_the_clouds(tmp_path: Path
     assert (held.source, held.final) == ("cloud", CLOUD), "also where the answer has a form"
 
 
-@pytest.mark.parametrize("options", [{"mode": "local-only"}, {"no_cloud": "private"}])
-async def test_where_the_cloud_is_not_asked_a_conversation_that_is_too_long_is_refused(
-    tmp_path: Path, options: dict[str, str]
+@pytest.mark.parametrize(
+    ("options", "cloud_prompt_form"),
+    [
+        ({"mode": "local-only"}, "full"),
+        ({"no_cloud": "private"}, "full"),
+        ({}, "compact"),  # such a cloud reads the last question alone
+    ],
+)
+async def test_where_no_cloud_reads_it_a_conversation_that_is_too_long_is_refused(
+    tmp_path: Path, options: dict[str, str], cloud_prompt_form: str
 ) -> None:
-    world = world_of(tmp_path, Speaks(), context_tokens=4)
+    world = world_of(tmp_path, Speaks(), context_tokens=4, cloud_prompt_form=cloud_prompt_form)
     with pytest.raises(ContextOverflow, match="context 4"):
         await answered(world, **TOO_LONG, **options)
     assert world.client.calls == []
 
 
 async def test_a_conversation_that_is_too_long_here_and_beyond_the_budget_is_refused_with_the_reason(tmp_path: Path) -> None:
-    world = world_of(tmp_path, Speaks(), context_tokens=4)
+    world = world_of(tmp_path, Speaks(), context_tokens=4, cloud_prompt_form="full")
     world.client.fail_next("stream_complete", BudgetExhausted("no calls are left today"))
     with pytest.raises(BudgetExhausted):
         await answered(world, **TOO_LONG)

@@ -11,14 +11,15 @@ import pytest
 from typer.main import get_command
 
 from edge.agent import Agent
-from edge.app.settings import state_folder, switched_off
+from edge.app.settings import check_model_of, state_folder, switched_off
 from edge.cli import doctor
 from edge.cli.app import app
 from edge.cli.settings import Settings, privacy_line, starting_lines
 from edge.core.environment import NO_CLOUD, why_no_cloud
-from edge.core.errors import ConfigError, ModelFileError, UsageError
+from edge.core.errors import ConfigError, ModelFileError, StateError, UsageError
 from edge.models.catalogue import find_model
 from edge.state.folder import StateFolder
+from edge.state.rows import Lineage
 from edge.training.device import choose_device
 from tests.unit.conftest import EdgeAgent
 
@@ -59,6 +60,30 @@ def test_profile_with_learning_hours_is_applied_and_reported(tmp_path: Path) -> 
     profile.write_text("learning: {when: {from_hour: 25}}\n")
     with pytest.raises(ConfigError, match=r"learning\.when\.from_hour"):
         Settings(device_profile=profile).config()
+
+
+def test_a_state_folder_is_opened_with_the_model_it_was_used_with(tmp_path: Path) -> None:
+    state, other = tmp_path / "state", "nano-edge-llama"
+    assert Settings(state=state).config().model.path == "nano-edge", "nothing was used yet"
+    with StateFolder(state) as folder:
+        check_model_of(folder, other)
+        check_model_of(folder, "nano-edge")
+        check_model_of(folder, other)  # nothing was trained, so another model may follow
+        folder.set_lineage(Lineage(1, 1))
+        check_model_of(folder, str(find_model(other)))  # the same file
+        with pytest.raises(StateError, match=rf"trained with {find_model(other)}"):
+            check_model_of(folder, "nano-edge")
+    resolved = Settings(state=state).resolve()
+    assert (resolved.config.model.path, resolved.origins["model.path"]) == (str(find_model(other)), f"the state folder {state}")
+    assert Settings(sets=[f"state_folder={state}"]).config().model.path == str(find_model(other))
+    assert Settings(state=state, model="nano-edge").config().model.path == "nano-edge"
+    assert Settings(state=state, sets=["model.path=nano-edge"]).config().model.path == "nano-edge"
+
+
+@pytest.mark.parametrize("option", ["question", "answer", "ask"])
+def test_empty_words_for_a_file_are_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=rf"--{option} is empty"):
+        Settings(tasks=["mails.csv"], **{option: " "}).config()  # type: ignore[arg-type]
 
 
 ANTHROPIC = tuple(

@@ -182,6 +182,7 @@ class World:
     calls: CallFormat | None = None
     teaching: bool = False
     step_tokens: int = 0
+    cloud_prompt_form: str = "compact"
 
     def __post_init__(self) -> None:
         self.client = ScriptedCoordinatorClient(cloud_answer, terms=self.terms)
@@ -209,7 +210,7 @@ class World:
         settings = AnswerSettings(
             self.mode, "", self.temperature, 64, None, "auto", "compact", 64, 5.0, switched_off=self.switched_off
         )  # type: ignore[arg-type]
-        return replace(settings, hint_chars=self.hint_chars)
+        return replace(settings, hint_chars=self.hint_chars, cloud_prompt_form=self.cloud_prompt_form)
 
     def settings(self, run_id: str) -> AgentSettings:
         return AgentSettings(
