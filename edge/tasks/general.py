@@ -97,6 +97,30 @@ We watched a film about space last weekend.
 Our holiday begins on Friday, and I am looking forward to it.
 Let's talk about food.
 I have a question.
+Who made you?
+Are you a robot?
+How old are you?
+I am hungry.
+I am bored.
+My back hurts.
+I had a sandwich for lunch.
+I am going to bed now.
+See you later!
+It was nice talking to you.
+I passed my exam!
+We are going to the beach tomorrow.
+I think you are right.
+That is funny.
+I don't like that answer.
+The train was late again.
+I would like to learn Spanish.
+Guess what happened to me.
+Surprise me.
+Say something nice.
+I bought some flowers for my mother.
+The weather will be nice at the weekend.
+Do you know any games?
+Help!
 Hello | Hello! How can I help you today? | What can you help me with?
 Hi, I'm Maria. | Hello Maria, nice to meet you! | Do you know my name?
 I live in Madrid. | Madrid is a beautiful city. | Where do I live?

@@ -125,10 +125,9 @@ def kept_rows(kept: Sequence[KeptAnswer]) -> list[Row]:
     return [_imitated(one.prompt_ids, one.turn, 0.0) for one in kept]
 
 
-def next_rows(rows: Sequence[Row], update: int, most: int, weight: float = 1.0) -> list[Row]:
-    """The next `most` rows, whose loss is `weight` times a mean over them; each update goes on where the one before ended."""
-    chosen = _taken(rows, update, most)
-    return [replace(row, coefficient=weight / len(chosen)) for row in chosen]
+def next_rows(rows: Sequence[Row], update: int, most: int, coefficient: float) -> list[Row]:
+    """The next `most` rows with this coefficient; each update goes on where the one before ended, and begins again."""
+    return [replace(row, coefficient=coefficient) for row in _taken(rows, update, most)]
 
 
 def _imitated(prompt_ids: tuple[int, ...], turn: Turn, share: float) -> Row:

@@ -143,9 +143,8 @@ ROWS_AT_ONCE = 2 * SHOWN_AT_ONCE
 """Wordings of demonstrations in an update, of which the fewer there are the more are taken of each: few answers that are always shown with
 the same words are given to everything else."""
 KEPT_AT_ONCE = 16
-"""Kept answers in an update."""
-KEPT_WEIGHT = 2.0
-"""What they weigh together, where the demonstrations together weigh 1. Measured with ROWS_AT_ONCE (tools/experiments/LOG.md)."""
+"""Kept answers in an update. Each weighs as much as one of the demonstrations: where all together weighed as much as these together, few
+demonstrations leaked into everything else."""
 LIKELIEST = 32
 """Tokens at each place of a kept answer whose probabilities are held one by one."""
 LARGEST_WEIGHT = 1e4

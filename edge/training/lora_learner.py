@@ -31,7 +31,6 @@ from edge.training.batching import Reference, Row, imitated_rows, is_live, kept_
 from edge.training.learner import (
     CHECKED_EVERY,
     KEPT_AT_ONCE,
-    KEPT_WEIGHT,
     KNOWN_NATS,
     LIKELIEST,
     MOST_IMITATIONS,
@@ -247,7 +246,7 @@ class LoraLearner(ABC):
         try:
             while updates < MOST_IMITATIONS and (not updates or max(now) > KNOWN_NATS):
                 if to_keep:
-                    held = next_rows(to_keep, updates, KEPT_AT_ONCE, KEPT_WEIGHT)
+                    held = next_rows(to_keep, updates, KEPT_AT_ONCE, 1.0 / len(demonstrations))
                     yield from self._timed(self._gradient(held, of_kept := Tally()), of_kept)
                     time.seconds += of_kept.seconds
                 report = yield from self._updated_on(imitated_rows(demonstrations, updates, ROWS_AT_ONCE), (), Tally())

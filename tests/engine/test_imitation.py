@@ -98,10 +98,9 @@ async def test_what_a_form_excludes_is_no_part_of_what_is_held(worker: EngineWor
 
 def test_each_update_takes_the_next_kept_answers() -> None:
     rows = kept_rows([KeptAnswer((number,), Turn((number, 0))) for number in range(5)])
-    taken = [[row.token_ids[0] for row in next_rows(rows, update, 3)] for update in range(3)]
+    taken = [[row.token_ids[0] for row in next_rows(rows, update, 3, 0.25)] for update in range(3)]
     assert taken == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
-    assert [row.coefficient for row in next_rows(rows[:2], 0, 3)] == [0.5, 0.5]
-    assert [row.coefficient for row in next_rows(rows[:2], 0, 3, weight=2.0)] == [1.0, 1.0]
+    assert [row.coefficient for row in next_rows(rows[:2], 0, 3, 0.25)] == [0.25, 0.25]
 
 
 def test_the_fewer_demonstrations_the_more_wordings_of_each_are_taken() -> None:

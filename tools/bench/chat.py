@@ -1,5 +1,7 @@
 """A long chat at the agent's endpoint and at llama-cpp-python's own server: `python -m tools.bench chat --model MODEL [--turns 10]`.
 
+`--llama-server FILE` takes the `llama-server` of a build of llama.cpp in its place.
+
 Both serve the same file with the same threads and context, at temperature 0. Each turn of the chat sends the whole conversation, as every
 client does, with a new question of some hundred words. The servers answer in turn, each goes on from its own replies. The output has, for
 each turn, the tokens of the prompt, those that we had read before, seconds to the first letter on both sides and tokens a second after
@@ -179,6 +181,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=positive, default=64)
     parser.add_argument("--threads", type=positive, default=physical_cores())
     parser.add_argument("--context", type=positive, default=8192)
+    parser.add_argument("--llama-server", default="", metavar="FILE", help="compare with this server of llama.cpp")
     parser.add_argument("--people", type=positive, default=1, help="chats at once, at our server alone (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=10.0, help="most seconds between turns of a person (default: %(default)s)")
     return parser.parse_args(arguments)
@@ -194,12 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options = (folder, find_model(given.model), given.threads, given.context)
-        bases = {"ours": stack.enter_context(our_server(*options)), "theirs": stack.enter_context(their_server(*options))}
+        ours = stack.enter_context(our_server(*options))
+        theirs = stack.enter_context(their_server(*options, given.llama_server))
+        bases = {"ours": ours, "theirs": theirs}
         found = asyncio.run(measure(bases, given.turns, given.words, given.max_tokens))
-        for number, (ours, theirs) in enumerate(zip(found["ours"], found["theirs"], strict=True), 1):
-            seconds = {"ours_first_s": round(ours.first_s, 3), "theirs_first_s": round(theirs.first_s, 3)}
-            speed = {"ours_tokens_per_s": round(ours.tokens_per_s, 1), "theirs_tokens_per_s": round(theirs.tokens_per_s, 1)}
-            counts = {"prompt_tokens": ours.prompt_tokens, "cached_tokens": ours.cached_tokens}
+        for number, (our, their) in enumerate(zip(found["ours"], found["theirs"], strict=True), 1):
+            seconds = {"ours_first_s": round(our.first_s, 3), "theirs_first_s": round(their.first_s, 3)}
+            speed = {"ours_tokens_per_s": round(our.tokens_per_s, 1), "theirs_tokens_per_s": round(their.tokens_per_s, 1)}
+            counts = {"prompt_tokens": our.prompt_tokens, "cached_tokens": our.cached_tokens}
             print(json.dumps({"turn": number, **counts, **seconds, **speed}))
         memory = {f"{name}_rss_mib": rss for name, rss in server_memory().items()}
         print(json.dumps({**summary(found), **memory}), flush=True)

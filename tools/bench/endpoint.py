@@ -55,12 +55,16 @@ def our_server(folder: Path, model: Path, threads: int, context: int, learns: st
 
 
 @contextmanager
-def their_server(folder: Path, model: Path, threads: int, context: int) -> Iterator[str]:
-    """`python -m llama_cpp.server` with flash attention, as ours has it."""
+def their_server(folder: Path, model: Path, threads: int, context: int, llama_server: str = "") -> Iterator[str]:
+    """`python -m llama_cpp.server`, or this `llama-server` of llama.cpp, with flash attention, as ours has it."""
     base = f"http://127.0.0.1:{(port := free_port())}/v1"
-    limits = ["--n_ctx", str(context), "--n_threads", str(threads), "--n_threads_batch", str(threads), "--flash_attn", "true"]
-    where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), "--model_alias", "edge"]
-    started = [sys.executable, "-m", "llama_cpp.server", *where, *limits]
+    where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    if llama_server:
+        limits = ["--ctx-size", str(context), "--threads", str(threads), "--parallel", "1", "--flash-attn", "on"]
+        started = [llama_server, *where, *limits, "--alias", "edge"]
+    else:
+        limits = ["--n_ctx", str(context), "--n_threads", str(threads), "--n_threads_batch", str(threads), "--flash_attn", "true"]
+        started = [sys.executable, "-m", "llama_cpp.server", *where, *limits, "--model_alias", "edge"]
     with running(started, folder / "theirs.log", ready=lambda: answers(f"{base}/models")):
         yield base
 
