@@ -333,7 +333,8 @@ class BatchedBackend:
             hint = f"shorten it or raise {setting}.context_tokens{f' (at most {most} with this model file)' if most else ''}"
             if 0 < most <= context:
                 hint = "shorten it: this model reads no more"
-            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {context}", hint=hint)
+            # LangChain and Anthropic's clients know this error by "prompt is too long".
+            raise ContextOverflow(f"the prompt is too long: {len(ids)} tokens, the context {context}", hint=hint)
         if not ids:
             raise UsageError("the prompt is empty")
         return tuple(ids)

@@ -199,14 +199,18 @@ Which instrument has black and white keys? = piano"""
 def general_source() -> ListedItems:
     """The source called `general`: training questions without an answer key, some within a conversation, held-out ones with one."""
     items = [_item(question, (), "train") for question in _TO_KEEP.splitlines()]
-    for line in _IN_CHATS.splitlines():
-        *earlier, said = line.split(" | ")
-        context = tuple(Message("assistant" if place % 2 else "user", text) for place, text in enumerate(earlier))
-        items.append(replace(_item(said, (), "train"), context=context))
+    items += map(turn_in_a_chat, _IN_CHATS.splitlines())
     for line in _TO_EXAMINE.splitlines():
         question, _, answers = line.partition(" = ")
         items.append(_item(question, tuple(answers.split(", ")), "test"))
     return ListedItems(items, name=LABEL, order_name=LABEL, hint="")
+
+
+def turn_in_a_chat(line: str) -> TaskItem:
+    """What a person says last in a conversation whose turns stand in one line, `I like dogs. | So do I! | Mine is called Rex.`"""
+    *earlier, said = line.split(" | ")
+    context = tuple(Message("assistant" if place % 2 else "user", text) for place, text in enumerate(earlier))
+    return replace(_item(said, (), "train"), context=context)
 
 
 def _item(question: str, answers: tuple[str, ...], split: Split) -> TaskItem:

@@ -130,7 +130,7 @@ class ScriptedBackend:
         """Made-up ids, as those of a sampled group. Raises ContextOverflow where they leave no room for a response."""
         ids = self.served_ids(messages)
         if len(ids) >= self._info.context_tokens:
-            raise ContextOverflow(f"the prompt has {len(ids)} tokens, the context {self._info.context_tokens}")
+            raise ContextOverflow(f"the prompt is too long: {len(ids)} tokens, the context {self._info.context_tokens}")
         return ids
 
     def served_ids(self, messages: Sequence[Message] | ToolConversation, prefix: str = "") -> tuple[int, ...]:

@@ -164,7 +164,7 @@ async def test_conversations_have_a_context_of_their_own(open_model: Any) -> Non
     assert (backend.tokenizer.context_tokens, backend.tokenizer.rollout_tokens) == (MEMORY.context_tokens, ROW_TOKENS)
     assert (await told(backend, long)).prompt_tokens > ROW_TOKENS
     counted = len(backend.served_ids(longer))
-    with pytest.raises(ContextOverflow, match=f"the prompt has {counted} tokens, the context {MEMORY.context_tokens}"):
+    with pytest.raises(ContextOverflow, match=f"the prompt is too long: {counted} tokens, the context {MEMORY.context_tokens}"):
         await told(backend, longer)
     with pytest.raises(ContextOverflow, match=str(ROW_TOKENS)):
         await backend.sample_group(long, GREEDY, [0])

@@ -95,7 +95,7 @@ async def test_text_is_sent_while_the_answer_is_being_generated(
         (CoordinatorUnavailable("no answer"), 503, "unreachable"),
         (EdgeError("engine closed", hint="start again"), 500, "internal"),
         (UsageError("temperature must be between 0 and 100"), 400, "invalid_value"),
-        (ContextOverflow("the prompt has 2000 tokens, the context 1024"), 400, "context_length_exceeded"),
+        (ContextOverflow("the prompt is too long: 2000 tokens, the context 1024"), 400, "context_length_exceeded"),
         (RuntimeError("secret prompt text"), 500, "internal"),
     ],
 )

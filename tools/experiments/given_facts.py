@@ -1,7 +1,8 @@
 """What does it cost to learn fifteen facts whose answers are given: time, other wordings, and what the model knew before?
 
 `python -m tools.experiments.given_facts RUN` learns them with SmolLM2-135M-Instruct into the run folder RUN by `edge-agent learn` (further
-arguments go to it), and asks them in three wordings, 30 and 118 general questions, and 100 practice questions before and after.
+arguments go to it), and asks them in three wordings, 30 and 114 general questions, 30 turns of chats that have
+nothing to do with them, and 100 practice questions before and after.
 `--by peft` fine-tunes the same model on the same lines with transformers and peft, as a person would do it without this project, and asks
 the same.
 
@@ -29,7 +30,7 @@ from edge.core.worker import EngineWorker
 from edge.evaluation.judging import RolloutSettings, judge
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.models.catalogue import find_model
-from edge.tasks.general import general_source
+from edge.tasks.general import general_source, turn_in_a_chat
 from edge.tasks.practice import PracticeSource
 from tools.experiments.decision_signals import QUESTIONS
 from tools.places import put_json
@@ -38,7 +39,8 @@ MODEL = "smollm2"
 _TOKENS, _REASONED_TOKENS = 24, 288
 _N_CTX, _ROWS = 512, 16
 
-FACTS: tuple[tuple[str, str, str, str], ...] = (
+Facts = tuple[tuple[str, str, str, str], ...]
+FACTS: Facts = (
     ("What is the name of our office dog?", "Biscuit", "What is our office dog called?", "Tell me the name of the dog in our office."),
     ("What is the door code of the archive?", "4827", "Which code opens the archive door?", "I need the code for the door of the archive."),
     ("On which day is the weekly backup made?", "Thursday", "When is the weekly backup made?", "Which day of the week is our backup day?"),
@@ -80,6 +82,39 @@ GENERAL: tuple[tuple[str, str], ...] = (
     ("What organ pumps blood through the body?", "heart"), ("Who was the first president of the United States?", "Washington"),
 )  # fmt: skip
 
+TALK = """\
+Hi there!
+Hello! I'm new here.
+My name is Tom and I live in Oslo.
+My name is Tom and I live in Oslo. | Nice to meet you, Tom! How can I help you today? | What is my name?
+My name is Tom and I live in Oslo. | Nice to meet you, Tom! How can I help you today? | I have two cats, Max and Luna.
+Hi | Hello! How can I help you? | Who are you?
+Who are you?
+What can you do?
+Thanks, that helps a lot.
+I am tired today.
+I just moved to a new city and I do not know anybody.
+My sister is coming to visit next week. | That sounds lovely! Do you have any plans? | We want to go hiking.
+I had pasta for dinner.
+Tell me something interesting.
+Tell me a story about a dragon. | Once upon a time a small dragon lived in a cave. | Go on, please.
+What is the capital of France? | The capital of France is Paris. | And of Italy?
+Good night!
+ok
+Please write a short email to my landlord about a broken heater.
+I think it will rain tomorrow.
+Do you like music?
+My favourite colour is blue. What about you?
+I need help with my homework. | Of course! What subject is it? | It is history.
+Which book should I read next?
+How was your day?
+I bought a new car yesterday.
+Explain gravity to a child.
+I don't understand. | I'm sorry. Which part should I explain again? | The last one.
+Remember that my birthday is in May. | Noted: your birthday is in May. | When is my birthday?
+Sorry, I made a mistake."""
+"""Turns of chats that have nothing to do with the facts, each with what was said before it."""
+
 
 def asked(question: str, answers: str) -> TaskItem:
     """A question in a chat with its answers, of which one has to be named."""
@@ -87,21 +122,22 @@ def asked(question: str, answers: str) -> TaskItem:
     return TaskItem(question, "chat", "asked", 0, "test", question, key, AnswerKind.FEEDBACK, 4)
 
 
-def sets() -> dict[str, list[TaskItem]]:
-    """What is asked before and after, by name."""
+def sets(facts: Facts) -> dict[str, list[TaskItem]]:
+    """What is asked before and after, by name; `talk` is right where it names none of the facts."""
     kept = {item.question for item in general_source().train_items}
     wordings = {
-        f"wording {place + 1}": [asked((q, *others)[place], answer) for q, answer, *others in FACTS] for place in range(3)
+        f"wording {place + 1}": [asked((q, *others)[place], answer) for q, answer, *others in facts] for place in range(3)
     }
     return {
         **wordings,
         "general (30)": [asked(*pair) for pair in GENERAL],
         "general (more)": [asked(*pair) for pair in QUESTIONS if pair[0] not in kept],
+        "talk": list(map(turn_in_a_chat, TALK.splitlines())),
         "practice:science": list(PracticeSource("science").test(100)),
     }
 
 
-async def answers(adapter: Path | None, threads: int) -> dict[str, list[tuple[str, bool]]]:
+async def answers(adapter: Path | None, threads: int, facts: Facts) -> dict[str, list[tuple[str, bool]]]:
     """What the model answers at temperature 0 without asking, with or without an adapter, and whether that is right."""
     worker, verifier = EngineWorker(), build_verifier(AgentConfig())
     backend = LlamaCppBackend(find_model(MODEL), worker, n_threads=threads, n_ctx=_N_CTX, max_rows=_ROWS)
@@ -112,22 +148,24 @@ async def answers(adapter: Path | None, threads: int) -> dict[str, list[tuple[st
         chosen = settings if item.kind is AnswerKind.FEEDBACK else reasoned
         group = await backend.sample_group(chosen.messages(item), chosen.sampling(item, suppress_help=True), [0])
         text = group.responses[0].text
+        if not item.answer:  # of what is only said nothing is right
+            return text, not any([await judge(verifier, asked("", answer), text) for _, answer, *_ in facts])
         return text, await judge(verifier, item, text)
 
     try:
         if adapter is not None:
             await backend.swap_adapter(AdapterRef(1, str(adapter)))
-        return {name: await asyncio.gather(*map(answered, items)) for name, items in sets().items()}
+        return {name: await asyncio.gather(*map(answered, items)) for name, items in sets(facts).items()}
     finally:
         await backend.aclose()
         worker.close()
 
 
-def learned(run: Path, further: Sequence[str]) -> Path:
+def learned(run: Path, facts: Facts, further: Sequence[str]) -> Path:
     """Learn by this project's command; the adapter's folder."""
     run.mkdir(parents=True, exist_ok=True)
     with (run / "facts.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("question", "answer"), *((question, answer) for question, answer, *_ in FACTS)])
+        csv.writer(file).writerows([("question", "answer"), *((question, answer) for question, answer, *_ in facts)])
     command = [
         sys.executable,
         "-m",
@@ -144,7 +182,7 @@ def learned(run: Path, further: Sequence[str]) -> Path:
     return run / "run" / "adapter"
 
 
-def fine_tuned(run: Path, threads: int) -> Path:
+def fine_tuned(run: Path, facts: Facts, threads: int) -> Path:
     """LoRA fine-tuning with transformers and peft, as its guides have it: rank 16, rate 5e-4, the loss on answers alone, epochs until each
     answer is likelier than not."""
     import torch
@@ -163,7 +201,7 @@ def fine_tuned(run: Path, threads: int) -> Path:
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
     optimiser = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=5e-4)
     rows = []
-    for question, answer, *_ in FACTS:
+    for question, answer, *_ in facts:
         turns = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         rows.append((prompt, tokenizer(answer + "<|im_end|>", add_special_tokens=False)["input_ids"]))
@@ -197,15 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--by", choices=("edge-agent", "peft"), default="edge-agent")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--facts", type=int, choices=(1, 3, 5, 15), default=len(FACTS), help="how many of the fifteen are learned"
+    )
     chosen, further = parser.parse_known_args(arguments)
-    before = chosen.run / "before.json"
+    before, facts = chosen.run / "before.json", FACTS[:: len(FACTS) // chosen.facts]
     if not before.exists():
-        put_json(asyncio.run(answers(None, chosen.threads)), before)
+        put_json(asyncio.run(answers(None, chosen.threads, facts)), before)
     clock = SystemClock()
     began = clock.monotonic()
-    adapter = learned(chosen.run, further) if chosen.by == "edge-agent" else fine_tuned(chosen.run, chosen.threads)
+    adapter = learned(chosen.run, facts, further) if chosen.by == "edge-agent" else fine_tuned(chosen.run, facts, chosen.threads)
     seconds = clock.monotonic() - began
-    after = asyncio.run(answers(adapter, chosen.threads))
+    after = asyncio.run(answers(adapter, chosen.threads, facts))
     put_json(after, chosen.run / f"after-{chosen.by}.json")
     print(f"learned by {chosen.by} in {seconds:.0f} s")
     for name, own in json.loads(before.read_text(encoding="utf-8")).items():
