@@ -1,4 +1,4 @@
-"""LangChain and the OpenAI Agents SDK, unchanged, with a running agent: answers, streams, forms, tools and errors as their users have them."""
+"""LangChain and the OpenAI Agents SDK, unchanged, with a running agent: answers, streams, forms, tools and errors."""
 
 from __future__ import annotations
 
