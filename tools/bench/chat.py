@@ -10,13 +10,15 @@ machine only the multiples mean something.
 
 `--people N` measures something else: N chats at once at our server alone, without and with learning, each person waiting up to
 `--pause` seconds between an answer and the next question. The output has the median and the 99th percentile of the seconds to the first
-letter, tokens a second of all together, and the memory before and after.
+letter, tokens a second of all together, and the memory before and after. `--minutes M` goes on for so long, while it learns, each person
+with a new conversation after `--turns`: then the memory of agent and coordinator is in the output minute by minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -24,7 +26,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,30 +101,57 @@ def question(number: int, words: int) -> str:
 async def measure(bases: Mapping[str, str], turns: int, words: int, max_tokens: int) -> dict[str, list[Turn]]:
     """The same chat with each server, turn by turn."""
     chats = {name: Chat(base) for name, base in bases.items()}
+    for base in bases.values():
+        await warm(base)
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        for base in bases.values():
-            await Chat(base).ask(http, "Hello!", 4)
         for number in range(turns):
             for name in sorted(chats, reverse=bool(number % 2)):
                 await chats[name].ask(http, question(number, words), max_tokens)
     return {name: chat.turns for name, chat in chats.items()}
 
 
-async def people(base: str, count: int, turns: int, words: int, max_tokens: int, pause_s: float) -> list[Turn]:
-    """So many chats at once; all turns of all of them."""
-    chats, began = [Chat(base) for _ in range(count)], time.perf_counter()
+async def warm(base: str) -> None:
+    """A first short answer, with which what is loaded at need is loaded."""
+    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+        await Chat(base).ask(http, "Hello!", 4)
+
+
+async def people(base: str, given: argparse.Namespace) -> list[Turn]:
+    """Chats at once, one after the other of each person until the time is over; all turns of all of them."""
+    found: list[Turn] = []
+    end = time.perf_counter() + 60.0 * given.minutes
 
     async def talk(number: int, http: aiohttp.ClientSession) -> None:
         rng = random.Random(number)
-        for turn in range(turns):
-            await asyncio.sleep(rng.uniform(0.0, pause_s))
-            await chats[number].ask(http, question(number * turns + turn, words), max_tokens)
-            print(f"person {number}, turn {turn}: {chats[number].turns[-1].first_s:.1f} s", file=sys.stderr, flush=True)
+        for begun in itertools.count():
+            chat = Chat(base)
+            for turn in range(given.turns):
+                await asyncio.sleep(rng.uniform(0.0, given.pause))
+                await chat.ask(
+                    http, question((begun * given.people + number) * given.turns + turn, given.words), given.max_tokens
+                )
+                found.append(chat.turns[-1])
+                print(f"person {number}, chat {begun}, turn {turn}: {found[-1].first_s:.1f} s", file=sys.stderr, flush=True)
+            if time.perf_counter() >= end:
+                return
 
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        await asyncio.gather(*(talk(number, http) for number in range(count)))
-    print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-    return [turn for chat in chats for turn in chat.turns]
+        await asyncio.gather(*(talk(number, http) for number in range(given.people)))
+    return found
+
+
+async def watched(work: Awaitable[list[Turn]]) -> tuple[list[Turn], list[int]]:
+    """What comes of the work, and the memory of our server and its children, MiB, at the beginning, each minute and at the end."""
+    doing, memory = asyncio.ensure_future(work), list[int]()
+    while not doing.done():
+        memory.append(memory_of_all())
+        await asyncio.wait([doing], timeout=60.0)
+    return await doing, [*memory, memory_of_all()]
+
+
+def memory_of_all() -> int:
+    """Resident memory of all that was started here, MiB."""
+    return round(sum(memory_now(child.pid).get("rss_mib", 0.0) for child in psutil.Process().children(recursive=True)))
 
 
 def crowd(given: argparse.Namespace, learns: str) -> dict[str, Any]:
@@ -130,9 +159,9 @@ def crowd(given: argparse.Namespace, learns: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         options = (Path(name), find_model(given.model), given.threads, given.context, learns)
         with our_server(*options) as base:
-            asyncio.run(people(base, 1, 1, 8, 4, 0.0))
+            asyncio.run(warm(base))
             before = server_memory()["ours"]
-            turns = asyncio.run(people(base, given.people, given.turns, given.words, given.max_tokens, given.pause))
+            turns, memory = asyncio.run(watched(people(base, given)))
             after = server_memory()["ours"]
             status = json.loads(urllib.request.urlopen(base.removesuffix("/v1") + "/api/status", timeout=60).read())
     firsts = sorted(turn.first_s for turn in turns)
@@ -146,6 +175,7 @@ def crowd(given: argparse.Namespace, learns: str) -> dict[str, Any]:
         "steps_done": status["steps_done"],
         "rss_mib_before": before,
         "rss_mib_after": after,
+        "rss_mib_of_all_each_minute": memory,
     }
 
 
@@ -183,6 +213,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=positive, default=8192)
     parser.add_argument("--llama-server", default="", metavar="FILE", help="compare with this server of llama.cpp")
     parser.add_argument("--people", type=positive, default=1, help="chats at once, at our server alone (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on with new chats for so long (default: one chat each)")
     parser.add_argument("--pause", type=float, default=10.0, help="most seconds between turns of a person (default: %(default)s)")
     return parser.parse_args(arguments)
 
@@ -191,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Start both servers, hold the chat, print a line of JSON for each turn and one for all."""
     given = parse(arguments)
     if given.people > 1:
-        for learns in ("", "practice:science"):
+        for learns in ("", "practice:science")[given.minutes > 0 :]:
             print(json.dumps(crowd(given, learns)), flush=True)
         return 0
     with ExitStack() as stack:
