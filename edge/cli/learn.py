@@ -148,7 +148,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, cloud: str = "") -> Ite
         families = last["families"] if len(last["families"]) > 1 else {}
         yield (
             f"{phase['task']}, steps {phase['first_step']} to {phase['last_step']}: "
-            f"first {phase['first_steps']} -> last {phase['last_steps']}"
+            f"mean of the first {phase['first_steps']} -> of the last {phase['last_steps']}"
         )
         yield f"  local accuracy   {change('kept_accuracy')}"
         for family, after in families.items():
