@@ -46,9 +46,9 @@ _KNOWN = 0.5
 """Share of right responses from which on an answer is known."""
 _SIMILAR, _SAMPLES = 16, 2
 """Questions like one whose answer is given, and the model's responses to each of them, which have to agree."""
-_OF_SKILLS = 96
+_OF_SKILLS = 128
 """Questions of all skills together that are answered in a step."""
-_KEPT_TOKENS = 24
+_KEPT_TOKENS = 12
 """Most tokens of a plain answer that the model is held to: what it begins with decides what it says."""
 _CHECKED_OF_A_SKILL = 128
 """Questions of each skill that are tried before learning begins, and from which those of a step are chosen."""

@@ -142,7 +142,7 @@ CHECKED_EVERY = 4
 ROWS_AT_ONCE = 2 * SHOWN_AT_ONCE
 """Wordings of demonstrations in an update, of which the fewer there are the more are taken of each: few answers that are always shown with
 the same words are given to everything else."""
-KEPT_AT_ONCE = 16
+KEPT_AT_ONCE = 24
 """Kept answers in an update. Each weighs as much as one of the demonstrations: where all together weighed as much as these together, few
 demonstrations leaked into everything else."""
 LIKELIEST = 32
