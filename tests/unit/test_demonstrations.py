@@ -227,8 +227,8 @@ async def test_answers_to_other_skills_are_kept_whatever_they_are(tmp_path: Path
     world.script = script
     await world.learn(max_steps=2)
     (learner,) = world.learners
-    assert len(set(asked)) == 64
-    assert len({one.prompt_ids for one in learner.kept[0]}) >= 64
+    assert len(set(asked)) == 128
+    assert len({one.prompt_ids for one in learner.kept[0]}) >= 128
 
 
 class LongAndShort:
@@ -270,7 +270,7 @@ async def test_skill_questions_that_do_not_fit_are_left_out_with_one_line_and_a_
     assert learner.demonstrations[0], "the correction"
     assert len(learner.kept[0]) >= 4, "questions of the skill that fit are found all the same"
     [notice] = world.events(Notice)
-    assert f"{16 * long} of 64" in notice.text and "skill" in notice.text
+    assert f"{32 * long} of 128" in notice.text and "skill" in notice.text
 
 
 async def test_skill_of_which_no_question_fits_is_reported_and_a_correction_is_learned(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_skill_of_which_no_question_fits_is_reported_and_a_correction_is_l
     await world.learn(max_steps=2)
     assert world.learners[0].demonstrations[0]
     [notice] = world.events(Notice)
-    assert "64 of 64" in notice.text and "learning.context_tokens" in notice.text
+    assert "128 of 128" in notice.text and "learning.context_tokens" in notice.text
 
 
 async def test_disabled_nothing_is_imitated(tmp_path: Path) -> None:
