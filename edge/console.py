@@ -440,8 +440,10 @@ def spoken(event: Event) -> str:
             some = "" if not event.not_learned else f"{learned} of "
             line = (
                 f"{some}your own {counted(event.questions, 'question')} {'was' if learned == 1 else 'were'} learned from "
-                f"{counted(event.passes, 'time')} each; "
+                f"{counted(event.passes, 'time')}{' each' if event.questions > 1 else ''}; "
             )
+            if not event.is_served:
+                line += "an older adapter than the newest answers (edge-agent adapters list says why); "
             if event.not_learned:
                 example = shown(visible(" ".join(event.example.split())))
                 line += f'not learned {"is" if event.not_learned == 1 else "are"} {event.not_learned}, for example "{example}"; '

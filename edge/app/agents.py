@@ -12,12 +12,22 @@ from edge.app.coordinator import build_embedded, coordinator_address, egress_cli
 from edge.app.engines import SharedWorker, Trainer, choose_engine, open_backend, open_learner, open_rollouts, sound_adapter
 from edge.app.judging import build_policy, build_verifier, policy_name, program_sandbox
 from edge.app.openers import SharedWeights
-from edge.app.settings import agent_settings, build_registry, check_model_of, model_file, skills, state_folder, with_hint_cut
+from edge.app.settings import (
+    agent_settings,
+    build_registry,
+    check_model_of,
+    keep_model,
+    model_file,
+    skills,
+    state_folder,
+    with_hint_cut,
+)
 from edge.config.schema import AgentConfig
 from edge.core.errors import ModelFileError, NotComputed
 from edge.core.events import EventSink
 from edge.core.machine import physical_cores, usable_cores
 from edge.core.types import AnswerKind
+from edge.state.reader import reading
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -64,9 +74,13 @@ def why_learning_is_off(config: AgentConfig) -> str:
 
 
 def check_serving(config: AgentConfig) -> None:
-    """Check what answering alone needs: model file, engine, policy, the coordinator's address. Raises UsageError, ModelFileError."""
+    """Check what answering alone needs: model file, engine, policy, the coordinator's address, that the state folder's adapters are the
+    model's. Raises UsageError, ModelFileError, StateError."""
     choose_engine(config, model_file(config.model.path))
     policy_name(config)
+    with reading(state_folder(config)) as state:
+        if state is not None:
+            check_model_of(state, config.model.path)
     if config.coordinator.address is not None:
         from edge.rpc.address import parse_address
 
@@ -113,7 +127,7 @@ def build_components(config: AgentConfig, sink: EventSink, *, lives_here: bool =
         sink = with_load_notice(config, path, sink, clock)
     state = StateFolder(state_folder(config))
     try:
-        check_model_of(state, config.model.path)
+        keep_model(state, config.model.path)
         learning = config.learning
         demonstrates = {"own": is_own, "all": lambda source: True, "none": lambda source: False}[
             learning.imitation.demonstrations

@@ -16,7 +16,7 @@ from edge.core.errors import ConfigError, StateError
 from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
-from edge.state.reader import MODEL
+from edge.state.reader import MODEL, StateReader
 
 if TYPE_CHECKING:
     from edge.budget.limits import BudgetLimits
@@ -46,14 +46,19 @@ def model_file(name: str) -> Path:
     return find_model(name)
 
 
-def check_model_of(state: StateFolder, name: str) -> None:
-    """Keep the model with its state folder, whose adapters fit no other. Raises StateError where they were trained with another one."""
+def check_model_of(state: StateReader, name: str) -> None:
+    """Raises StateError where the folder's adapters were trained with another model, which they do not fit."""
     known = state.meta(MODEL)
     if known is not None and state.lineage().latest and model_file(known) != model_file(name):
         raise StateError(
             f"{state.folder}: its adapters were trained with {known}",
             hint=f"give --model {known}, or another folder with --state",
         )
+
+
+def keep_model(state: StateFolder, name: str) -> None:
+    """Keep with a state folder which model it is used with. Raises what `check_model_of` does."""
+    check_model_of(state, name)
     path = Path(name).expanduser()
     state.set_meta(MODEL, str(path.absolute()) if path.exists() else name)
 

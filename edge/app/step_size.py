@@ -19,6 +19,7 @@ from edge.app.engines import SharedWorker, choose_engine, open_backend, open_lea
 from edge.app.settings import (
     PROFILE_SWITCH,
     agent_settings,
+    keep_model,
     local_prompt_form,
     model_file,
     state_folder,
@@ -31,6 +32,7 @@ from edge.core.events import MemorySink
 from edge.core.formatting import counted, duration
 from edge.core.forms import PlainForm, ReasonedForm
 from edge.core.types import TaskItem
+from edge.state.folder import StateFolder
 from edge.training.memory import MicroBatch, batch_advice, probe_groups, rows_worth
 from edge.training.step_size import LONG_STEP_S, StepSize, StepSpeed, StepTexts, fitting_size
 
@@ -103,6 +105,8 @@ def fitted_steps(
     if key not in kept:
         if is_begun:
             return resolved, []
+        with StateFolder(state_folder(config)) as state:
+            keep_model(state, config.model.path)  # for those who ask meanwhile
         say(f"measuring how fast {path.stem} learns here, once")
         found = asyncio.run(_measured(resolved, path, lives_here))
         if found is None:
@@ -172,8 +176,6 @@ def _kept(config: AgentConfig) -> dict[str, Any]:
 
 
 def _keep(config: AgentConfig, kept: dict[str, Any]) -> None:
-    from edge.state.folder import StateFolder
-
     with StateFolder(state_folder(config)) as state:
         state.set_meta(_META, json.dumps(kept))
 

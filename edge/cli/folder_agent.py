@@ -75,7 +75,7 @@ class FolderAgent(RecordedControl):
                 online=False,
                 offline_reason=_NO_AGENT,
                 phase=position.phase,
-                phases=len(self._config.phases),
+                phases=state.phases() or len(self._config.phases),
                 steps_done=position.steps_done,
                 steps_planned=last.steps_planned if last else None,
                 task=last.task if last else "",

@@ -60,10 +60,10 @@ def command(
     ):  # a run is a measurement: every step's adapter counts, and training goes back to none
         settings = replace(settings, sets=[*(settings.sets or ()), "gate.enabled=false"])
     config = settings.config()
-    check_inputs(config)
     names = (phase.source.removeprefix("practice:").replace("/", "_").lstrip("._") for phase in config.phases)
     folder = out or Path("runs") / f"{'+'.join(names)}-{config.learning.seed}"
     resolved = replace(settings, state=settings.state or folder / "state").resolve(own_profile)
+    check_inputs(resolved.config)
     resolved, size_lines = fitted_steps(resolved, not_in_json(json), is_begun=is_begun(folder))
     require_same_run(folder, resolved.config)
     lines = [*starting_lines(resolved, learns=True), *size_lines]

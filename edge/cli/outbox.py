@@ -70,7 +70,7 @@ def outbox(
     if lines := list(_waiting_lines(found.waiting_reports) if waiting else _sent_lines(found.sent)):
         print("\n".join(lines), flush=True)
     elif folded:
-        print_line("none of your questions has left this device" + (" since then" if since else ""))
+        print_line("nothing that you asked has left this device" + (" since then" if since else ""))
     else:
         chosen = " of that" if kind or since else ""
         print_line("no step report waits" if waiting else f"nothing{chosen} has left this device")
@@ -78,7 +78,9 @@ def outbox(
         print_line("there are older entries; see --limit")
     if folded:
         print("\n".join(_sent_lines(folded)), flush=True)
-        print_line("of what is not your questions, only the last of each kind is shown; --kind KIND lists all of one")
+        print_line(
+            "of the rest, such as questions of learned files, only the last of each kind is shown; --kind KIND lists all of one"
+        )
     if not waiting and found.waiting_reports:
         reports = counted(len(found.waiting_reports), "step report waits", "step reports wait")
         print_line(f"{reports} for the coordinator: edge-agent outbox --waiting")

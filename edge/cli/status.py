@@ -102,7 +102,7 @@ class StatusScreen:
 
         stage = status.waiting or (_STAGES.get(status.learning, status.learning) if status.running else "")
         planned = "" if status.steps_planned is None else f" of {status.steps_planned}"
-        where = f"task {status.task}, phase {status.phase + 1} of {status.phases}"
+        where = f"task {status.task}, phase {min(status.phase + 1, status.phases)} of {status.phases}"
         done = f"{counted(status.steps_done, 'step')}{planned} done"
         if status.learning == "off":
             yield "learning", f"off for this model: {status.waiting}"

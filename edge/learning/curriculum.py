@@ -16,11 +16,10 @@ from edge.core.types import TaskItem
 from edge.dagrpo.prompts import TextQuestion
 from edge.learning.teaching import LOOKED_BACK, NOTHING_SEEN, Draw, draws, ignorance, seen, variance
 from edge.state.folder import StateFolder
+from edge.state.reader import PLAN
 from edge.state.rows import Position
 from edge.tasks.jsonl import FEWEST_TO_HOLD_OUT, JsonLinesSource
 from edge.tasks.source import ListedItems, TaskSource, listed_items
-
-_PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +176,8 @@ class Curriculum:
             [phase.source, parts[0].task, *([asked.ask, *asked.options] if asked else [])]
             for phase, parts, asked in zip(self._phases, self._parts, self._asked, strict=True)
         ]
-        known = json.loads(state.meta(_PLAN) or "null")
-        state.set_meta(_PLAN, json.dumps(plan))
+        known = json.loads(state.meta(PLAN) or "null")
+        state.set_meta(PLAN, json.dumps(plan))
         if (
             known is None
             or (position.phase, position.phase_step) == (0, 0)

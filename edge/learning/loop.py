@@ -201,12 +201,12 @@ class Learning:
         own_use, clock = self.components.own_use, self.components.clock
         if own_use is None:
             return
-        through = await own_use.through()
+        through, state = await own_use.through(), self.components.state
         for one in through:
             if one.source not in self._own_through:
-                lost, passes = one.not_learned, own_use.use.passes
+                lost, passes, served = one.not_learned, own_use.use.passes, state.lineage().serving == state.position().steps_done
                 self.components.sink.emit(
-                    OwnUseThrough(one.source, one.questions, passes, clock.now(), len(lost), lost[0] if lost else "")
+                    OwnUseThrough(one.source, one.questions, passes, clock.now(), len(lost), lost[0] if lost else "", served)
                 )
         self._own_through = {one.source for one in through}
 

@@ -432,7 +432,8 @@ class Notice(Event):
 @dataclass(frozen=True, slots=True)
 class OwnUseThrough(Event):
     """Every question of one source of one's own ("": of all of them) has been learned from as often as `use.passes` allows; no more steps
-    go there until there is more. `not_learned` of them never became right, `example` is one."""
+    go there until there is more. `not_learned` of them never became right, `example` is one. `is_served`: the newest adapter is the one
+    that answers; it is not where the gate refused it."""
 
     kind: ClassVar[str] = "own_use_through"
     source: str
@@ -441,6 +442,7 @@ class OwnUseThrough(Event):
     at: float
     not_learned: int = 0
     example: str = ""
+    is_served: bool = True
 
 
 @dataclass(frozen=True, slots=True)

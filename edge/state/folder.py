@@ -226,6 +226,6 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
         raise StateError(
             f"{path.parent}: another agent is using this state folder",
-            hint="if it was started just now, try again when it is ready; else stop it first, or choose another folder with --state",
+            hint="it runs or learns: where it was started just now, try again when it is ready; else stop it, or name another with --state",
         ) from error
     return descriptor

@@ -16,6 +16,7 @@ from edge.state.rows import HelpRecord, Lineage, Position, Report, StoredTerms
 from edge.state.schema import open_in_memory, open_to_read
 
 POSITION = "position"
+PLAN = "plan"
 LINE = "line"
 BEST_VERSION = "guard_best"
 MODEL = "model"
@@ -40,6 +41,10 @@ class StateReader:
         """How far learning has come."""
         text = self.meta(POSITION)
         return Position(**json.loads(text)) if text else Position()
+
+    def phases(self) -> int:
+        """How many phases the learning here has; 0 before it began."""
+        return len(json.loads(self.meta(PLAN) or "[]"))
 
     def meta(self, key: str) -> str | None:
         """A small named value, or None."""

@@ -41,7 +41,7 @@ def test_idle_folder_reports_that_nothing_runs_and_its_content(world: World, cap
         assert main(["status", "--state", str(world.folder)]) == 0
     shown = screen(capsys.readouterr().out)
     assert shown["agent"].startswith("none that can be reached runs on this state folder")
-    assert shown["learning"] == "task math, phase 1 of 2, 1 step of 4 done"
+    assert shown["learning"] == "task math, phase 1 of 1, 1 step of 4 done"
     assert shown["adapter"] == "1 is active"
     assert " of 60 · tokens " in shown["budget"]
 

@@ -681,7 +681,7 @@ async def test_new_agent_shows_what_is_still_missing(page: Page, stage: Stage) -
     await page.until("document.getElementById('adapters').textContent.includes('Nothing was learned yet')")
     await page.until("document.getElementById('report').textContent.includes('Nothing was examined')")
     await arrive(page, url, "outbox")
-    await page.until("document.getElementById('sent').textContent.includes('None of your questions has left this device')")
+    await page.until("document.getElementById('sent').textContent.includes('Nothing that you asked has left this device')")
     await page.until("document.getElementById('waiting').textContent === 'Nothing waits.'")
 
 

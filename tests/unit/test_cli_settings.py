@@ -11,7 +11,8 @@ import pytest
 from typer.main import get_command
 
 from edge.agent import Agent
-from edge.app.settings import check_model_of, state_folder, switched_off
+from edge.app.agents import check_serving
+from edge.app.settings import keep_model, state_folder, switched_off
 from edge.cli import doctor
 from edge.cli.app import app
 from edge.cli.settings import Settings, privacy_line, starting_lines
@@ -66,13 +67,15 @@ def test_a_state_folder_is_opened_with_the_model_it_was_used_with(tmp_path: Path
     state, other = tmp_path / "state", "nano-edge-llama"
     assert Settings(state=state).config().model.path == "nano-edge", "nothing was used yet"
     with StateFolder(state) as folder:
-        check_model_of(folder, other)
-        check_model_of(folder, "nano-edge")
-        check_model_of(folder, other)  # nothing was trained, so another model may follow
+        keep_model(folder, other)
+        keep_model(folder, "nano-edge")
+        keep_model(folder, other)  # nothing was trained, so another model may follow
         folder.set_lineage(Lineage(1, 1))
-        check_model_of(folder, str(find_model(other)))  # the same file
+        keep_model(folder, str(find_model(other)))  # the same file
         with pytest.raises(StateError, match=rf"trained with {find_model(other)}"):
-            check_model_of(folder, "nano-edge")
+            keep_model(folder, "nano-edge")
+    with pytest.raises(StateError, match="trained with"):
+        check_serving(Settings(state=state, model="nano-edge").config())
     resolved = Settings(state=state).resolve()
     assert (resolved.config.model.path, resolved.origins["model.path"]) == (str(find_model(other)), f"the state folder {state}")
     assert Settings(sets=[f"state_folder={state}"]).config().model.path == str(find_model(other))

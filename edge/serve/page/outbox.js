@@ -69,7 +69,7 @@ class SentList {
     if (!this.rows.size) this.reach(before);
     this.add(sent);
     this.none.hidden = this.rows.size > 0;
-    this.none.textContent = this.kind() === ASKED ? "None of your questions has left this device." : "Nothing of this kind has left this device.";
+    this.none.textContent = this.kind() === ASKED ? "Nothing that you asked has left this device." : "Nothing of this kind has left this device.";
   }
 
   // Where the list ends, and whether there is more.
