@@ -18,7 +18,6 @@ from edge.core.errors import StateError, UsageError
 from edge.core.formatting import shown
 from edge.core.limits import LARGEST_SEED
 from edge.core.shared_options import keys_of_options, with_options
-from edge.state.reader import MODEL, kept_meta
 
 if TYPE_CHECKING:
     from edge.config.device_profile import Pick
@@ -151,6 +150,7 @@ class Settings:
     def _model_of_the_folder(self, config: AgentConfig) -> Iterator[Flag]:
         """The model that the state folder was used with, where nothing names another."""
         from edge.config.loader import Flag
+        from edge.state.reader import MODEL, kept_meta
 
         folder = state_folder_at(self.state or config.state_folder)
         with suppress(StateError):  # whatever needs the folder says what is wrong with it
