@@ -103,7 +103,8 @@ async def measure(bases: Mapping[str, str], turns: int, words: int, max_tokens: 
     chats = {name: Chat(base) for name, base in bases.items()}
     for base in bases.values():
         await warm(base)
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+    # llama.cpp's server closes a connection that is idle for some seconds.
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=aiohttp.TCPConnector(force_close=True)) as http:
         for number in range(turns):
             for name in sorted(chats, reverse=bool(number % 2)):
                 await chats[name].ask(http, question(number, words), max_tokens)
