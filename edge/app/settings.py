@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from edge.config.device_profile import KEPT_NAME, NONE, Pick, known_profiles, pick_profile
 from edge.config.schema import AgentConfig, LearningConfig
 from edge.core.environment import state_folder_at, why_no_cloud
-from edge.core.errors import ConfigError, StateError
+from edge.core.errors import ConfigError, ModelFileError, StateError
 from edge.core.formatting import PRACTICE_CLOUD
 from edge.core.limits import OWN_LABEL
 from edge.core.machine import machine_facts
@@ -49,7 +49,13 @@ def model_file(name: str) -> Path:
 def check_model_of(state: StateReader, name: str) -> None:
     """Raises StateError where the folder's adapters were trained with another model, which they do not fit."""
     known = state.meta(MODEL)
-    if known is not None and state.lineage().latest and model_file(known) != model_file(name):
+    if known is None or not state.lineage().latest:
+        return
+    try:
+        is_another = model_file(known) != model_file(name)
+    except ModelFileError:  # it was moved or renamed
+        return
+    if is_another:
         raise StateError(
             f"{state.folder}: its adapters were trained with {known}",
             hint=f"give --model {known}, or another folder with --state",

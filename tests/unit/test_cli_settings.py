@@ -20,6 +20,7 @@ from edge.core.environment import NO_CLOUD, why_no_cloud
 from edge.core.errors import ConfigError, ModelFileError, StateError, UsageError
 from edge.models.catalogue import find_model
 from edge.state.folder import StateFolder
+from edge.state.reader import MODEL
 from edge.state.rows import Lineage
 from edge.training.device import choose_device
 from tests.unit.conftest import EdgeAgent
@@ -76,6 +77,13 @@ def test_a_state_folder_is_opened_with_the_model_it_was_used_with(tmp_path: Path
             keep_model(folder, "nano-edge")
     with pytest.raises(StateError, match="trained with"):
         check_serving(Settings(state=state, model="nano-edge").config())
+    moved = tmp_path / "moved.gguf"
+    moved.symlink_to(find_model(other))
+    with StateFolder(state) as folder:
+        folder.set_meta(MODEL, str(tmp_path / "where-it-was.gguf"))
+        keep_model(folder, str(moved))
+        assert folder.meta(MODEL) == str(moved), "what is no longer there is no other model"
+        folder.set_meta(MODEL, str(find_model(other)))
     resolved = Settings(state=state).resolve()
     assert (resolved.config.model.path, resolved.origins["model.path"]) == (str(find_model(other)), f"the state folder {state}")
     assert Settings(sets=[f"state_folder={state}"]).config().model.path == str(find_model(other))

@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Start both servers, hold the chat, print a line of JSON for each turn and one for all."""
     given = parse(arguments)
     if given.people > 1:
-        for learns in ("", "practice:science")[given.minutes > 0 :]:
+        for learns in ["practice:science"] if given.minutes else ["", "practice:science"]:
             print(json.dumps(crowd(given, learns)), flush=True)
         return 0
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """What does it cost to learn fifteen facts whose answers are given: time, other wordings, and what the model knew before?
 
 `python -m tools.experiments.given_facts RUN` learns them with SmolLM2-135M-Instruct into the run folder RUN by `edge-agent learn` (further
-arguments go to it), and asks them in three wordings, 30 and 114 general questions, 30 turns of chats that have
-nothing to do with them, and 100 practice questions before and after.
+arguments go to it), and asks them in three wordings, 30 and 114 general questions, 30 turns of chats that have nothing to do with them, and
+100 practice questions before and after. `--facts N` learns fewer of them.
 `--by peft` fine-tunes the same model on the same lines with transformers and peft, as a person would do it without this project, and asks
 the same.
 
