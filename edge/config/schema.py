@@ -185,7 +185,8 @@ class ObjectiveConfig(Section):
     )
     options: Literal["sampled", "given"] = Field(
         "sampled",
-        description="Where a plain answer is one of few options: learn from sampled answers, or the right option by its likelihood.",
+        description="Where a plain answer is one of few options: learn from sampled answers, or the right option by its likelihood "
+        "(da-grpo, edge-only).",
     )
     assist_reward: NotNegative = Field(
         0.4, description="grpo, gvpo, gapg: reward of a response that asked and was helped to a right answer."
@@ -366,12 +367,13 @@ class LearningConfig(Section):
         beyond_the_paper = {
             "objective.cloud_samples on": self.objective.cloud_samples == "on",
             f"objective.advantage_scale {self.objective.advantage_scale}": self.objective.advantage_scale != "none",
-            "objective.options given": self.objective.options == "given",
+            "objective.options given": self.objective.options == "given" and self.method != "edge-only",
             f"control.dual_unit {self.control.dual_unit}": self.control.dual_unit != "calls",
         }
         named = next((name for name, used in beyond_the_paper.items() if used), "")
         if named and self.method != "da-grpo":
-            raise ValueError(f"{named} is of method da-grpo, not {self.method}")
+            also = " or edge-only" if named == "objective.options given" else ""
+            raise ValueError(f"{named} is of method da-grpo{also}, not {self.method}")
         if (self.optimiser.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
             raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
         return self

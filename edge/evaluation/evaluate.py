@@ -149,6 +149,7 @@ class Evaluation:
             bill=bill_of(outcome) if outcome else Bill(),
             failure=outcome.reason if outcome and completion is None else "",
             answer=shown(" ".join(readable_answer(forced.text).split())),
+            doubt=response.doubt,
         )
 
     async def _sample(self, candidate: Candidate, suppress_help: bool) -> LocalResponse:

@@ -100,6 +100,8 @@ class Judged:
     failure: str = ""
     too_long: bool = False
     answer: str = ""
+    doubt: float | None = None
+    """What of `help_log_odds` is the model's doubt in a plain answer (nats); None where that has no part in the decision."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -65,13 +65,17 @@ def read_cassette(path: Path) -> dict[str, RecordedAnswer]:
     return dict(_read_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def append_answer(path: Path, digest: str, answer: RecordedAnswer) -> None:
-    """Add one line and hand it to the disk, so that an answer that was paid for is not lost with the process."""
+def cassette_line(digest: str, answer: RecordedAnswer) -> str:
+    """An answer as a line of the file."""
     fields = asdict(answer)
     result = {name: fields.pop(name) for name in ("text", "usage", "upstream_id", "finish", "beyond_text")}
-    line = {"request": digest, "result": result, **fields}
+    return json.dumps({"request": digest, "result": result, **fields}) + "\n"
+
+
+def append_answer(path: Path, digest: str, answer: RecordedAnswer) -> None:
+    """Add one line and hand it to the disk, so that an answer that was paid for is not lost with the process."""
     with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line) + "\n")
+        stream.write(cassette_line(digest, answer))
         stream.flush()
         os.fsync(stream.fileno())
 

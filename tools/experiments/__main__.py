@@ -1,4 +1,4 @@
-"""`python -m tools.experiments run | table | report | dial`: the command line."""
+"""`python -m tools.experiments questions | run | table | report | dial`: the command line."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
 from tools.experiments.figures import FIGURES, draw_figures
 from tools.experiments.findings import ExperimentFindings
+from tools.experiments.questions import QUESTIONS, write_questions
 from tools.experiments.report import REPORT, RESULTS_PAGE, insertions, missing_line, tables_of, with_insertions
 from tools.experiments.result import RESULTS, strays
 from tools.experiments.run import require_folder, run
@@ -63,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--list", action="store_true", help="only show the cells, what they need, and which are done")
     one.add_argument("--work", type=Path, default=WORK, help="folder in which cells work")
 
+    one = commands.add_parser("questions", help="write the public questions that experiments with a public model ask")
+    one.set_defaults(play=play_questions)
+    one.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    one.add_argument("--out", type=Path, default=QUESTIONS, help="folder of the task files (default: where specifications look)")
+
     one = command("cell", play_cell, "run one cell here; for run", chosen=False)
     one.add_argument("file", type=Path, help="the cell's cell.json")
 
@@ -84,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--set", action="append", default=[], metavar="K=V", help="a setting of the agent; may be repeated")
     return parser
+
+
+def play_questions(arguments: argparse.Namespace) -> int:
+    """Write them and print their paths."""
+    check_folder(arguments.out, "--out")
+    for path in write_questions(arguments.data, arguments.out):
+        print(f"wrote {path}", flush=True)
+    return 0
 
 
 def play_cell(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from edge.config.agent import resolve_agent_config
@@ -205,7 +206,7 @@ def _at(data: Any, key: str) -> Any:
 
 def _way(phases: Sequence[Phase]) -> str:
     """`group1-group2`, or `group1x4` for one source repeated."""
-    names = [phase.source.removeprefix("practice:").replace("/", "_") for phase in phases]
+    names = [Path(phase.source.removeprefix("practice:")).name.removesuffix(".jsonl") for phase in phases]
     if len(names) > 1 and len(set(names)) == 1:
         return f"{names[0]}x{len(names)}"
     return "-".join(names)

@@ -44,8 +44,8 @@ from tools.experiments.result import cloud_of
 from tools.places import put
 
 Report = Callable[[dict[str, Any]], None]
-MOST_LOG_ODDS = 30.0
-"""Certainty: further ones have no use."""
+MOST_LOG_ODDS = 300.0
+"""Further ones have no use; a public model begins 30 nats below even odds."""
 _CALLS_AT_ONCE = 4
 
 
@@ -201,7 +201,7 @@ def evaluations_in(folder: Path) -> list[dict[str, Any]]:
 def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> dict[str, Any]:
     """Scores as texts of 0, 1 and - (unknown), one character per item; log-odds of asking (nats) to three digits, None: no decision.
 
-    `router`: p(fail) of each item where a router was asked.
+    `doubt`: what of the log-odds is doubt in the answer, where that has a part; `router`: p(fail) of each item where a router was asked.
     """
     body: dict[str, Any] = {
         "items": len(judged),
@@ -214,6 +214,8 @@ def packed(judged: Sequence[Judged], router: Sequence[float | None] | None) -> d
         "help": [_rounded(one.help_log_odds) for one in judged],
         "tokens": round(sum(one.tokens for one in judged) / max(1, len(judged)), 1),
     }
+    if any(one.doubt is not None for one in judged):
+        body["doubt"] = [_rounded(one.doubt) for one in judged]
     if router is not None:
         body["router"] = [None if p is None else round(p, 3) for p in router]
     return body

@@ -17,7 +17,7 @@ from edge.dagrpo.ranking import area_under_curve
 from tools.experiments.stats import Estimate, estimate
 
 Evaluation = Mapping[str, Any]
-By = Literal["help", "router"]
+By = Literal["help", "doubt", "router"]
 Sums = Sequence[float]
 """Sums over items of the columns of their shares; of two sides one follows the other."""
 Statistic = Callable[[Sums], float | None]
@@ -25,7 +25,7 @@ Statistic = Callable[[Sums], float | None]
 GROUPS = 20
 """In a simulation twenty groups give the standard error of an accuracy at a set rate within 2 %, that of a difference a fifth too wide."""
 _CERTAIN = 1000.0
-_COLUMNS = ("forced", "cloud", "asked", "help", "router")
+_COLUMNS = ("forced", "cloud", "asked", "help", "doubt", "router")
 _Content = tuple[Sequence[Any], ...]
 
 

@@ -93,8 +93,9 @@ def write_result(path: Path, body: Mapping[str, Any]) -> None:
 # -- what a result must have to be read ------------------------------------------------------------------------------------------------
 
 
-_BY_ITEM = ("asked", "own", "forced", "cloud", "joint", "format", "help", "router")
-"""What an evaluation has of each item; `router` where one was asked."""
+_BY_ITEM = ("asked", "own", "forced", "cloud", "joint", "format", "help")
+_OF_SOME = ("doubt", "router")
+"""What an evaluation has of each item, and what it may have."""
 
 
 def require_form(cell: Cell, body: Any) -> None:
@@ -106,7 +107,7 @@ def require_form(cell: Cell, body: Any) -> None:
             if len(values) != cell.steps:
                 raise ValueError(f"series.{name} has {len(values)} of {cell.steps} steps")
         for evaluation in body["held_out"]:
-            for name in _BY_ITEM if "router" in evaluation else _BY_ITEM[:-1]:
+            for name in (*_BY_ITEM, *(name for name in _OF_SOME if name in evaluation)):
                 if len(evaluation[name]) != evaluation["items"]:
                     raise ValueError(f"held_out: {name} has {len(evaluation[name])} of {evaluation['items']} items")
         _require_every_evaluation(cell, body["held_out"])

@@ -21,6 +21,7 @@ from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageEr
 from edge.core.limits import LARGEST_SEED
 from edge.tasks.practice import FAMILIES, GROUPS
 from edge.tasks.registry import open_source
+from tools.experiments.questions import QUESTIONS
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -145,7 +146,6 @@ class Spec(SpecSection):
             for index, value in enumerate(values):
                 if value in values[:index]:
                     yield (*path, index), f"{dotted(path)} has {value} twice"
-        yield from self._missing_sources()
 
     def _unmet(self, layout: str) -> str | None:
         """What a layout cannot show of this grid."""
@@ -162,20 +162,13 @@ class Spec(SpecSection):
             return f"shows the phases g1-g2 and g2-g1, and there is {', '.join(self.phases)}"
         return None
 
-    def _missing_sources(self) -> Iterator[tuple[KeyPath, str]]:
-        places: list[tuple[KeyPath, str]] = [
-            (("evaluate", "sources", index), source) for index, source in enumerate(self.evaluate.sources)
-        ]
-        places += [
-            (("phases", name, index, "source"), phase.full_source)
-            for name, phases in self.phases.items()
-            for index, phase in enumerate(phases)
-        ]
-        for path, source in places:
-            try:
-                open_source(source)
-            except (UsageError, TaskFileError) as error:
-                yield path, f"{dotted(path)}: {error}" + (f"; {error.hint}" if error.hint else "")
+    @property
+    def sources(self) -> dict[KeyPath, str]:
+        """All sources by their keys."""
+        places: dict[KeyPath, str] = {("evaluate", "sources", index): name for index, name in enumerate(self.evaluate.sources)}
+        for name, phases in self.phases.items():
+            places |= {("phases", name, index, "source"): phase.full_source for index, phase in enumerate(phases)}
+        return places
 
 
 def spec_names(folder: Path = SPECS) -> list[str]:
@@ -186,7 +179,7 @@ def spec_names(folder: Path = SPECS) -> list[str]:
 def load_spec(name: str, folder: Path = SPECS, *, to_run: bool = False) -> Spec:
     """The specification of this name, or of this file. Raises UsageError, ConfigError with file, line and key.
 
-    `to_run`: its models must be on this machine, which tables of results do not need.
+    `to_run`: its models and task files must be on this machine, which tables of results do not need.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if path.is_dir():
@@ -200,6 +193,7 @@ def load_spec(name: str, folder: Path = SPECS, *, to_run: bool = False) -> Spec:
             hint="give both one name",
         )
     _require_settings(read)
+    _require_sources(read, to_run=to_run)
     if to_run:
         _require_models(read)
     return read.config
@@ -233,6 +227,19 @@ def _require_settings(read: Resolved[Spec]) -> None:
                 key: Flag(key, value, _place(read, (*path, key))) for path, settings in parts for key, value in settings.items()
             }
             resolve_agent_config(flags=[flag for flag in flags.values() if (flag.key, flag.value) != (ASSIST, CHOSEN)])
+
+
+def _require_sources(read: Resolved[Spec], *, to_run: bool) -> None:
+    """Raises ConfigError with file and line for a source that cannot be opened; task files that `questions` writes are needed to run."""
+    for path, source in read.config.sources.items():
+        is_written = source.startswith(f"{QUESTIONS}/")
+        if is_written and not to_run:
+            continue
+        try:
+            open_source(source)
+        except (UsageError, TaskFileError) as error:
+            hint = "python -m tools.experiments questions --data FOLDER writes it" if is_written else error.hint
+            raise ConfigError(f"{_place(read, path)}: {dotted(path)}: {error}" + (f"; {hint}" if hint else "")) from error
 
 
 def _require_models(read: Resolved[Spec]) -> None:
