@@ -13,7 +13,7 @@ from tests.unit.test_experiments_spec import CHOSEN
 from tests.worlds.experiment import bits, evaluation, made_result, make_results
 from tools.experiments.cells import Cell, expand
 from tools.experiments.chosen import choose, last_rate, read_chosen, write_chosen
-from tools.experiments.contestants import ALL_FAMILIES, BARE_DIAL, DA_GRPO
+from tools.experiments.contestants import BARE_DIAL, DA_GRPO, families_of
 from tools.experiments.figures import draw_figures
 from tools.experiments.findings import ExperimentFindings
 from tools.experiments.layouts import (
@@ -155,7 +155,7 @@ def _world(folder: Path, seeds: tuple[int, ...], verdicts: Any) -> ExperimentFin
         if cell.method in ("bare", "da-grpo"):
             held_out = []
             for phase in range(1, 3) if cell.phases else range(1):
-                for family in ALL_FAMILIES:
+                for family in families_of(spec):
                     forced, odds = verdicts(family.name, phase)
                     held_out.append(evaluation(family.source, forced, step=100 * phase, phase=phase, help=odds))
             write_result(result_file(cell, folder), made_result(cell, held_out=held_out))

@@ -12,13 +12,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved
 from edge.config.schema import AgentConfig
-from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec
+from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec, short_name
 
 METHOD = "learning.method"
 ChosenRewards = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -163,10 +162,11 @@ def _points(spec: Spec) -> Iterator[tuple[str, tuple[str, tuple[Phase, ...]], tu
 
 
 def _bare_cells(spec: Spec) -> Iterator[Cell]:
-    """The models before any learning; answers are drawn at T = 0, so one seed is enough."""
+    """The models before any learning, with the same cloud LLM; answers are drawn at T = 0, so one seed is enough."""
     if spec.bare and spec.evaluate.items:
         evaluate = spec.evaluate.model_copy(update={"every": None})
-        yield from (Cell(model, 0, (), {}, evaluate) for model in spec.models)
+        asked = {key: value for key, value in spec.settings.items() if key.startswith("coordinator.")}
+        yield from (Cell(model, 0, (), _that_matter(spec, asked), evaluate) for model in spec.models)
 
 
 def _with_chosen(settings: Settings, model: str, phases: Sequence[Phase], chosen: ChosenRewards) -> Settings:
@@ -206,7 +206,7 @@ def _at(data: Any, key: str) -> Any:
 
 def _way(phases: Sequence[Phase]) -> str:
     """`group1-group2`, or `group1x4` for one source repeated."""
-    names = [Path(phase.source.removeprefix("practice:")).name.removesuffix(".jsonl") for phase in phases]
+    names = [short_name(phase.source) for phase in phases]
     if len(names) > 1 and len(set(names)) == 1:
         return f"{names[0]}x{len(names)}"
     return "-".join(names)

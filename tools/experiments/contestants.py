@@ -1,21 +1,22 @@
-"""The compared methods of the main experiment, the families, and the paper's published numbers.
+"""The compared methods of a main experiment, the families it tests, and the paper's published numbers.
 
-MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: the nearest family of each group. A family of group 1 is evaluated in
-the runs that learn group 1 first, one of group 2 in the others.
+MATH, TACO, MATH-500 and MMLU become arith, code, science and facts: the nearest practice family of each group. A family is evaluated in the
+runs that learn its group first.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edge.core.errors import EdgeError
+from edge.core.errors import ConfigError, EdgeError
 from edge.tasks.practice import GROUPS
 from tools.experiments.findings import EvaluatedPart, ExperimentFindings
 from tools.experiments.measures import Rule, at_random, by_threshold, never, own_decision, routed
+from tools.experiments.spec import Phase, Spec, full_source, short_name
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "paper"
 METHODS = {
@@ -28,10 +29,18 @@ METHODS = {
     "da-grpo": "DA-GRPO",
 }
 """What the paper calls the rows."""
-NAMES = {**METHODS, "da-grpo-paper": "DA-GRPO, paper's rule"}
-"""What tables call them; DA-GRPO by the paper's integral rule of λ has a row of its own."""
+NAMES = {
+    **METHODS,
+    "da-grpo-paper": "DA-GRPO, paper's rule",
+    "da-grpo-sampled": "DA-GRPO, sampled answers",
+    "fine-tuning": "Fine-tuning w/ certainty",
+}
+"""What tables call them; DA-GRPO by the paper's integral rule of λ, and with sampled answers where the default has given ones, have rows of
+their own."""
 MODELS = {"nano-edge": "Qwen2.5-1.5B-Instruct", "nano-edge-llama": "Llama-3.2-3B-Instruct"}
 """The paper's SLM of the same architecture."""
+STANDS_FOR = {"arith": "math", "code": "taco", "science": "math500", "facts": "mmlu"}
+"""The data set of the paper that a family represents, as its published tables call it."""
 TARGET = 0.3
 """τ of the main experiment."""
 FIRST, SECOND = 1, 2
@@ -40,27 +49,41 @@ FIRST, SECOND = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class TestedFamily:
-    """A practice family and the data set of the paper that it represents."""
+    """An evaluated source, and the list of phases in which its group comes first."""
 
-    name: str
-    stands_for: str
-
-    @property
-    def source(self) -> str:
-        """The evaluated source."""
-        return f"practice:{self.name}"
+    source: str
+    order: str
 
     @property
-    def direction(self) -> str:
-        """The phases in which its group comes first."""
-        return "g1-g2" if self.name in GROUPS["group1"] else "g2-g1"
+    def name(self) -> str:
+        """As tables call it."""
+        return short_name(self.source)
 
 
-TABLES: Mapping[str, tuple[TestedFamily, TestedFamily]] = {
-    "table1": (TestedFamily("arith", "math"), TestedFamily("code", "taco")),
-    "table2": (TestedFamily("science", "math500"), TestedFamily("facts", "mmlu")),
-}
-ALL_FAMILIES = tuple(family for pair in TABLES.values() for family in pair)
+def tables_of_families(spec: Spec) -> dict[str, tuple[TestedFamily, ...]]:
+    """`table1`: the first evaluated family of each group, `table2` the second ones; a group is the source of a phase.
+
+    Raises ConfigError where an evaluated source is of no group, or groups have different numbers of families.
+    """
+    by_group = {
+        phases[0].full_source: [TestedFamily(source, order) for source in spec.evaluate.sources if _is_of(source, phases[0])]
+        for order, phases in spec.phases.items()
+    }
+    if sorted(family.source for group in by_group.values() for family in group) != sorted(spec.evaluate.sources):
+        raise ConfigError(f"{spec.name}: evaluate.sources: each has to be of one phase's source")
+    if len({len(group) for group in by_group.values()}) != 1:
+        raise ConfigError(f"{spec.name}: evaluate.sources: each phase's source needs as many")
+    return {f"table{number}": pair for number, pair in enumerate(zip(*by_group.values(), strict=True), 1)}
+
+
+def _is_of(source: str, phase: Phase) -> bool:
+    families = GROUPS.get(phase.source, ())
+    return source == phase.full_source or source in map(full_source, families)
+
+
+def families_of(spec: Spec) -> tuple[TestedFamily, ...]:
+    """All of them, as the tables have them."""
+    return tuple(family for pair in tables_of_families(spec).values() for family in pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ class Contestant:
     label: str
     runs_of: str | None
     rule: Rule
-    ranked_by: Literal["help", "router", "chance"] = "help"
+    ranked_by: Literal["help", "doubt", "router", "chance"] = "help"
 
     @property
     def learns(self) -> bool:
@@ -95,6 +118,11 @@ class Adapters:
         """Another contestant's with the same SLM."""
         return Adapters(self.findings, self.model, row)
 
+    @property
+    def families(self) -> tuple[TestedFamily, ...]:
+        """Those of the experiment."""
+        return families_of(self.findings.spec)
+
     def part(self, family: TestedFamily, phase: int, rule: Rule | None = None, order: str | None = None) -> EvaluatedPart:
         """The evaluation of a family after `phase` phases; for a model without learning always the same one.
 
@@ -103,40 +131,52 @@ class Adapters:
         rule = rule or self.row.rule
         if self.row.runs_of is None:
             return EvaluatedPart(self.findings.bare(self.model), family.source, 0, rule)
-        return EvaluatedPart(
-            self.findings.runs(self.model, self.row.runs_of, order or family.direction), family.source, phase, rule
-        )
+        return EvaluatedPart(self.findings.runs(self.model, self.row.runs_of, order or family.order), family.source, phase, rule)
 
-    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[TestedFamily] = ALL_FAMILIES) -> list[EvaluatedPart]:
-        """The evaluations of several families after `phase` phases."""
-        return [self.part(family, phase, rule) for family in families]
+    def parts(self, phase: int, rule: Rule | None = None, families: Sequence[TestedFamily] | None = None) -> list[EvaluatedPart]:
+        """The evaluations of several families (None: all) after `phase` phases."""
+        return [self.part(family, phase, rule) for family in families or self.families]
 
-    def held(self, phase: int, families: Sequence[TestedFamily] = ALL_FAMILIES) -> list[EvaluatedPart]:
+    def held(self, phase: int, families: Sequence[TestedFamily] | None = None) -> list[EvaluatedPart]:
         """The same with exactly τ of the questions sent."""
         return self.parts(phase, self.row.held_to(TARGET), families)
 
 
-def _of_the_paper(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "router", "chance"] = "help") -> Contestant:
+def _row(name: str, runs_of: str, rule: Rule, ranked_by: Literal["help", "doubt", "router", "chance"] = "help") -> Contestant:
     return Contestant(name, NAMES[name], runs_of, rule, ranked_by)
 
 
 BARE = Contestant("bare", "before learning", None, own_decision)
-EDGE_ONLY = _of_the_paper("edge-only", "edge-only", never, "chance")
-NAIVE = _of_the_paper("naive-router", "edge-only", at_random(TARGET), "chance")
-ROUTER = _of_the_paper("router", "edge-only", routed, "router")
-DA_GRPO = _of_the_paper("da-grpo", "da-grpo", own_decision)
-PAPERS_RULE = Contestant("da-grpo-paper", NAMES["da-grpo-paper"], "da-grpo-paper", own_decision)
-"""DA-GRPO whose rate is held by the paper's integral rule of λ alone."""
-ASKING = (*(_of_the_paper(name, name, own_decision) for name in ("grpo", "gvpo", "gapg")), PAPERS_RULE, DA_GRPO)
+EDGE_ONLY = _row("edge-only", "edge-only", never, "chance")
+NAIVE = _row("naive-router", "edge-only", at_random(TARGET), "chance")
+ROUTER = _row("router", "edge-only", routed, "router")
+DA_GRPO = _row("da-grpo", "da-grpo", own_decision)
+PAPERS_RULE = _row("da-grpo-paper", "da-grpo-paper", own_decision)
+SAMPLED = _row("da-grpo-sampled", "da-grpo-sampled", own_decision)
+ASKING = (*(_row(name, name, own_decision) for name in ("grpo", "gvpo", "gapg")), PAPERS_RULE, SAMPLED, DA_GRPO)
 PAPER = (EDGE_ONLY, NAIVE, ROUTER, *ASKING)
 """The rows of the paper's tables, DA-GRPO with either rule."""
 BARE_DIAL = Contestant("bare-dial", "before learning, dial", None, own_decision)
 EDGE_ONLY_DIAL = Contestant("edge-only-dial", "Edge Tuning w/ dial", "edge-only", never)
+FINE_TUNING = _row("fine-tuning", "fine-tuning", never, "doubt")
+"""Supervised: the right option is learned by its likelihood, and the least certain answers are sent."""
 BARE_RANDOM = Contestant("bare-random", "before learning, random", None, at_random(TARGET), "chance")
-HELD = (BARE_DIAL, BARE_RANDOM, NAIVE, EDGE_ONLY_DIAL, ROUTER, *ASKING)
+BARE_CERTAINTY = Contestant("bare-certainty", "before learning, certainty", None, never, "doubt")
+OWN_CERTAINTY = Contestant("da-grpo-certainty", "DA-GRPO, by its certainty", "da-grpo", never, "doubt")
+HELD = (BARE_DIAL, BARE_RANDOM, BARE_CERTAINTY, NAIVE, EDGE_ONLY_DIAL, ROUTER, FINE_TUNING, *ASKING[:-1], OWN_CERTAINTY, DA_GRPO)
 """Who is compared at equal rate: the paper's methods and what costs least, the log-odds of asking of a model that never learned to."""
-RIVALS = tuple(row for row in HELD if row not in (BARE_RANDOM, NAIVE, PAPERS_RULE, DA_GRPO))
-"""Of whom the best is compared with DA-GRPO in the primary comparison."""
+
+
+def rows_in(spec: Spec, rows: Sequence[Contestant]) -> tuple[Contestant, ...]:
+    """Those of the methods that an experiment has; by certainty where answers are plain, which experiments with fine-tuning have."""
+    known = {None, *spec.ways}
+    return tuple(row for row in rows if row.runs_of in known and (row.ranked_by != "doubt" or FINE_TUNING.runs_of in known))
+
+
+def rivals_in(spec: Spec) -> tuple[Contestant, ...]:
+    """Of whom the best is compared with DA-GRPO in the primary comparison."""
+    of_its_own = (PAPERS_RULE, SAMPLED, OWN_CERTAINTY, DA_GRPO)
+    return rows_in(spec, [row for row in HELD if row not in (BARE_RANDOM, NAIVE, *of_its_own)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.experiments.contestants import ALL_FAMILIES, BARE_RANDOM, DA_GRPO, FIRST, HELD, PAPER, SECOND, Adapters, Contestant
+from tools.experiments.contestants import (
+    ASKING,
+    BARE_RANDOM,
+    DA_GRPO,
+    FIRST,
+    HELD,
+    PAPER,
+    PAPERS_RULE,
+    SAMPLED,
+    SECOND,
+    Adapters,
+    Contestant,
+    families_of,
+    rows_in,
+)
 from tools.experiments.findings import ExperimentFindings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
 from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.spec import short_name
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import shown
 from tools.svg import COLOURS, GREY, drawn
@@ -19,7 +34,8 @@ FIGURES = Path(__file__).parent / "figures"
 _METHOD_COLOURS = {
     "before learning, dial": "#4a4a4a", "Edge Tuning Only": "#b08900", "Edge Tuning w/ dial": "#b08900",
     "Edge Tuning w/ Naive Router": "#0f8b8d", "Edge Tuning w/ Router": "#8a4fb0", "GRPO": "#1f6fb4", "GVPO": "#2a8c4a",
-    "GAPG": "#d9730d", "DA-GRPO, paper's rule": "#e08a85", "DA-GRPO": "#b3261e",
+    "GAPG": "#d9730d", "DA-GRPO, paper's rule": "#e08a85", "DA-GRPO": "#b3261e", "DA-GRPO, sampled answers": "#d16ba5",
+    "DA-GRPO, by its certainty": "#b3261e", "Fine-tuning w/ certainty": "#000000", "before learning, certainty": "#8c8c8c",
 }  # fmt: skip
 """A method has one colour in all figures."""
 _MOST_FORGOTTEN = 60.0
@@ -128,7 +144,7 @@ def _curves(figure: Any, findings: ExperimentFindings) -> None:
     figure.set_size_inches(9, 4.4)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for row in HELD:
+        for row in rows_in(findings.spec, HELD):
             if row is not BARE_RANDOM:
                 _curve(axis, findings, model, row, _METHOD_COLOURS[row.label])
         bounds = [_mean_over(findings, model, DA_GRPO, partial(oracle, share=at)) for at in _RATES]
@@ -136,7 +152,7 @@ def _curves(figure: Any, findings: ExperimentFindings) -> None:
         axis.plot([100 * at for at, _ in known], [100 * bound for _, bound in known], color=GREY, linestyle="--", linewidth=1.2,
                   label="oracle over DA-GRPO")  # fmt: skip
         axis.set(title=model, xlabel="share of questions sent to the cloud (%)")
-    axes[0].set_ylabel("joint accuracy (%), mean of four families")
+    axes[0].set_ylabel("joint accuracy (%), mean of families")
     _legend(figure, axes[0])
 
 
@@ -146,7 +162,7 @@ def _curve(axis: Any, findings: ExperimentFindings, model: str, row: Contestant,
     if not known:
         return
     xs, ys = zip(*known, strict=True)
-    style = {"chance": ":", "router": "-."}.get(row.ranked_by, "-" if row in PAPER else "--")
+    style = {"chance": ":", "router": "-.", "doubt": "--"}.get(row.ranked_by, "-" if row in PAPER else "--")
     axis.plot(xs, ys, color=colour, linewidth=1.5, linestyle=style, label=row.label)
     if row in PAPER and (point := _mean_rule(findings, model, row, row.rule)) is not None:
         axis.plot([point[0]], [point[1]], color=colour, marker="o", markersize=6, linestyle="")
@@ -169,21 +185,40 @@ def _mean_over(findings: ExperimentFindings, model: str, row: Contestant, value:
     return sum(means) / len(means) if means else None
 
 
+def _training(figure: Any, findings: ExperimentFindings) -> None:
+    """λ and the rate of the methods that ask, a row for each order of the phases."""
+    (model,), orders = findings.spec.models[:1], findings.spec.phases
+    figure.set_size_inches(9, 2.6 * len(orders) + 0.6)
+    axes = figure.subplots(len(orders), 2, squeeze=False, sharex=True)
+    for (left, right), (order, phases) in zip(axes, orders.items(), strict=True):
+        for row in rows_in(findings.spec, ASKING):
+            runs = findings.runs(model, row.runs_of, order)
+            if row in (PAPERS_RULE, SAMPLED, DA_GRPO):
+                _lines(left, runs, "dual", _METHOD_COLOURS[row.label], "", smooth=1)
+            _lines(right, runs, "assist", _METHOD_COLOURS[row.label], row.label, smooth=SMOOTH_STEPS // 2)
+        learned = " then ".join(short_name(phase.source) for phase in phases)
+        left.set(title=f"λ, {learned}", ylim=(0, None))
+        _target(right, phases[-1].target_rate)
+        right.set(title=f"assist rate, mean of {SMOOTH_STEPS // 2} steps", ylim=(0, 1))
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    _legend(figure, axes[0][1])
+
+
 def _forgetting(figure: Any, findings: ExperimentFindings) -> None:
     """The forgetting rate of each method and family, joint accuracy."""
+    families = families_of(findings.spec)
     axes = figure.subplots(1, len(findings.spec.models), squeeze=False, sharey=True)[0]
     for axis, model in zip(axes, findings.spec.models, strict=True):
-        for number, row in enumerate(PAPER):
+        for number, row in enumerate(rows_in(findings.spec, PAPER)):
             its = Adapters(findings, model, row)
-            found = [
-                pooled(forgetting(accuracy), *([its.part(family, phase)] for phase in (FIRST, SECOND))) for family in ALL_FAMILIES
-            ]
-            at = [place + 0.1 * (number - 3.5) for place in range(len(ALL_FAMILIES))]
+            found = [pooled(forgetting(accuracy), *([its.part(one, phase)] for phase in (FIRST, SECOND))) for one in families]
+            at = [place + 0.1 * (number - 3.5) for place in range(len(families))]
             points = list(zip(at, found, strict=True))
             _points(axis, points, _METHOD_COLOURS[row.label], row.label, "", scale=100)
         axis.axhline(0.0, color=GREY, linewidth=0.8)
         axis.set_ylim(-_MOST_FORGOTTEN, _MOST_FORGOTTEN)
-        axis.set_xticks(range(len(ALL_FAMILIES)), [family.name for family in ALL_FAMILIES])
+        axis.set_xticks(range(len(families)), [family.name for family in families])
         axis.set_title(model)
     axes[0].set_ylabel("forgetting rate of joint accuracy (%)")
     _legend(figure, axes[0])
@@ -199,7 +234,7 @@ def _over_steps(figure: Any, findings: ExperimentFindings) -> None:
             learned = " then ".join(phase.source for phase in findings.spec.phases[name])
             for source, colour in zip(findings.spec.evaluate.sources, COLOURS, strict=False):
                 points = forced_over_steps(findings, model, name, source)
-                label = source.removeprefix("practice:")
+                label = short_name(source)
                 axis.plot([step for step, _ in points], [100 * right for _, right in points], color=colour, marker="o",
                           markersize=3, linewidth=1.3, label=label)  # fmt: skip
             axis.set(title=f"{model} learns {learned}", ylim=(0, 100))
@@ -252,5 +287,6 @@ _PAINT: dict[str, Paint] = {
     "rates": _rates,
     "curves": _curves,
     "forgetting": _forgetting,
+    "training": _training,
     "over-steps": _over_steps,
 }

@@ -27,6 +27,7 @@ from tools.experiments.measures import (
     tally_at_the_rate_of,
 )
 from tools.experiments.result import Result
+from tools.experiments.spec import short_name
 from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import MISSING, TextTable, at_share, or_missing, percent, plain, shown, signed, table_of
 
@@ -299,7 +300,7 @@ def _dial_table(findings: ExperimentFindings, usual: str) -> TextTable:
                 if name != usual:
                     retrained, dialled = findings.runs(model, phases=name), findings.runs(model, phases=usual)
                     parts = (EvaluatedPart(retrained, source, len(phases)), EvaluatedPart(dialled, source, len(phases)))
-                    where = (model, source.removeprefix("practice:"), f"{phases[-1].target_rate:g}", retrained.seeds)
+                    where = (model, short_name(source), f"{phases[-1].target_rate:g}", retrained.seeds)
                     rows.append((*where, *_retrained_and_dialled(*parts)))
     note = (
         "Joint accuracy @ the share that the cloud answers, held out, T = 0; the dial is on the adapter of "
@@ -333,7 +334,7 @@ def over_steps_tables(findings: ExperimentFindings) -> list[TextTable]:
             for source in spec.evaluate.sources:
                 curve = dict(forced_over_steps(findings, model, name, source))
                 at = (percent(curve[step]) if step in curve else MISSING for step in (0, *steps))
-                rows.append((model, name, source.removeprefix("practice:"), findings.runs(model, phases=name).seeds, *at))
+                rows.append((model, name, short_name(source), findings.runs(model, phases=name).seeds, *at))
     header = ("SLM", "learns", "asked", "seeds", *(f"step {step}" for step in (0, *steps)))
     return [TextTable("Forced local accuracy while learning, in percent, T = 0", header, tuple(rows))]
 

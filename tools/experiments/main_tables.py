@@ -1,4 +1,4 @@
-"""The tables of the main experiment: the paper's Tables 1 and 2 on practice tasks, and the comparison that the paper leaves out.
+"""The tables of a main experiment: the paper's Tables 1 and 2 on other tasks, and the comparison that the paper leaves out.
 
 Joint accuracy grows with the share sent to the cloud, so a method that asks slightly more appears slightly better. So every adapter is
 also compared at exactly the same share, where only the choice of items counts.
@@ -12,27 +12,30 @@ from typing import Literal
 
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
 from tools.experiments.contestants import (
-    ALL_FAMILIES,
     ASKING,
     BARE,
     BARE_DIAL,
     DA_GRPO,
     EDGE_ONLY,
     EDGE_ONLY_DIAL,
+    FINE_TUNING,
     FIRST,
     HELD,
     METHODS,
     MODELS,
     NAMES,
     PAPER,
-    RIVALS,
     SECOND,
-    TABLES,
+    STANDS_FOR,
     TARGET,
     Adapters,
     Contestant,
     Published,
     TestedFamily,
+    families_of,
+    rivals_in,
+    rows_in,
+    tables_of_families,
 )
 from tools.experiments.findings import EvaluatedPart, ExperimentFindings, by_common_seed, common_seeds_of, pooled, seeds_of
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
@@ -56,6 +59,7 @@ from tools.experiments.measures import (
     together,
 )
 from tools.experiments.result import Result
+from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import MISSING, TextTable, at_share, or_missing, percent, plain, seeds_text, signed, table_of
 
@@ -64,8 +68,6 @@ _SHARE = percent(TARGET, 0)
 _PHASES = {FIRST: "during", SECOND: "post"}
 _Places = Mapping[str, tuple[Sequence[TestedFamily], int]]
 """Columns: which families, after how many phases."""
-_EACH: _Places = {f"{family.name} {when}": ((family,), phase) for family in ALL_FAMILIES for phase, when in _PHASES.items()}
-_ALL: _Places = {when: (ALL_FAMILIES, phase) for phase, when in _PHASES.items()}
 _STAR = "A star marks an interval over several seeds that is without 0."
 _ITEMS = "Where there is one seed, and before learning, ± is of items only."
 _HOW_RATES_ARE_SET = (
@@ -76,9 +78,25 @@ _HOW_RATES_ARE_SET = (
 )
 
 
+def _named(spec: Spec) -> str:
+    """`all four families`."""
+    return {2: "both families", 4: "all four families"}.get(count := len(families_of(spec)), f"all {count} families")
+
+
+def _each(spec: Spec) -> _Places:
+    return {f"{family.name} {when}": ((family,), phase) for family in families_of(spec) for phase, when in _PHASES.items()}
+
+
+def _all(spec: Spec) -> _Places:
+    return {when: (families_of(spec), phase) for phase, when in _PHASES.items()}
+
+
 def main_tables(findings: ExperimentFindings, published: Mapping[str, Published | None]) -> dict[str, list[TextTable]]:
     """All tables of the main experiment, by the names that the report has for them. `published`: the paper's numbers by table."""
-    papers = {name: [paper_table(findings, name, one, published.get(name)) for one in READINGS] for name in TABLES}
+    papers = {
+        name: [paper_table(findings, name, one, published.get(name)) for one in READINGS]
+        for name in tables_of_families(findings.spec)
+    }
     return {
         "primary": [primary(findings)],
         "summary": [summary_table(findings)],
@@ -107,6 +125,7 @@ def _table(
     name: str = "method",
 ) -> TextTable:
     """A row for each SLM and contestant."""
+    rows = rows_in(findings.spec, rows)
     subjects = [((model, row.label), Adapters(findings, model, row)) for model in findings.spec.models for row in rows]
     return table_of(title, ("SLM", name), subjects, columns, *notes)
 
@@ -151,18 +170,22 @@ READINGS: Mapping[str, TableReading] = {
     "joint": TableReading(
         "joint (right in the end, @ the share that the cloud answered)", accuracy, (*PAPER, BARE), _own, "asked", True
     ),
-    "local_solved_equal": TableReading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[2:], *HELD[:2]), _held, "kept"),
-    "joint_equal": TableReading(f"joint {_EQUAL}", accuracy, (*HELD[2:], *HELD[:2]), _held),
+    "local_solved_equal": TableReading(f"local-solved {_EQUAL} (@ kept)", kept_accuracy, (*HELD[3:], *HELD[:3]), _held, "kept"),
+    "joint_equal": TableReading(f"joint {_EQUAL}", accuracy, (*HELD[3:], *HELD[:3]), _held),
     "forced": TableReading(
-        "forced local (asking made impossible; not in the paper)", accuracy, (EDGE_ONLY, *ASKING, BARE), lambda row: never, ""
+        "forced local (asking made impossible; not in the paper)",
+        accuracy,
+        (FINE_TUNING, EDGE_ONLY, *ASKING, BARE),
+        lambda row: never,
+        "",
     ),
 }
 
 
 def paper_table(findings: ExperimentFindings, name: str, reading: str, published: Published | None) -> TextTable:
     """`table1` or `table2` in one of the READINGS, with the paper's columns where it has them."""
-    families, read = TABLES[name], READINGS[reading]
-    paper = published if read.published else None
+    families, read = tables_of_families(findings.spec)[name], READINGS[reading]
+    paper = published if read.published and all(family.name in STANDS_FOR for family in families) else None
 
     def part(its: Adapters, family: TestedFamily, phase: int) -> EvaluatedPart:
         return its.part(family, phase, read.rule(its.row))
@@ -185,14 +208,14 @@ def paper_table(findings: ExperimentFindings, name: str, reading: str, published
         columns[""] = lambda its: ""
         for family in families:
             for kind in _kinds(family):
-                columns[f"paper {family.stands_for.upper()} {kind}"] = quoted(paper, f"{family.stands_for}_{kind}")
-    title = f"Table {name[-1]} on practice tasks: {read.title}, in percent"
+                columns[f"paper {STANDS_FOR[family.name].upper()} {kind}"] = quoted(paper, f"{STANDS_FOR[family.name]}_{kind}")
+    title = f"Table {name[-1]} of the paper on {' and '.join(family.name for family in families)}: {read.title}, in percent"
     return _table(findings, title, read.rows, columns, *_notes(findings, families, quotes=paper is not None))
 
 
 def _kinds(family: TestedFamily) -> tuple[str, ...]:
     """Which of the paper's columns there are for a family."""
-    return ("during", "post", *(("forgetting",) if family.stands_for in ("math", "taco") else ()))
+    return ("during", "post", *(("forgetting",) if STANDS_FOR[family.name] in ("math", "taco") else ()))
 
 
 def _read(part: EvaluatedPart, read: TableReading) -> str:
@@ -210,7 +233,7 @@ def _notes(findings: ExperimentFindings, families: Sequence[TestedFamily], *, qu
             if evaluation["source"] == family.source
         ]
         cloud.append(f"{family.name} {percent(cloud_accuracy(evaluations[0])) if evaluations else MISSING}")
-    yield f"The cloud LLM alone (nano-cloud): {', '.join(cloud)}."
+    yield f"The cloud LLM alone: {', '.join(cloud)}."
     if any(result.cell.phases for result in findings.results.values()):
         yield _ITEMS
     if quotes:
@@ -219,7 +242,7 @@ def _notes(findings: ExperimentFindings, families: Sequence[TestedFamily], *, qu
 
 
 def summary_table(findings: ExperimentFindings) -> TextTable:
-    """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all four families together."""
+    """Joint accuracy by own decision and at equal rate, during and post, and the forgetting; all families together."""
 
     def own(phase: int) -> Column:
         return lambda its: at_share(pooled(accuracy, its.parts(phase)), pooled(rate, its.parts(phase)))
@@ -238,11 +261,11 @@ def summary_table(findings: ExperimentFindings) -> TextTable:
     }
     return _table(
         findings,
-        "Summary: joint accuracy in percent, mean of the four families",
-        (BARE_DIAL, *PAPER),
+        f"Summary: joint accuracy in percent, mean of {_named(findings.spec)}",
+        (BARE_DIAL, FINE_TUNING, *PAPER),
         columns,
-        "During: after the phase of a family's own group; post: after the other group's (arith and science are read in the runs that "
-        "learn group 1 first, code and facts in the others); forgotten: (during - post) / during. The first three by each method's own "
+        "During: after the phase of a family's own group; post: after the other group's (each is read in the runs that learn its own "
+        "group first); forgotten: (during - post) / during. The first three by each method's own "
         f"decision @ the share that the cloud answered; the last two with exactly {_SHARE} % sent, set after the fact: by the "
         "log-odds of asking, for the routers by what they predict (naive: at random). ± is a 95 % interval over seeds and items (one "
         "seed, or none learned: items only).",
@@ -253,10 +276,10 @@ def summary_table(findings: ExperimentFindings) -> TextTable:
 
 
 def equal_rates(findings: ExperimentFindings, phase: int) -> TextTable:
-    """Joint accuracy over all four families at each rate, with the oracle's bound of the same models."""
+    """Joint accuracy over all families at each rate, with the oracle's bound of the same models."""
     rows = []
     for model in findings.spec.models:
-        for its in (Adapters(findings, model, row) for row in HELD):
+        for its in (Adapters(findings, model, row) for row in rows_in(findings.spec, HELD)):
             at = (or_missing(pooled(accuracy, its.parts(phase, its.row.held_to(share)))) for share in EQUAL_RATES)
             rows.append((model, its.row.label, common_seeds_of(its.parts(phase)), *at))
         for row in (BARE_DIAL, EDGE_ONLY_DIAL, DA_GRPO):
@@ -265,7 +288,7 @@ def equal_rates(findings: ExperimentFindings, phase: int) -> TextTable:
             rows.append((model, f"oracle over {row.label}", common_seeds_of(parts), *at))
     when = {FIRST: "during (after the phase of their group)", SECOND: "post (after the other group's phase)"}[phase]
     return TextTable(
-        f"Joint accuracy at equal realised rate, in percent: mean of the four families {when}",
+        f"Joint accuracy at equal realised rate, in percent: mean of {_named(findings.spec)} {when}",
         ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)),
         tuple(rows),
         (_HOW_RATES_ARE_SET, _ITEMS),
@@ -281,7 +304,7 @@ def _bound(parts: list[EvaluatedPart], share: float) -> str:
     return percent(sum(bounds) / len(bounds)) if len(bounds) == len(parts) else MISSING
 
 
-def _lead(its: Adapters, phase: int, families: Sequence[TestedFamily] = ALL_FAMILIES) -> Estimate | None:
+def _lead(its: Adapters, phase: int, families: Sequence[TestedFamily] | None = None) -> Estimate | None:
     """DA-GRPO's lead over another at the same rate, by item and seed; in accuracy, not in points."""
     return pooled(difference(accuracy), its.of(DA_GRPO).held(phase, families), its.held(phase, families))
 
@@ -298,13 +321,13 @@ def _differences(findings: ExperimentFindings, title: str, places: _Places) -> T
 def differences(findings: ExperimentFindings) -> TextTable:
     """DA-GRPO against every other, family by family."""
     title = f"DA-GRPO's joint accuracy minus that of others at the same {_SHARE} % cloud, in points (same seeds, same items)"
-    return _differences(findings, title, _EACH)
+    return _differences(findings, title, _each(findings.spec))
 
 
 def pooled_differences(findings: ExperimentFindings) -> TextTable:
-    """The same over all four families: one number for each model, other and time."""
-    title = f"All four families together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points"
-    return _differences(findings, title, _ALL)
+    """The same over all families: one number for each model, other and time."""
+    title = f"{_named(findings.spec).capitalize()} together: DA-GRPO minus others at the same {_SHARE} % cloud, joint accuracy in points"
+    return _differences(findings, title, _all(findings.spec))
 
 
 def forgotten(findings: ExperimentFindings) -> TextTable:
@@ -314,8 +337,8 @@ def forgotten(findings: ExperimentFindings) -> TextTable:
         return lambda its: or_missing(pooled(difference(accuracy), *(its.held(phase, families) for phase in _PHASES)), signed)
 
     columns: dict[str, Column] = {"seeds": lambda its: common_seeds_of([*its.parts(FIRST), *its.parts(SECOND)])}
-    columns |= {family.name: lost([family]) for family in ALL_FAMILIES}
-    columns["all four"] = lost(ALL_FAMILIES)
+    columns |= {family.name: lost([family]) for family in families_of(findings.spec)}
+    columns["all"] = lost(families_of(findings.spec))
     title = f"Forgotten at equal rate: joint accuracy during minus post at the same {_SHARE} % cloud, in points"
     return _table(findings, title, [row for row in HELD if row.learns], columns, _STAR, _ITEMS)
 
@@ -340,22 +363,22 @@ def primary(findings: ExperimentFindings) -> TextTable:
     lead = pooled(difference(accuracy), held(DA_GRPO, *models), theirs) if len(best) == len(models) else None
     rows.append(("all", "", "", "", or_missing(lead, signed)))
     return TextTable(
-        f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of the four families, in percent",
+        f"Primary comparison: joint accuracy at the same {_SHARE} % cloud, during, mean of {_named(findings.spec)}, in percent",
         ("SLM", "best other", "DA-GRPO", "best other's", "DA-GRPO minus it"),
         tuple(rows),
         (
             "Set down before the first cell was run. The best other is, for each SLM, the one with the highest mean of: "
-            f"{', '.join(row.label for row in RIVALS)}. ± is a 95 % interval over seeds and items, not widened for the choice of "
-            "the best, which favours the others. " + _STAR,
+            f"{', '.join(row.label for row in rivals_in(findings.spec))}. ± is a 95 % interval over seeds and items, not widened for the "
+            "choice of the best, which favours the others. " + _STAR,
         ),
     )
 
 
 def _best_rival(findings: ExperimentFindings, model: str) -> Contestant | None:
     """The other method with the highest joint accuracy; None until all of them have at least one seed."""
-    found = [(pooled(accuracy, Adapters(findings, model, row).held(FIRST)), row) for row in RIVALS]
+    found = [(pooled(accuracy, Adapters(findings, model, row).held(FIRST)), row) for row in rivals_in(findings.spec)]
     known = [(one.mean, row) for one, row in found if one is not None]
-    return max(known, key=lambda pair: pair[0])[1] if len(known) == len(RIVALS) else None
+    return max(known, key=lambda pair: pair[0])[1] if len(known) == len(found) else None
 
 
 def one_threshold_table(findings: ExperimentFindings) -> TextTable:
@@ -363,11 +386,12 @@ def one_threshold_table(findings: ExperimentFindings) -> TextTable:
 
     With a rate for each family a method need not know which families are hard. A person's dial may have to.
     """
-    orders = sorted({family.direction for family in ALL_FAMILIES})
+    families = families_of(findings.spec)
+    orders = sorted({family.order for family in families})
 
     def parts_of(its: Adapters, phase: int) -> list[EvaluatedPart]:
         rule = its.row.held_to(TARGET)
-        return [its.part(family, phase, rule, order) for order in orders for family in ALL_FAMILIES]
+        return [its.part(family, phase, rule, order) for order in orders for family in families]
 
     def of_adapters(statistic: Statistic, phase: int, *sides: Adapters) -> Estimate | None:
         """For each seed and side the adapters of both orders, each with the items of all its families as one evaluation."""
@@ -375,9 +399,7 @@ def one_threshold_table(findings: ExperimentFindings) -> TextTable:
         for evaluations in by_common_seed([part for its in sides for part in parts_of(its, phase)]):
             left = iter(evaluations)
             tallied = (
-                together(
-                    [tally(as_one([next(left) for _ in ALL_FAMILIES]), its.row.held_to(TARGET), grouped=True) for _ in orders]
-                )
+                together([tally(as_one([next(left) for _ in families]), its.row.held_to(TARGET), grouped=True) for _ in orders])
                 for its in sides
             )
             tallies_S.append(side_by_side(*tallied))
@@ -402,7 +424,7 @@ def one_threshold_table(findings: ExperimentFindings) -> TextTable:
     }
     return _table(
         findings,
-        f"One threshold for all four families: joint accuracy with {_SHARE} % of all items sent, in percent",
+        f"One threshold for {_named(findings.spec)}: joint accuracy with {_SHARE} % of all items sent, in percent",
         HELD,
         columns,
         "All held-out items of an adapter are ranked together, of both groups, whichever it has learned; mean over the two orders of "
@@ -415,7 +437,7 @@ def one_threshold_table(findings: ExperimentFindings) -> TextTable:
 
 
 def ability_table(findings: ExperimentFindings) -> TextTable:
-    """Forced local accuracy minus that of the same model before learning, by family and over all four."""
+    """Forced local accuracy minus that of the same model before learning, by family and over all."""
 
     def gained(families: Sequence[TestedFamily], phase: int) -> Column:
         def column(its: Adapters) -> str:
@@ -424,10 +446,10 @@ def ability_table(findings: ExperimentFindings) -> TextTable:
 
         return column
 
-    places = {**_EACH, **{f"all {when}": place for when, place in _ALL.items()}}
+    places = {**_each(findings.spec), **{f"all {when}": place for when, place in _all(findings.spec).items()}}
     columns = {"seeds": _seeds, **{name: gained(*place) for name, place in places.items()}}
     title = "Forced local accuracy minus that before learning, in points: asking made impossible"
-    return _table(findings, title, (EDGE_ONLY, *ASKING), columns, _STAR)
+    return _table(findings, title, (FINE_TUNING, EDGE_ONLY, *ASKING), columns, _STAR)
 
 
 def ranking_table(findings: ExperimentFindings) -> TextTable:
@@ -441,11 +463,11 @@ def ranking_table(findings: ExperimentFindings) -> TextTable:
 
         return column if phase == FIRST else _learned(column)
 
-    columns = {"seeds": _seeds, **{name: auc(*place) for name, place in _EACH.items()}}
+    columns = {"seeds": _seeds, **{name: auc(*place) for name, place in _each(findings.spec).items()}}
     return _table(
         findings,
         "How well asking ranks: AUC of the log-odds of asking for what fails locally",
-        (BARE, EDGE_ONLY, *ASKING),
+        (BARE, FINE_TUNING, EDGE_ONLY, *ASKING),
         columns,
         "The chance that a question that fails locally ranks above one that does not; 0.5 is asking at random, below it is worse.",
     )

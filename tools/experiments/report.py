@@ -15,7 +15,7 @@ from pathlib import Path
 from edge.core.errors import ConfigError
 from edge.core.formatting import counted
 from tools.experiments.cells import ChosenRewards
-from tools.experiments.contestants import TABLES, read_published
+from tools.experiments.contestants import read_published, tables_of_families
 from tools.experiments.findings import ExperimentFindings
 from tools.experiments.layouts import LAYOUTS, assist_tables
 from tools.experiments.main_tables import main_tables
@@ -28,9 +28,11 @@ _INSERTED = re.compile(r"^<!-- insert ([^\n]+) -->\n(.*?)^<!-- end -->$", re.MUL
 
 
 def tables_of(findings: ExperimentFindings, data: Path, chosen: ChosenRewards) -> dict[str, list[TextTable]]:
-    """The tables of an experiment by the names that the report has for them: its own name, but for the main experiment."""
+    """The tables of an experiment by the names that the report has for them: its own name, but for main experiments, which have many; those
+    of `table` are named alone."""
     if findings.spec.table == "paper":
-        return main_tables(findings, {name: read_published(data, name) for name in TABLES})
+        made = main_tables(findings, {name: read_published(data, name) for name in tables_of_families(findings.spec)})
+        return made if findings.spec.name == "table" else {f"{findings.spec.name} {name}": of for name, of in made.items()}
     if findings.spec.table == "assist-rewards":
         return {findings.spec.name: assist_tables(findings, chosen)}
     return {findings.spec.name: LAYOUTS[findings.spec.table](findings)}

@@ -153,10 +153,11 @@ def cloud_of(config: AgentConfig) -> str:
 
 
 def changed(cell: Cell, body: Mapping[str, Any]) -> str | None:
-    """One difference from today's settings or models; None where there is none. Keys added later are not compared."""
+    """One difference from today's settings or models; None where there is none. Keys added later are not compared, nor is what a null now
+    leaves to be chosen for the model, as skills are."""
     config = cell.resolved("state").config
     for key, then, now in _both(body.get("settings", {}), settings_of(config)):
-        if then != now:
+        if then != now and now is not None:
             return f"it was measured with {key} {then}, which is {now} now"
     models = models_of(config)
     for name, digest in body.get("models", {}).items():

@@ -42,6 +42,7 @@ _LAYOUTS: Mapping[str, tuple[int | None, int | None, int | None]] = {
     "paper": (None, None, 0),
     "curves": (None, None, 0),
     "forgetting": (None, None, 0),
+    "training": (None, None, 0),
     "assist-rewards": (None, None, 1),
     "lambda": (1, 1, 1),
     "sensitivity": (1, 1, 1),
@@ -56,6 +57,11 @@ _BOTH_ORDERS = ("paper", "curves", "forgetting")
 def full_source(name: str) -> str:
     """As the agent's configuration writes it: practice groups and families have short names."""
     return f"practice:{name}" if name in {*FAMILIES, *GROUPS} else name
+
+
+def short_name(source: str) -> str:
+    """As tables and keys call a source: a practice family or group without `practice:`, a task file without its folder and ending."""
+    return Path(source.removeprefix("practice:")).name.removesuffix(".jsonl")
 
 
 class SpecSection(BaseModel):
@@ -112,9 +118,9 @@ class Spec(SpecSection):
     table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps"] = Field(
         "", description="The table that is made of the results."
     )
-    figure: tuple[Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves", "over-steps"], ...] = Field(
-        (), description="The figures that are drawn of the results."
-    )
+    figure: tuple[
+        Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves", "over-steps", "training"], ...
+    ] = Field((), description="The figures that are drawn of the results.")
 
     @property
     def ways(self) -> dict[str, Settings]:
