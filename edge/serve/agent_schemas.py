@@ -16,7 +16,7 @@ from edge.core.units import BUDGET_UNITS, Unit
 from edge.serve.schemas import AS_WRITTEN, Count, RequestBody, ResponseBody, Share, TaskLabel, Text, explain, field_error
 from edge.state.feedback import MOST_CORRECTION_CHARS, steers
 
-_MAX_ANSWERS, _MAX_RATES = 100_000, 64
+_MAX_ANSWERS, _MAX_RATES = 100_000, 128
 Amount = Annotated[int, Field(ge=0, le=2**53)]
 Verdict = Literal["good", "bad", "none"]
 

@@ -108,6 +108,8 @@ def test_why_and_whatif_explain_from_the_folder_alone(used: Path, capsys: pytest
     assert [line.split("  ")[0] for line in table[1:11]] == [
         "as it was", "0 %", "5 %", "10 %", "20 %", "25 %", "30 %", "50 %", "70 %", "100 %",
     ]  # fmt: skip
+    assert main(["whatif", "--good", "95%", *place]) == 0
+    assert "what rate keeps 95.0 % good is not known" in capsys.readouterr().out
     assert main(["whatif", "--target-rate", "0.25", "--task", "chat", "--last", "23", "--json", *place]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["answers"], result["outlooks"][0]["calls"]) == (23, 6)

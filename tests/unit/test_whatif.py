@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from edge.answering.explain import decision, explained
 from edge.budget.whatif import PastAnswer, demanded_answers, past_answers, replayed, what_if, what_if_recorded
+from edge.cli.whatif import good_lines
 from edge.core.errors import CallInProgress, CoordinatorUnavailable, NotFound, OutcomeUnknown, TooFewAnswers
 from edge.core.types import Message
+from edge.serve.agent_schemas import WhatIfView
 from edge.state.answer_record import AnswerRequest
 from edge.state.folder import StateFolder
 from edge.state.reader import reading
@@ -176,3 +178,29 @@ async def test_without_a_call_there_is_no_entry_and_without_a_coordinator_the_re
     assert (await explained({**RECORD, "call_key": ""}, None))["ledger"] is None
     ledger = (await explained(RECORD, None, "the embedded coordinator is not running"))["ledger"]
     assert (ledger["reported_by"], ledger["note"]) == ("record", "the embedded coordinator is not running")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "line"),
+    [
+        (0.7, "70.0 % are expected to be good from 20.0 % asked, for certain (95 %) from "),
+        (0.99, "99.0 % are expected to be good from 49.0 % asked, at no rate for certain"),
+        (0.0, "0.0 % are expected to be good from 0.0 % asked, for certain (95 %) from 0.0 %"),
+    ],
+)
+def test_the_least_rate_that_keeps_a_share_good(wanted: float, line: str) -> None:
+    """Half of a hundred are wrong, those with the highest log-odds; the cloud was right in forty others."""
+    local = [past(number / 10, judged="bad" if number >= 50 else "good") for number in range(100)]
+    demanded = [past(None, cloud=True, judged="good") for _ in range(40)]
+    rates = [number / 100 for number in range(101)]
+    outlooks = WhatIfView.model_validate(what_if(local, rates, demanded=demanded)).outlooks
+    assert good_lines(outlooks, wanted)[0].startswith(line)
+
+
+def test_what_no_rate_reaches_and_what_is_not_known_is_said() -> None:
+    bad = [past(float(number), judged="bad") for number in range(40)]
+    demanded = [past(None, cloud=True, judged="good" if number else "bad") for number in range(20)]
+    outlooks = WhatIfView.model_validate(what_if(bad, [0.0, 0.5, 1.0], demanded=demanded)).outlooks
+    assert good_lines(outlooks, 0.99) == ["no rate keeps 99.0 % good: at most 95.0 % are expected, at 100.0 %"]
+    unjudged = WhatIfView.model_validate(what_if(forty(), [0.5])).outlooks
+    assert "is not known" in good_lines(unjudged, 0.9)[0]
