@@ -1,4 +1,4 @@
-"""`python -m tools.experiments questions | run | table | report | dial`: the command line."""
+"""`python -m tools.experiments questions | card | run | table | report | dial`: the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.cli.exits import ending
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import open_regular
 from edge.core.formatting import counted
-from tools.experiments import dial
+from tools.experiments import card, dial
 from tools.experiments.cells import Cell, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(play=play_questions)
     one.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     one.add_argument("--out", type=Path, default=QUESTIONS, help="folder of the task files (default: where specifications look)")
+
+    one = commands.add_parser("card", help="what a model can by itself, and whether it knows when it is wrong")
+    one.set_defaults(play=card.play)
+    card.add_arguments(one)
 
     one = command("cell", play_cell, "run one cell here; for run", chosen=False)
     one.add_argument("file", type=Path, help="the cell's cell.json")
