@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edge.tasks.jsonl import read_file
 from edge.verifiers.choice_answer import ChoiceAnswer
 from tests.shared_data import shared_data
 from tools.experiments.card import CardRecord, card_table, figures_of
+from tools.experiments.month import Asked, Dial, RemainingBudget, SpendFirst, month
 from tools.experiments.questions import CLOUD_MODEL, GROUPS, mood_of, write_questions
 
 
@@ -29,7 +31,7 @@ def test_ratings_from_eight_tenths_on_are_clear() -> None:
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="texts.csv: no such file"):
+    with pytest.raises(UsageError, match=r"texts\.csv: no such file"):
         write_questions(tmp_path, tmp_path / "out")
 
 
@@ -69,3 +71,14 @@ def test_figures_of_a_set() -> None:
 
 def test_a_set_without_a_wrong_answer_has_no_order() -> None:
     assert figures_of([record(True, 8, -9.0, 0.1)])["auc_help"] is None
+
+
+def test_a_months_rules_keep_to_the_budget_and_the_remaining_budget_is_spent() -> None:
+    rng = random.Random(3)
+    questions = [
+        Asked(rng.gauss(3.0 if wrong else -3.0, 1.0), not wrong, True) for wrong in rng.choices([True, False], [3, 7], k=1500)
+    ]
+    found = {type(rule).__name__: month(questions, rule, 300) for rule in (SpendFirst(), Dial(0.1), RemainingBudget())}
+    assert all(calls <= 300 for _, calls in found.values())
+    assert found["SpendFirst"][1] == 300 and abs(found["Dial"][1] - 150) <= 10 and found["RemainingBudget"][1] >= 290
+    assert found["RemainingBudget"][0] > found["SpendFirst"][0]

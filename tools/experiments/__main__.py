@@ -1,4 +1,4 @@
-"""`python -m tools.experiments questions | card | run | table | report | dial`: the command line."""
+"""`python -m tools.experiments questions | card | run | table | report | month | dial`: the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.cli.exits import ending
 from edge.core.errors import ModelFileError, UsageError
 from edge.core.files import open_regular
 from edge.core.formatting import counted
-from tools.experiments import card, dial
+from tools.experiments import card, dial, month
 from tools.experiments.cells import Cell, expand, shared
 from tools.experiments.chosen import CHOSEN_FILE, read_chosen
 from tools.experiments.contestants import DATA
@@ -85,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("files", nargs="*", type=Path, metavar="FILE", help="other texts with marks, each filled where it lies")
     one.add_argument("--data", type=Path, default=DATA, help="folder of the paper's published numbers (absent: no reference)")
     one.add_argument("--figures", type=Path, help="folder in which figures are drawn (default: figures, next to the first file)")
+
+    one = commands.add_parser("month", help="a month's budget, spent by several rules on the answers of a cell")
+    one.set_defaults(play=month.play)
+    one.add_argument("result", type=Path, help="the cell's file in results")
 
     one = commands.add_parser("dial", help="does the budget dial hold its rate on a frozen model, and what is each rate worth?")
     one.set_defaults(play=play_dial)

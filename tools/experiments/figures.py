@@ -24,7 +24,7 @@ from tools.experiments.contestants import (
 )
 from tools.experiments.findings import ExperimentFindings, Runs, by_common_seed, pooled
 from tools.experiments.layouts import BAND, END_STEPS, SMOOTH_STEPS, end_of, forced_over_steps
-from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate
+from tools.experiments.measures import Evaluation, Rule, accuracy, forgetting, oracle, rate, value_of
 from tools.experiments.spec import short_name
 from tools.experiments.stats import Estimate
 from tools.experiments.tables import shown
@@ -169,13 +169,9 @@ def _curve(axis: Any, findings: ExperimentFindings, model: str, row: Contestant,
 
 
 def _mean_rule(findings: ExperimentFindings, model: str, row: Contestant, rule: Rule) -> tuple[float, float] | None:
-    asked = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, rate))
-    right = _mean_over(findings, model, row, lambda evaluation: _of_evaluation(evaluation, rule, accuracy))
+    asked = _mean_over(findings, model, row, lambda evaluation: value_of(evaluation, rule, rate))
+    right = _mean_over(findings, model, row, lambda evaluation: value_of(evaluation, rule, accuracy))
     return None if asked is None or right is None else (100 * asked, 100 * right)
-
-
-def _of_evaluation(evaluation: Any, rule: Rule, statistic: Any) -> float:
-    return float(statistic([sum(column) for column in zip(*(share.columns for share in rule(evaluation)), strict=True)]))
 
 
 def _mean_over(findings: ExperimentFindings, model: str, row: Contestant, value: Callable[[Evaluation], float]) -> float | None:

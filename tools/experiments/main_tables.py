@@ -6,8 +6,11 @@ also compared at exactly the same share, where only the choice of items counts.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import mean
 from typing import Literal
 
 from edge.dagrpo.hyperparameters import GVPO_UPDATES
@@ -40,6 +43,7 @@ from tools.experiments.contestants import (
 from tools.experiments.findings import EvaluatedPart, ExperimentFindings, by_common_seed, common_seeds_of, pooled, seeds_of
 from tools.experiments.layouts import BAND, END_STEPS, end_mean
 from tools.experiments.measures import (
+    Evaluation,
     Rule,
     Statistic,
     accuracy,
@@ -57,13 +61,28 @@ from tools.experiments.measures import (
     side_by_side,
     tally,
     together,
+    value_of,
 )
 from tools.experiments.result import Result
 from tools.experiments.spec import Spec
 from tools.experiments.stats import Estimate, over_seeds
-from tools.experiments.tables import MISSING, TextTable, at_share, or_missing, percent, plain, seeds_text, signed, table_of
+from tools.experiments.tables import (
+    MISSING,
+    TextTable,
+    at_share,
+    or_missing,
+    percent,
+    plain,
+    seeds_text,
+    signed,
+    table_of,
+    with_half,
+)
 
 EQUAL_RATES = (0.1, 0.2, 0.3, 0.5)
+_ABOUT = 0.01
+Wanted = float | Literal["cloud"]
+"""An accuracy, or that of the cloud LLM alone, about."""
 _SHARE = percent(TARGET, 0)
 _PHASES = {FIRST: "during", SECOND: "post"}
 _Places = Mapping[str, tuple[Sequence[TestedFamily], int]]
@@ -104,6 +123,7 @@ def main_tables(findings: ExperimentFindings, published: Mapping[str, Published 
         "ability": [ability_table(findings)],
         "ranking": [ranking_table(findings)],
         "equal-rates": [equal_rates(findings, phase) for phase in _PHASES],
+        "hand-off": [hand_off_table(findings)],
         "differences": [differences(findings)],
         "pooled-differences": [pooled_differences(findings)],
         "forgotten": [forgotten(findings)],
@@ -292,6 +312,36 @@ def equal_rates(findings: ExperimentFindings, phase: int) -> TextTable:
         ("SLM", "method", "seeds", *(f"@ {percent(share, 0)} %" for share in EQUAL_RATES)),
         tuple(rows),
         (_HOW_RATES_ARE_SET, _ITEMS),
+    )
+
+
+def hand_off_table(findings: ExperimentFindings) -> TextTable:
+    """The least share of the questions that has to be sent until SLM and cloud LLM together are as accurate as wanted."""
+
+    def needed(its: Adapters, wanted: Wanted) -> str:
+        """Mean over seeds of whole percents; accuracy is the mean of the families, each with the same share sent."""
+        shares = []
+        for evaluations in by_common_seed(its.parts(FIRST)):
+
+            def reached(percents: int, evaluations: Sequence[Evaluation] = evaluations) -> float:
+                rule = its.row.held_to(percents / 100)
+                return mean(value_of(one, rule, accuracy) for one in evaluations)
+
+            goal = wanted if isinstance(wanted, float) else mean(map(cloud_accuracy, evaluations)) - _ABOUT
+            if reached(100) < goal:
+                return "not reached"
+            shares.append(bisect_left(range(101), goal - 1e-9, key=reached) / 100)
+        return with_half(over_seeds(shares), 0) if shares else MISSING
+
+    columns = {f"{goal:.0%}": partial(needed, wanted=goal) for goal in (0.8, 0.9, 0.95)}
+    columns["the cloud LLM's - 1"] = partial(needed, wanted="cloud")
+    return _table(
+        findings,
+        "Hand-off: share of the questions that must be sent until the pair is right in so many percent, during, in percent",
+        HELD,
+        {"seeds": _seeds, **columns},
+        "The accuracy is the mean of the families, each with the same share sent, set after the fact; the last column: within one point of "
+        "the cloud LLM alone. ± is of seeds. Where a ranking is not monotone the share is found by halving.",
     )
 
 

@@ -129,6 +129,11 @@ def _of_two(of: Statistic, combined: Callable[[float, float], float | None]) -> 
     return value
 
 
+def value_of(evaluation: Evaluation, rule: Rule, statistic: Statistic) -> float:
+    """A statistic of one whole evaluation under a rule; 0 where it is not defined."""
+    return statistic(_sums([share.columns for share in rule(evaluation)])) or 0.0
+
+
 # -- sums with and without each part of the items ----------------------------------------------------------------------------------------
 
 
