@@ -44,6 +44,7 @@ from edge.models.catalogue import find_model
 from edge.tasks.practice import FAMILIES
 from edge.tasks.registry import open_source
 from edge.tasks.source import TaskSource
+from tools.experiments.questions import mood_of
 from tools.places import check_folder, put, put_json
 
 NOTE = f"If you cannot answer this yourself, reply exactly: {HELP_PHRASE}"
@@ -51,8 +52,6 @@ NOTE = f"If you cannot answer this yourself, reply exactly: {HELP_PHRASE}"
 DOUBT = "Is that answer right? Reply with yes or no."
 MOODS = ("positive", "neutral", "negative")
 MOOD_QUESTION = "What is the mood of this text? Answer with one word: positive, neutral or negative."
-_CLEAR = 0.8
-"""A rating from which a text is positive, or below whose negative it is negative."""
 _TEXTS, _DRAFT, _SEED = 600, 32, 1
 _N_CTX, _ROWS = 768, 8
 _MAX_TOKENS = 288
@@ -285,8 +284,7 @@ def log_odds(logprob: float) -> float:
 def mood_records(chat: Chat, texts: Sequence[Mapping[str, str]]) -> Iterator[tuple[Record, Record]]:
     """The mood of each text in the bare and in the noted prompt: the option that is likeliest at the beginning of the answer."""
     for text in texts:
-        rating = float(text["rating"])
-        truth = "positive" if rating >= _CLEAR else "negative" if rating <= -_CLEAR else "neutral"
+        truth = mood_of(float(text["rating"]))
         opened = [chat.opened(f"{text['text']}\n\n{MOOD_QUESTION}", noted=noted) for noted in (False, True)]
         z_bare, z_noted = (log_odds(phrase) for _, _, phrase in opened)
         made = []

@@ -38,11 +38,10 @@ from edge.tasks.jsonl import read_file
 from edge.training import lora_learner
 from edge.verifiers.choice_answer import ChoiceAnswer
 from tools.bench.mock_cloud import HttpServer, MockCloud
+from tools.experiments.questions import ASK, mood_of
 from tools.places import put_json
 
-MODEL, ASK, RATE = "smollm2", "Is the mood of this text positive, negative or neutral?", 0.3
-_CLEAR = 0.8
-"""A rating from which a text is positive, or below whose negative it is negative."""
+MODEL, RATE = "smollm2", 0.3
 _LEARNED, _TESTED, _BATCH = 4000, 1000, 16
 _SETTINGS = RolloutSettings("moods", 0, 1, 0.0, 24, "full", "full", 1, guided=True, certainty=1.0)
 
@@ -63,7 +62,7 @@ def write_texts(data: Path, out: Path) -> None:
     with (data / "mood" / "texts.csv").open(encoding="utf-8") as file:
         rows = [(row["text"], float(row["rating"])) for row in csv.DictReader(file)]
     random.Random(5).shuffle(rows)
-    moods = [(text, "positive" if rating >= _CLEAR else "negative" if rating <= -_CLEAR else "neutral") for text, rating in rows]
+    moods = [(text, mood_of(rating)) for text, rating in rows]
     parts = {"learned.csv": moods[:_LEARNED], "tested.csv": moods[_LEARNED : _LEARNED + _TESTED]}
     for name, part in parts.items():
         with (out / name).open("w", newline="", encoding="utf-8") as file:
@@ -72,7 +71,7 @@ def write_texts(data: Path, out: Path) -> None:
 
 def items_of(path: Path) -> list[TaskItem]:
     """A table's texts as they are learned and asked."""
-    return list(read_file(path, Columns("text", "mood", ASK)).items)
+    return list(read_file(path, Columns("text", "mood", ASK.ask)).items)
 
 
 async def sort_texts(items: Sequence[TaskItem], adapter: Path | None, threads: int) -> list[Sorted]:
@@ -128,7 +127,7 @@ async def learned(out: Path, minutes: float, further: Sequence[str]) -> Path:
     cloud = {"upstream": "openai_compatible", "base_url": f"http://127.0.0.1:{port}/v1", "model": "right", "price_in_uusd_per_mtok": 1,
              "price_out_uusd_per_mtok": 1}  # fmt: skip
     sets = [f"--set=coordinator.embedded.{key}={value}" for key, value in cloud.items()]
-    texts = ["--question", "text", "--answer", "mood", "--ask", ASK]
+    texts = ["--question", "text", "--answer", "mood", "--ask", ASK.ask]
     command = [
         sys.executable,
         "-m",

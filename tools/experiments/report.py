@@ -6,6 +6,7 @@ stays unchanged. So the report is its own template. The same results give the sa
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from edge.core.errors import ConfigError
 from edge.core.formatting import counted
+from tools.experiments.card import CARD, card_table
 from tools.experiments.cells import ChosenRewards
 from tools.experiments.contestants import read_published, tables_of_families
 from tools.experiments.findings import ExperimentFindings
@@ -74,6 +76,8 @@ def insertions(
     in `text` go together into `further experiments`.
     """
     made = {"setting": _setting(every), "compute": _compute(every)}
+    if CARD.is_file():
+        made["card"] = card_table(json.loads(CARD.read_text(encoding="utf-8"))).to_markdown()
     further = []
     for name, findings in every.items():
         tables = {

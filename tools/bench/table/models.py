@@ -27,10 +27,11 @@ CHAT_TEMPLATE = (
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "qwen2.5-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64, "ffn_width": 4864},
     "qwen2.5-1.5b": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "head_dim": 128, "ffn_width": 8960},
+    "llama-3.2-3b": {"width": 3072, "layers": 28, "heads": 24, "kv_heads": 8, "head_dim": 128, "ffn_width": 8192},
     "tiny": {"width": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn_width": 512},
 }
-"""Qwen2.5's shapes (its vocabulary has 151,936 tokens, tied), and one for trying the bench out."""
-VOCABULARY = {"qwen2.5-0.5b": 151_936, "qwen2.5-1.5b": 151_936, "tiny": 4096}
+"""Shapes of Qwen2.5 and Llama 3.2, whose embeddings are tied, and one for trying the bench out."""
+VOCABULARY = {"qwen2.5-0.5b": 151_936, "qwen2.5-1.5b": 151_936, "llama-3.2-3b": 128_256, "tiny": 4096}
 CONTEXT_TOKENS = 2048
 WEIGHT_STD = 0.02
 LOGIT_STD = 3.5
@@ -48,7 +49,7 @@ def spec_of(shape: str) -> DecoderSpec:
 
     sizes = SHAPES[shape]
     return DecoderSpec(
-        "qwen2",
+        "llama" if shape.startswith("llama") else "qwen2",
         vocab_size=VOCABULARY[shape],
         width=sizes["width"],
         layers=sizes["layers"],
