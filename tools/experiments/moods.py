@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import itertools
 import json
 import random
 import sys
@@ -23,26 +24,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge.app.openers import SharedWeights, torch_learner
 from edge.cli.exits import ending
-from edge.config.schema import AgentConfig
-from edge.core.clock import SystemClock
 from edge.core.columns import Columns
-from edge.core.types import AdapterRef, Demonstration, TaskItem
+from edge.core.types import AdapterRef, TaskItem
 from edge.core.worker import EngineWorker
 from edge.evaluation.judging import RolloutSettings
 from edge.inference.llamacpp import LlamaCppBackend
-from edge.learning.rollout import as_a_turn
 from edge.models.catalogue import find_model
 from edge.tasks.jsonl import read_file
-from edge.training import lora_learner
 from edge.verifiers.choice_answer import ChoiceAnswer
 from tools.bench.mock_cloud import HttpServer, MockCloud
+from tools.experiments.cold_start import fine_tuned
 from tools.experiments.questions import ASK, mood_of
 from tools.places import put_json
 
 MODEL, RATE = "smollm2", 0.3
-_LEARNED, _TESTED, _BATCH = 4000, 1000, 16
+_LEARNED, _TESTED = 4000, 1000
 _SETTINGS = RolloutSettings("moods", 0, 1, 0.0, 24, "full", "full", 1, guided=True, certainty=1.0)
 
 
@@ -151,34 +148,6 @@ async def learned(out: Path, minutes: float, further: Sequence[str]) -> Path:
     return out / "run" / "adapter"
 
 
-async def fine_tuned(out: Path, minutes: float, threads: int, rate: float) -> Path:
-    """Supervised updates on the right answers of 16 texts each until the time is over; the adapter's folder."""
-    lora_learner.MOST_IMITATIONS = 1  # type: ignore[attr-defined]
-    clock = SystemClock()
-    path = find_model(MODEL)
-    config = AgentConfig.model_validate(
-        {"model": {"path": str(path)}, "learning": {"torch_threads": threads, "imitation": {"imitation_rate": rate}}}
-    )
-    worker = EngineWorker()
-    backend = LlamaCppBackend(path, worker, n_threads=threads, n_ctx=768, max_rows=1)
-    learner = torch_learner(config, path, worker, SharedWeights(path))
-    items, began, place = items_of(out / "learned.csv"), clock.monotonic(), 0
-    while clock.monotonic() - began < 60.0 * minutes:
-        shown = []
-        for item in (items[(place + number) % len(items)] for number in range(_BATCH)):
-            prompt = backend.prompt_ids(_SETTINGS.messages(item))
-            turn = as_a_turn(backend, _SETTINGS, item, f"\\boxed{{{item.answer}}}", len(prompt))
-            if turn is not None:
-                shown.append(Demonstration(prompt, turn))
-        imitation = await learner.imitate(shown)
-        place += _BATCH
-        print(f"{place} texts: {imitation.nats_before:.2f} nats", flush=True)
-    await learner.export(out / "fine-tuned", 1)
-    await backend.aclose()
-    worker.close()
-    return out / "fine-tuned"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Learn, sort, and print what was right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,7 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.by == "edge-agent":
         adapter = asyncio.run(learned(chosen.out, chosen.minutes, further))
     else:
-        adapter = asyncio.run(fine_tuned(chosen.out, chosen.minutes, chosen.threads, chosen.rate))
+        texts = itertools.cycle(items_of(chosen.out / "learned.csv"))
+        work = fine_tuned(MODEL, texts, chosen.minutes, chosen.threads, chosen.rate, chosen.out / "fine-tuned")
+        adapter = asyncio.run(work)
     found = asyncio.run(sort_texts(tested, adapter, chosen.threads))
     put_json([asdict(one) for one in found], chosen.out / f"{chosen.by}.json")
     rows = {"bare": [Sorted(**one) for one in json.loads(bare.read_text(encoding="utf-8"))], chosen.by: found}
