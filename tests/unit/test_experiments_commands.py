@@ -267,6 +267,7 @@ def test_the_pages_have_the_tables_of_the_results() -> None:
     from tools.experiments.main_tables import summary_table
     from tools.experiments.report import REPORT
 
-    summary = summary_table(ExperimentFindings.of(load_spec("table"), read_chosen())).to_markdown()
-    for page in (RESULTS_PAGE, REPORT):
-        assert summary in page.read_text(encoding="utf-8"), "run python -m tools.experiments report"
+    for name in ("table", "moods"):
+        summary = summary_table(ExperimentFindings.of(load_spec(name), read_chosen())).to_markdown()
+        for page in (RESULTS_PAGE, REPORT):
+            assert summary in page.read_text(encoding="utf-8"), "run python -m tools.experiments report"

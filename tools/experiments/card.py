@@ -131,14 +131,14 @@ async def _right(verifier: Verifier, item: TaskItem, response: LocalResponse) ->
 
 
 def questions_of(name: str, data: Path, count: int) -> list[TaskItem]:
-    """A fixed draw of a set's held-out questions."""
+    """A fixed draw of a set's held-out questions; a larger one begins with the smaller."""
     chosen, most = SETS[name], 10_000 if not SETS[name].source.startswith("practice:") else count
     items = [
         item
         for item in open_source(chosen.source.format(data=data)).test(most)
         if not chosen.levels or item.level in chosen.levels
     ]
-    return items if len(items) <= count else stream(_SEED, name).sample(items, count)
+    return stream(_SEED, name).sample(items, len(items))[:count]
 
 
 def records_in(folder: Path) -> dict[str, list[CardRecord]]:
