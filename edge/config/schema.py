@@ -365,15 +365,17 @@ class LearningConfig(Section):
     @model_validator(mode="after")
     def _method_has_these(self) -> LearningConfig:
         beyond_the_paper = {
-            "objective.cloud_samples on": self.objective.cloud_samples == "on",
-            f"objective.advantage_scale {self.objective.advantage_scale}": self.objective.advantage_scale != "none",
-            "objective.options given": self.objective.options == "given" and self.method != "edge-only",
-            f"control.dual_unit {self.control.dual_unit}": self.control.dual_unit != "calls",
+            "objective.cloud_samples on": (self.objective.cloud_samples == "on", ["da-grpo"]),
+            f"objective.advantage_scale {self.objective.advantage_scale}": (
+                self.objective.advantage_scale != "none",
+                ["da-grpo"],
+            ),
+            "objective.options given": (self.objective.options == "given", ["da-grpo", "edge-only"]),
+            f"control.dual_unit {self.control.dual_unit}": (self.control.dual_unit != "calls", ["da-grpo"]),
         }
-        named = next((name for name, used in beyond_the_paper.items() if used), "")
-        if named and self.method != "da-grpo":
-            also = " or edge-only" if named == "objective.options given" else ""
-            raise ValueError(f"{named} is of method da-grpo{also}, not {self.method}")
+        for name, (is_used, methods) in beyond_the_paper.items():
+            if is_used and self.method not in methods:
+                raise ValueError(f"{name} is of method {' or '.join(methods)}, not {self.method}")
         if (self.optimiser.updates_per_rollout or 1) > 1 and self.method not in ("grpo", "gvpo"):
             raise ValueError(f"method {self.method} makes one update of a step's responses; grpo and gvpo can make several")
         return self

@@ -18,7 +18,7 @@ from tests.worlds.tiny_gguf import write_tiny_model
 TEMPLATES = Path(__file__).parents[1] / "engine" / "templates"
 SYSTEM, QUESTION = {"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Who runs the mill?"}
 ANSWER = {"role": "assistant", "content": "Ilka."}
-START_S = 240
+START_S = 60
 SMALL = ("learning.prompts_per_step=1", "learning.group_size=2", "learning.max_tokens=96")
 
 

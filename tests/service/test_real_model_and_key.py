@@ -24,7 +24,7 @@ QUESTION: Any = [{"role": "user", "content": "Where is the Matterhorn?"}]
 PLACE = {"type": "object", "properties": {"place": {"type": "string", "maxLength": 12}}, "required": ["place"]}
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}}
 TOOL: Any = {"type": "function", "function": {"name": "find", "parameters": PLACE}}
-START_S = 240
+START_S = 60
 
 
 async def cloud(request: web.Request) -> web.StreamResponse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,9 +31,8 @@ from edge.dagrpo.ranking import area_under_curve
 from edge.evaluation.judging import RolloutSettings, judge
 from edge.inference.llamacpp import LlamaCppBackend
 from edge.tasks.practice import FAMILIES
-from edge.tasks.registry import open_source
 from edge.verifiers.verifier import Verifier
-from tools.experiments.questions import QUESTIONS
+from tools.experiments.questions import QUESTIONS, open_questions
 from tools.experiments.tables import TextTable, percent
 from tools.places import check_folder, put, put_json
 
@@ -132,12 +132,10 @@ async def _right(verifier: Verifier, item: TaskItem, response: LocalResponse) ->
 
 def questions_of(name: str, data: Path, count: int) -> list[TaskItem]:
     """A fixed draw of a set's held-out questions; a larger one begins with the smaller."""
-    chosen, most = SETS[name], 10_000 if not SETS[name].source.startswith("practice:") else count
-    items = [
-        item
-        for item in open_source(chosen.source.format(data=data)).test(most)
-        if not chosen.levels or item.level in chosen.levels
-    ]
+    chosen = SETS[name]
+    source = open_questions(chosen.source.format(data=data))
+    drawn = source.test(count if source.name.startswith("practice:") else sys.maxsize)
+    items = [item for item in drawn if not chosen.levels or item.level in chosen.levels]
     return stream(_SEED, name).sample(items, len(items))[:count]
 
 
@@ -223,7 +221,7 @@ def play(arguments: argparse.Namespace) -> int:
         if items:
             asyncio.run(measure(path, arguments.adapter, items, arguments.threads, _file(arguments.out, name)))
     sets = {name: figures_of(records) for name, records in records_in(arguments.out).items()}
-    card = {"format": 1, "model": f"{arguments.model} ({path.stem})", "sets": sets}
+    card = {"format": 1, "model": arguments.model, "sets": sets}
     put_json(card, arguments.out / "card.json")
     put(card_table(card).to_markdown() + "\n", arguments.out / "card.md")
     print(card_table(card).to_markdown())

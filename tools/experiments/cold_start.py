@@ -17,6 +17,7 @@ from edge.app.settings import model_file
 from edge.cli.exits import ending
 from edge.config.schema import AgentConfig
 from edge.core.clock import SystemClock
+from edge.core.errors import UsageError
 from edge.core.types import Demonstration, TaskItem
 from edge.core.worker import EngineWorker
 from edge.dagrpo.demonstrations import demonstration
@@ -48,6 +49,8 @@ async def fine_tuned(model: str, items: Iterable[TaskItem], minutes: float, thre
             turn = as_a_turn(backend, _SETTINGS, item, demonstration(item), len(prompt))
             if turn is not None:
                 shown.append(Demonstration(prompt, turn))
+        if not shown:
+            raise UsageError("no item has an answer or a worked solution that fits", hint="take another source")
         imitation = await learner.imitate(shown)
         place += _BATCH
         print(f"{place} items: {imitation.nats_before:.2f} nats", flush=True)

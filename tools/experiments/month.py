@@ -99,7 +99,7 @@ def month(questions: Sequence[Asked], rule: Rule, budget: int) -> tuple[float, i
 
 
 def months_of(by_source: Sequence[Sequence[Asked]], count: int, harder: bool, seed: int) -> list[Asked]:
-    """Questions of all sources mixed, or with `harder` of the easier half of the items first."""
+    """Questions of all sources, mixed, or with `harder` those with higher log-odds rather towards the end."""
     rng, items = Random(seed), [one for source in by_source for one in source]
     drawn = rng.choices(items, k=count)
     return sorted(drawn, key=lambda one: (one.log_odds + rng.gauss(0.0, 4.0)) if harder else 0.0)

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.config.schema import CoordinatorConfig
-from edge.core.errors import UsageError
+from edge.core.errors import TaskFileError, UsageError
 from edge.core.rng import stream
 from edge.core.types import TaskItem, TokenUsage
 from edge.dagrpo.prompts import TextQuestion
 from edge.evaluation.judging import CLOUD_TEMPERATURE, cloud_messages
 from edge.rpc.cassette import RecordedAnswer, answer_digest, cassette_line
 from edge.tasks.jsonl import read_file
+from edge.tasks.registry import open_source
+from edge.tasks.source import TaskSource
 from tools.places import put
 
 QUESTIONS = Path("runs") / "questions"
@@ -59,6 +61,16 @@ GROUPS = (MoodGroup("posts", ("tweet", "product review"), 0.984), MoodGroup("pre
 def mood_of(rating: float) -> str:
     """The option for the mean rating of a text, from -4 to 4."""
     return "positive" if rating >= _CLEAR else "negative" if rating <= -_CLEAR else "neutral"
+
+
+def open_questions(source: str) -> TaskSource:
+    """A task source; where it is one of these files and not there, the error says how to write it. Raises UsageError, TaskFileError."""
+    try:
+        return open_source(source)
+    except TaskFileError as error:
+        if not source.startswith(f"{QUESTIONS}/"):
+            raise
+        raise TaskFileError(str(error), hint="python -m tools.experiments questions --data FOLDER writes it") from error
 
 
 def write_questions(data: Path, folder: Path) -> list[Path]:

@@ -20,8 +20,7 @@ from edge.config.yaml_lines import KeyPath
 from edge.core.errors import ConfigError, ModelFileError, TaskFileError, UsageError
 from edge.core.limits import LARGEST_SEED
 from edge.tasks.practice import FAMILIES, GROUPS
-from edge.tasks.registry import open_source
-from tools.experiments.questions import QUESTIONS
+from tools.experiments.questions import QUESTIONS, open_questions
 
 SPECS = Path(__file__).parent / "specs"
 HELD_OUT = tuple(f"practice:{family}" for families in GROUPS.values() for family in families)
@@ -238,14 +237,14 @@ def _require_settings(read: Resolved[Spec]) -> None:
 def _require_sources(read: Resolved[Spec], *, to_run: bool) -> None:
     """Raises ConfigError with file and line for a source that cannot be opened; task files that `questions` writes are needed to run."""
     for path, source in read.config.sources.items():
-        is_written = source.startswith(f"{QUESTIONS}/")
-        if is_written and not to_run:
+        if source.startswith(f"{QUESTIONS}/") and not to_run:
             continue
         try:
-            open_source(source)
+            open_questions(source)
         except (UsageError, TaskFileError) as error:
-            hint = "python -m tools.experiments questions --data FOLDER writes it" if is_written else error.hint
-            raise ConfigError(f"{_place(read, path)}: {dotted(path)}: {error}" + (f"; {hint}" if hint else "")) from error
+            raise ConfigError(
+                f"{_place(read, path)}: {dotted(path)}: {error}" + (f"; {error.hint}" if error.hint else "")
+            ) from error
 
 
 def _require_models(read: Resolved[Spec]) -> None:
