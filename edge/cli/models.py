@@ -119,6 +119,9 @@ def models_quantize(
     source: Annotated[str, Argument(help="GGUF model in f16, bf16 or f32: a name or a file.", metavar="MODEL")],
     out: Annotated[Path, Argument(help="File to write.", metavar="OUT.gguf")],
     type_name: Annotated[str, Option("--type", help="Q4_K_M, Q8_0, ...", metavar="TYPE")] = "Q4_K_M",
+    requantize: Annotated[
+        bool, Option("--allow-requantize", help="Also from a model that is quantised; it loses quality twice.")
+    ] = False,
     threads: Annotated[int, Option("--threads", min=0, help="0: all.", metavar="N")] = 0,
     force: Force = False,
     json: Json = False,
@@ -131,7 +134,7 @@ def models_quantize(
     if model.is_dir():
         raise UsageError(f"{model}: is a folder", hint=f"make a file of it: edge-agent models convert {model} OUT.gguf")
     with _progress("quantising") as progress:
-        written = quantise(model, out, type_name, force=force, threads=threads, progress=progress)
+        written = quantise(model, out, type_name, force=force, requantise=requantize, threads=threads, progress=progress)
     if json:
         print_json({**asdict(written), "path": str(written.path)})
         return

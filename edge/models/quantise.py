@@ -78,7 +78,9 @@ def quantise(
         if code != 0:
             reason = messages.reason or f"code {code}"
             hint = (
-                "start from an f16, bf16 or f32 file" if "requantiz" in reason else "check the file with `edge-agent models show`"
+                "start from an f16, bf16 or f32 file, or give --allow-requantize"
+                if "requantiz" in reason
+                else "check the file with `edge-agent models show`"
             )
             raise ModelFileError(f"{source}: llama.cpp could not quantise it ({reason})", hint=hint)
         written = read_header(partial)

@@ -17,7 +17,7 @@ from typing import Any
 from edge.config.agent import resolve_agent_config
 from edge.config.loader import Flag, Resolved
 from edge.config.schema import AgentConfig
-from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec, short_name
+from tools.experiments.spec import ASSIST, CHOSEN, Evaluate, Phase, Scalar, Settings, Spec, model_name, short_name
 
 METHOD = "learning.method"
 ChosenRewards = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -52,7 +52,7 @@ class Cell:
     def key(self) -> str:
         """A readable name with a hash of all that the results depend on."""
         digest = hashlib.blake2b(json.dumps(self.to_json(), sort_keys=True).encode(), digest_size=_HASH_DIGITS // 2)
-        parts = [self.model.rpartition("/")[2].removesuffix(".gguf"), _way(self.phases), self.method, f"s{self.seed}"]
+        parts = [model_name(self.model), _way(self.phases), self.method, f"s{self.seed}"]
         return f"{'.'.join(part for part in parts if part)}-{digest.hexdigest()}"
 
     def to_json(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ from tools.experiments.measures import (
     value_of,
 )
 from tools.experiments.result import Result
-from tools.experiments.spec import Spec
+from tools.experiments.spec import Spec, model_name
 from tools.experiments.stats import Estimate, over_seeds
 from tools.experiments.tables import (
     MISSING,
@@ -146,7 +146,8 @@ def _table(
 ) -> TextTable:
     """A row for each SLM and contestant."""
     rows = rows_in(findings.spec, rows)
-    subjects = [((model, row.label), Adapters(findings, model, row)) for model in findings.spec.models for row in rows]
+    models = findings.spec.models
+    subjects = [((model_name(model), row.label), Adapters(findings, model, row)) for model in models for row in rows]
     return table_of(title, ("SLM", name), subjects, columns, *notes)
 
 

@@ -20,7 +20,7 @@ from tools.experiments.cells import ChosenRewards
 from tools.experiments.contestants import read_published, tables_of_families
 from tools.experiments.findings import ExperimentFindings
 from tools.experiments.layouts import LAYOUTS, assist_tables
-from tools.experiments.main_tables import main_tables
+from tools.experiments.main_tables import hand_off_table, main_tables
 from tools.experiments.result import Result
 from tools.experiments.tables import TextTable
 
@@ -35,6 +35,8 @@ def tables_of(findings: ExperimentFindings, data: Path, chosen: ChosenRewards) -
     if findings.spec.table == "paper":
         made = main_tables(findings, {name: read_published(data, name) for name in tables_of_families(findings.spec)})
         return made if findings.spec.name == "table" else {f"{findings.spec.name} {name}": of for name, of in made.items()}
+    if findings.spec.table == "hand-off":
+        return {findings.spec.name: [hand_off_table(findings)]}
     if findings.spec.table == "assist-rewards":
         return {findings.spec.name: assist_tables(findings, chosen)}
     return {findings.spec.name: LAYOUTS[findings.spec.table](findings)}

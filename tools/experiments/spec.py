@@ -47,6 +47,7 @@ _LAYOUTS: Mapping[str, tuple[int | None, int | None, int | None]] = {
     "sensitivity": (1, 1, 1),
     "schedules": (None, None, 0),
     "rates": (1, None, 0),
+    "hand-off": (None, 1, 0),
 }
 """How many methods and lists of phases a table or figure can show at most, and how many varied settings exactly (None: any number)."""
 _BOTH_ORDERS = ("paper", "curves", "forgetting")
@@ -61,6 +62,11 @@ def full_source(name: str) -> str:
 def short_name(source: str) -> str:
     """As tables and keys call a source: a practice family or group without `practice:`, a task file without its folder and ending."""
     return Path(source.removeprefix("practice:")).name.removesuffix(".jsonl")
+
+
+def model_name(model: str) -> str:
+    """As tables and keys call a model: a file without its folder and ending."""
+    return model.rpartition("/")[2].removesuffix(".gguf")
 
 
 class SpecSection(BaseModel):
@@ -114,9 +120,9 @@ class Spec(SpecSection):
     evaluate: Evaluate = Field(Evaluate(), description="What is evaluated after each phase.")
     routers: tuple[str, ...] = Field((), description="Methods after whose phases a router classifier is trained, too.")
     bare: bool = Field(True, description="The models before any learning are evaluated, too.")
-    table: Literal["", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps"] = Field(
-        "", description="The table that is made of the results."
-    )
+    table: Literal[
+        "", "paper", "assist-rewards", "lambda", "schedules", "sensitivity", "rates", "methods", "over-steps", "hand-off"
+    ] = Field("", description="The table that is made of the results.")
     figure: tuple[
         Literal["forgetting", "lambda", "schedules", "sensitivity", "rates", "curves", "over-steps", "training"], ...
     ] = Field((), description="The figures that are drawn of the results.")
