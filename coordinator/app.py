@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from coordinator.calls.admission import Gate
+from coordinator.calls.admission import Gate, Turnstile
 from coordinator.calls.breaker import Breaker
 from coordinator.calls.broker import Broker
 from coordinator.calls.prices import NO_PRICE, DatedPrices, Price, Tariff, published_prices
@@ -75,6 +75,7 @@ class Serving:
     metrics_url: str = ""
     """Empty where there are none."""
     console_url: str = ""
+    openai_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +285,26 @@ class Coordinator:
         server = CoordinatorServer(parts.device_api, config.listen, config.service, security.listener(), admin, telemetry.rpcs)
         addresses = await server.start()
         self._server = server
-        self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls)
+        openai_url = await self._start_endpoint(parts, table, security)
+        self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls, openai_url)
         return self.serving
+
+    async def _start_endpoint(self, parts: Parts, table: UpstreamTable, security: Security) -> str:
+        """Listen for OpenAI's clients; the base URL, "" for nowhere. It is closed after a drain has settled what ran."""
+        config = self.config
+        if config.openai_listen is None:
+            return ""
+        from coordinator.endpoint.api import ChatApi
+        from coordinator.endpoint.listener import ChatEndpoint
+
+        api = ChatApi(parts.broker, parts.fleet, table, self._clock)
+        places = Turnstile("requests run", config.service.max_rpcs)
+        meters, refusals = self._telemetry.meters, self._telemetry.refusals
+        endpoint = ChatEndpoint(api, security.authenticator(), config.auth, places, self._clock, meters, refusals)
+        listener = endpoint.listener(config.openai_listen, config.tls, config.service.max_message_bytes)
+        url = await listener.start()
+        self._resources.push_async_callback(listener.aclose)
+        return f"{url}/v1"
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it until everything is closed."""

@@ -29,6 +29,7 @@ DEFAULT_ALIAS = "default"
 ADMIN_SOCKET = "admin.sock"
 KEYS_COMMAND = "edge-coordinator config keys"
 EXAMPLE = "budgets.device.calls_limit=100"
+MOST_CLIENT_TOKEN_LIFE_S = 366 * 86400
 BUNDLED_PRICE_IN = 100_000
 BUNDLED_PRICE_OUT = 400_000
 
@@ -339,6 +340,9 @@ class BudgetsConfig(Section):
     fleet_task: LimitConfig = Field(LimitConfig(), description="Limits of each task, over all devices.")
     device: LimitConfig = Field(LimitConfig(), description="Limits of each device, over all its tasks.")
     device_task: LimitConfig = Field(LimitConfig(), description="Limits of each task on each device.")
+    user: LimitConfig = Field(
+        LimitConfig(), description="Limits of each person whom a device names: auth.devices.NAME.user_header."
+    )
 
 
 class FleetConfig(Section):
@@ -514,6 +518,11 @@ class DeviceGrant(Section):
     """What one device may do."""
 
     tasks: tuple[str, ...] | None = Field(None, description="The tasks it may work on (null: every task).")
+    user_header: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9-]{1,64}$",
+        description="HTTP header in which this front end names the person who asks, whom budgets.user then limits (null: it names nobody).",
+    )
 
 
 class AuthConfig(Section):
@@ -541,6 +550,12 @@ class AuthConfig(Section):
         ge=0,
         le=60,
         description="Seconds that the clock where a token was issued may differ from this one.",
+    )
+    client_token_life_s: int = Field(
+        90 * 86400,
+        ge=10,
+        le=MOST_CLIENT_TOKEN_LIFE_S,
+        description="Seconds that a token of role client lives, an API key for openai_listen, unless it is issued for a shorter life.",
     )
     renewable_s: int = Field(
         30 * 86400,
@@ -624,6 +639,10 @@ class ServerConfig(Section):
     )
     console_listen: str | None = Field(
         None, description="HOST:PORT of the web console; off loopback with tls, for a token or certificate (null: none)."
+    )
+    openai_listen: str | None = Field(
+        None,
+        description="HOST:PORT of the OpenAI-compatible endpoint, at /v1; off loopback with tls, for a token or certificate (null: none).",
     )
     state_dir: str | None = Field(
         None, description="State folder: ledger, signing keys, admin.sock (null: the platform's folder for application data)."

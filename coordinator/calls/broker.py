@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -115,13 +115,20 @@ class Broker:
         return self._admitting
 
     async def complete(
-        self, device: str, call: CloudCall, deadline_s: float | None, progress: FlightProgress | None = None
+        self,
+        device: str,
+        call: CloudCall,
+        deadline_s: float | None,
+        progress: FlightProgress | None = None,
+        *,
+        user: str = "",
+        fresh: bool = False,
     ) -> CloudCompletion:
         """Ask the cloud once for this call, or give its stored answer. Raises CoordinatorError.
 
-        `progress` gets pieces only when this caller is the one who starts the call.
+        `progress` gets pieces only when this caller is the one who starts the call. `user`, `fresh`: see Job.
         """
-        job = self._checked_job(device, call, deadline_s)
+        job = self._checked_job(device, call, deadline_s, user, fresh)
         # Another key of the group waits until the flight is over; then the ledger has the answer for it, or lets it try. In a loop: who
         # waited for the same flight may have begun the next one.
         while (running := self._flights.get(job.group)) is not None:
@@ -180,13 +187,38 @@ class Broker:
             raise PermissionDenied(f"this credential may not see call {call_key!r}: its tasks are others")
         return row
 
+    async def stream(
+        self, device: str, call: CloudCall, deadline_s: float | None, *, user: str = "", fresh: bool = False
+    ) -> AsyncGenerator[str | CloudCompletion, None]:
+        """The same piece by piece: "" once the hold is durable, pieces of text, what they lack of the answer, the completion.
+        Closing it early leaves the call as `complete` would."""
+        progress = FlightProgress()
+        answer = asyncio.ensure_future(self.complete(device, call, deadline_s, progress, user=user, fresh=fresh))
+        answer.add_done_callback(lambda _: progress.over())
+        sent = ""
+        try:
+            while (piece := await progress.pieces.get()) is not None:
+                sent += piece
+                yield piece
+            completion = await answer
+        finally:
+            answer.cancel()
+        if rest := completion.text.removeprefix(sent):
+            yield rest
+        yield completion
+
     async def budget(self, device: str, task: str) -> BudgetSnapshot:
         """The budget of a device for one task."""
+        limits, view = await self.budgets(device, task)
+        return await self._snapshot(device, task, limits, view)
+
+    async def budgets(self, device: str, task: str, user: str = "") -> tuple[tuple[BudgetTerms, ...], BudgetView]:
+        """The budgets that a call would have to fit into now, and what is used of each, in the same order."""
         while True:
-            limits = self._book.terms(device, task, self._clock.now())
+            limits = self._book.terms(device, task, self._clock.now(), user)
             view = await self._store.get_budget(device, task, limits)
             if not self._book.take_limits(view.limits):
-                return await self._snapshot(device, task, limits, view)
+                return limits, view
 
     async def _snapshot(self, device: str, task: str, limits: Sequence[BudgetTerms], view: BudgetView) -> BudgetSnapshot:
         """What a device receives of these budgets."""
@@ -217,13 +249,13 @@ class Broker:
                 flight.cancel()
             await asyncio.wait(late)
 
-    def _checked_job(self, device: str, call: CloudCall, deadline_s: float | None) -> Job:
+    def _checked_job(self, device: str, call: CloudCall, deadline_s: float | None, user: str, fresh: bool) -> Job:
         _check(call)
         asker = "" if self._controller.terms_of(call.task).answer_cache == "fleet" else device
         question = cache_key(asker, call.model_alias, call) if self._upstreams.has_choice(call.model_alias) else ""
         route = self._upstreams.choose(call, question, self._clock.now())
         patience_s = route[0].deadline_s + self._service.max_queue_wait_s if deadline_s is None else deadline_s
-        return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s)
+        return Job(device, call, route, fingerprint(call), self._loop.time() + patience_s, user, fresh)
 
     def _land(self, flight: Flight) -> None:
         del self._flights[flight.job.group]
@@ -340,10 +372,10 @@ class Broker:
             model=upstream.model,
             help_units=call.help_units,
             hold=quote.hold,
-            budgets=self._book.terms(job.device, call.task, now),
+            budgets=self._book.terms(job.device, call.task, now, job.user),
             lease_until=now + deadline_s + self._service.lease_margin_s,
             now=now,
-            cache_key=_answer_key(job.device, upstream.model, call, terms) if self._service.answer_cache else "",
+            cache_key=_answer_key(job, upstream.model, terms) if self._service.answer_cache else "",
             cache_since=0.0 if terms.answer_cache_ttl_s is None else now - terms.answer_cache_ttl_s,
             initial_dual=terms.dual_init,
             target_rate=terms.rate_at(0, now),
@@ -401,7 +433,7 @@ class Broker:
             upstream_id=result.upstream_id,
             beyond_text=result.beyond_text,
             now=now,
-            budgets=self._book.terms(job.device, job.call.task, now),
+            budgets=self._book.terms(job.device, job.call.task, now, job.user),
         )
 
     def _resolve_failure(self, job: Job, attempt: _Attempt, error: ProviderError) -> Awaitable[Resolution]:
@@ -510,15 +542,17 @@ def cache_key(device: str, model: str, call: CloudCall) -> str:
     return digest([device, model, turns, call.max_output_tokens, *sampling_part(call)])
 
 
-def _answer_key(device: str, model: str, call: CloudCall, terms: TaskConfig) -> str:
+def _answer_key(job: Job, model: str, terms: TaskConfig) -> str:
     """The cache key under the terms of the call's task; "" where its answer is neither given again nor taken from another call. Who asks
     for a temperature above 0 wants another answer each time; who asks for none wants any."""
+    call = job.call
     varied = call.temperature is not None and call.temperature > 0.0
-    if terms.answer_cache == "off" or varied:
+    if job.fresh or terms.answer_cache == "off" or varied:
         return ""
     if terms.answer_cache == "fleet":
         return FLEET_CACHE + cache_key("", model, call)
-    return digest([call.task, cache_key(device, model, call)])  # a token may be limited to some of its device's tasks
+    asker = f"{job.device}/{job.user}" if job.user else job.device
+    return digest([call.task, cache_key(asker, model, call)])  # a token may be limited to some of its device's tasks
 
 
 def _failure(row: CallRow, cause: ProviderError | None = None) -> CoordinatorError:

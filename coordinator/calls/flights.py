@@ -32,6 +32,10 @@ class Job:
     """Digest of its content."""
     end: float
     """When its first caller's patience ends (loop time)."""
+    user: str = ""
+    """The person that the device asks for, held to a budget of their own; "" for nobody in particular."""
+    fresh: bool = False
+    """It is not given another call's stored answer."""
 
     @property
     def group(self) -> GroupId:

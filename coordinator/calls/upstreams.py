@@ -110,6 +110,11 @@ class UpstreamTable:
             a: tuple(legs) for a, legs in (routes or {}).items()
         }
 
+        self.most_tokens = {
+            alias: max(upstreams[leg.upstream].max_output_tokens for leg in legs) for alias, legs in self._routes.items()
+        }
+        """By alias the most output tokens that one of its upstreams allows."""
+
     def all(self) -> tuple[Upstream, ...]:
         """Every upstream as it is now, by name."""
         return tuple(self._upstreams[name] for name in sorted(self._upstreams))

@@ -65,7 +65,7 @@ def _root(version: Annotated[bool, Option("--version", help="Show the version.",
 
 
 @app.command()
-@takes("config_file listen state sets console metrics")
+@takes("config_file listen state sets console metrics openai")
 def serve(
     settings: SharedOptions,
     exit_with_parent: Annotated[
@@ -157,6 +157,7 @@ def _announce(serving: Serving, json_lines: bool) -> None:
         "admin_addresses": serving.admin_addresses,
         "metrics_url": serving.metrics_url,
         "console_url": serving.console_url,
+        "openai_url": serving.openai_url,
         "state_dir": str(serving.state_dir),
         "upstreams": serving.upstreams,
     }
@@ -166,6 +167,7 @@ def _announce(serving: Serving, json_lines: bool) -> None:
         f"SERVING on {' '.join(map(shown, serving.addresses))}",
         f"  administrators: {' '.join(map(shown, serving.admin_addresses)) or no_admins}",
         f"  metrics: {serving.metrics_url or off.format('metrics')}",
+        f"  OpenAI's clients: {serving.openai_url or off.format('openai')}",
         f"  console: {serving.console_url or off.format('console')}",
         f"  state: {shown(str(serving.state_dir))}",
     )
@@ -187,7 +189,7 @@ def budget_show(settings: SharedOptions, json_lines: Json = False) -> None:
 @budget_app.command("set")
 @takes()
 def budget_set(
-    scope: Annotated[str, Argument(help="fleet, fleet_task, device or device_task.", metavar="SCOPE")],
+    scope: Annotated[str, Argument(help="fleet, fleet_task, device, device_task or user.", metavar="SCOPE")],
     calls: Annotated[str | None, Option("--calls", help=LIMIT_HELP.format("calls"), metavar="N|none")] = None,
     tokens: Annotated[str | None, Option("--tokens", help=LIMIT_HELP.format("tokens"), metavar="N|none")] = None,
     spend_uusd: Annotated[str | None, Option("--spend-uusd", help=LIMIT_HELP.format("micro-USD"), metavar="N|none")] = None,

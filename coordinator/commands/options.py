@@ -64,6 +64,12 @@ class SharedOptions:
         "metrics_listen",
     ] = None
 
+    openai: Annotated[
+        str | None,
+        Option("--openai", help="Serve OpenAI's clients there.", metavar="HOST:PORT", show_default=False),
+        "openai_listen",
+    ] = None
+
     def resolve(self) -> Resolved[ServerConfig]:
         """The configuration. Raises ConfigError for a bad file, OptionError for a bad option; both are one line."""
         from coordinator.config import resolve_coordinator_config

@@ -33,7 +33,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that are the
 Epoch = Annotated[
     int | None, typer.Option("--epoch", help="The holder's epoch (default: from the state folder; `token list` shows it).", min=0)
 ]
-RoleName = Annotated[str, typer.Option("--role", help="device, admin, console or metrics.", metavar="ROLE")]
+RoleName = Annotated[str, typer.Option("--role", help="device, client, admin, console or metrics.", metavar="ROLE")]
 
 
 @pki_app.command("init")
@@ -105,7 +105,9 @@ def token_issue(
     tasks: Annotated[
         list[str] | None, typer.Option("--task", help="A task it may work on. Repeatable; none: every task.")
     ] = None,
-    life_s: Annotated[int | None, typer.Option("--life-s", help="Seconds; at most 900.", metavar="S")] = None,
+    life_s: Annotated[
+        int | None, typer.Option("--life-s", help="Seconds; at most 900, of role client a year.", metavar="S")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write it there (mode 0600) and not to stdout.", metavar="FILE")
     ] = None,
@@ -114,7 +116,8 @@ def token_issue(
     force: Force = False,
     json_lines: Json = False,
 ) -> None:
-    """Issue a token. Its holder renews it before it ends; `coordinator.token_file` of the agent is where it lies."""
+    """Issue a token. A device renews it before it ends; `coordinator.token_file` of the agent is where it lies. One of role client is the
+    API key of a program that speaks OpenAI's protocol: it lasts, and is charged to the device of its name."""
     from coordinator.commands.admin_client import required_coordinator
     from coordinator.service.holders import require_name
     from coordinator.service.pki import write_private
@@ -146,7 +149,7 @@ def token_rotate(
     settings: SharedOptions,
     json_lines: Json = False,
 ) -> None:
-    """Sign with a new key from now on; tokens of older keys live out their 15 minutes.
+    """Sign with a new key from now on; tokens of older keys are valid to their end.
 
     Only where the keys lie: on the coordinator's own machine, with its --config or --state. A running coordinator sees it at once.
     """

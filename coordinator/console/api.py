@@ -16,8 +16,9 @@ from coordinator.console.curves import Curves
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.admin_text import as_json
 from coordinator.service.authentication import Identity
+from coordinator.service.http_listener import Handler
 from coordinator.service.metrics import BudgetGauge, Refusals
-from coordinator.service.sideport import Handler, Route, json_reply
+from coordinator.service.sideport import Route, json_reply
 from edge.core.clock import Clock
 from edge.rpc.v1 import admin_pb2
 
@@ -78,10 +79,10 @@ class WebConsole:
 def console_routes(console: WebConsole) -> list[Route]:
     """The page itself is open; its data is for roles console and admin."""
 
-    async def now(request: web.Request) -> web.Response:
+    async def now(request: web.BaseRequest) -> web.Response:
         return json_reply(await console.now())
 
-    async def history(request: web.Request) -> web.Response:
+    async def history(request: web.BaseRequest) -> web.Response:
         return json_reply(await console.history())
 
     page = [Route(path, _file(*file), None) for path, file in _PAGE.items()]
@@ -89,7 +90,7 @@ def console_routes(console: WebConsole) -> list[Route]:
 
 
 def _file(name: str, media_type: str) -> Handler:
-    async def reply(request: web.Request) -> web.Response:
+    async def reply(request: web.BaseRequest) -> web.Response:
         text = (files("coordinator.console") / "page" / name).read_text(encoding="utf-8")
         return web.Response(text=text, content_type=media_type, headers=_HEADERS)
 

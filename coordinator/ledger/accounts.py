@@ -104,9 +104,10 @@ class BudgetTerms(Struct, frozen=True, gc=False):
     others cannot take; a device joins with its first hold."""
 
 
-def budget_key(scope: str, device: str = "", task: str = "", window: str = "") -> str:
-    """The key of a budget: `scope` alone or with device and task, and the window it belongs to ("" for one that never ends)."""
-    owner = "/".join(part for part in (device and f"device:{device}", task and f"task:{task}") if part)
+def budget_key(scope: str, device: str = "", task: str = "", window: str = "", *, user: str = "") -> str:
+    """The key of a budget: `scope` alone or with device, task and user, and the window it belongs to ("" for one that never ends)."""
+    parts = (device and f"device:{device}", task and f"task:{task}", user and f"user:{user}")
+    owner = "/".join(part for part in parts if part)
     return "".join((scope, f"[{owner}]" if owner else "", f"@{window}" if window else ""))
 
 

@@ -35,12 +35,12 @@ from edge.core.units import BUDGET_UNITS
 from edge.rpc.client import BudgetSnapshot
 
 log = logging.getLogger(__name__)
-SCOPES = ("device_task", "device", "fleet_task", "fleet")
+SCOPES = ("user", "device_task", "device", "fleet_task", "fleet")
 SETTINGS = {unit.ledger: unit.limit for unit in BUDGET_UNITS}
 """What the limit of a unit is called in the configuration."""
 _WINDOW_FORMATS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 MOST_KNOWN_TERMS = 10_000
-"""Pairs of device and task whose budgets stay known within an hour; no window is shorter."""
+"""Of how many devices, tasks and users the budgets stay known within an hour; no window is shorter."""
 _WINDOW_BY_LABEL_CHARS = {
     len(label): window for window, label in zip(PERIODS, ("", "2026-10", "2026-W41", "2026-10-07", "2026-10-07T12"), strict=True)
 }
@@ -60,7 +60,7 @@ class BudgetBook:
         self.rows: tuple[SetLimits, ...] = ()
         self.version = 0
         """Which limits set at run time these are."""
-        self._known: dict[tuple[str, str], tuple[BudgetTerms, ...]] = {}
+        self._known: dict[tuple[str, str, str], tuple[BudgetTerms, ...]] = {}
         self._known_hour = -1
         self.replace_configured(configured, fairness_floor)
 
@@ -82,28 +82,33 @@ class BudgetBook:
         self.limits = overlaid(configured, self.rows)
         self._known.clear()
 
-    def terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
-        """The budgets a call of this device and task must fit into, narrowest first."""
+    def terms(self, device: str, task: str, now: float, user: str = "") -> tuple[BudgetTerms, ...]:
+        """The budgets a call of this device and task must fit into, narrowest first; that of its `user` last, where it names one."""
         hour = int(now // 3600)
         if hour != self._known_hour or len(self._known) >= MOST_KNOWN_TERMS:
             self._known.clear()
             self._known_hour = hour
-        known = self._known.get((device, task))
+        known = self._known.get((device, task, user))
         if known is None:
-            known = self._known[device, task] = self._terms(device, task, now)
+            known = self._known[device, task, user] = self._terms(device, task, now, user)
         return known
 
-    def _terms(self, device: str, task: str, now: float) -> tuple[BudgetTerms, ...]:
+    def _terms(self, device: str, task: str, now: float, user: str) -> tuple[BudgetTerms, ...]:
+        of_user = (_terms("user", self.limits.user, now, device=device, user=user),) if user else ()
         return (
             _terms("device_task", self.limits.device_task, now, device=device, task=task),
             _terms("device", self.limits.device, now, device=device),
             _terms("fleet_task", self.limits.fleet_task, now, task=task),
             _terms("fleet", self.limits.fleet, now, floor_ppm=self._floor_ppm),
+            *of_user,
         )
 
 
-def _terms(scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", floor_ppm: int = 0) -> BudgetTerms:
-    return BudgetTerms(budget_key(scope, device, task, window_label(limit.window, now)), limits_of(limit), floor_ppm)
+def _terms(
+    scope: str, limit: LimitConfig, now: float, *, device: str = "", task: str = "", user: str = "", floor_ppm: int = 0
+) -> BudgetTerms:
+    key = budget_key(scope, device, task, window_label(limit.window, now), user=user)
+    return BudgetTerms(key, limits_of(limit), floor_ppm)
 
 
 def limits_of(limit: LimitConfig) -> AmountLimits:
@@ -182,8 +187,14 @@ def fits_again_in_s(refusal: BudgetExhausted, now: float) -> float | None:
     key = about.get("budget", "")
     if scope_of(key) not in SCOPES or int(about.get("needed", 0)) > int(about.get("limit", 0)):
         return None
+    end = opens_at(key, now)
+    return None if end is None else end - now
+
+
+def opens_at(key: str, now: float) -> float | None:
+    """When the present window of a budget's key is over, in seconds since the epoch; None for one that never ends."""
     end = period_end(_period_of(key), now)
-    return end - now if math.isfinite(end) else None
+    return end if math.isfinite(end) else None
 
 
 def _asked(row: BudgetRow) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from coordinator.providers.provider import (
     short_word,
 )
 from edge.core.types import TokenUsage
+from edge.rpc.openai_fields import SAMPLING
 
 API_VERSION = "2023-06-01"
 DEFAULT_BASE_URL = "https://api.anthropic.com/v1"
@@ -362,13 +363,19 @@ class NotTranslatable(ValueError):
 
 
 def translated(openai_json: str) -> dict[str, Any]:
-    """The body's `system`, `messages`, `tools` and `tool_choice`, as far as a checked `openai_json` gives them. Raises NotTranslatable."""
+    """The body's `system`, `messages`, `tools`, `tool_choice` and sampling, as far as a checked `openai_json` gives them. Raises
+    NotTranslatable."""
     fields = json.loads(openai_json)
+    if strange := [name for name in fields if name in SAMPLING and name not in ("top_p", "top_k", "stop")]:
+        raise NotTranslatable(f"Anthropic's API takes no {strange[0]}")
     if (fields.get("response_format") or {"type": "text"}) != {"type": "text"}:
         raise NotTranslatable("Anthropic's API takes no response_format")
     body = _conversation(fields["messages"]) if "messages" in fields else {}
     if tools := fields.get("tools"):
         body |= {"tools": [_tool(each) for each in tools], "tool_choice": _choice(fields)}
+    body |= {name: fields[name] for name in ("top_p", "top_k") if name in fields}
+    if stop := fields.get("stop"):
+        body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     return body
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from edge.core.errors import EdgeError
 from edge.core.types import Message, TokenUsage
-from edge.rpc.openai_fields import CANNOT_FOLLOW
+from edge.rpc.openai_fields import CANNOT_FOLLOW, SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def bound_of_request(request: ProviderRequest, template_tokens: int = _TOKENS_OF
         return bound_by_bytes(request.messages, template_tokens)
     messages = parts.pop("messages", None)
     turns = len(messages) + template_tokens if messages else bound_by_bytes(request.messages, template_tokens)
-    return turns + 2 * sum(len(part) for part in parts.values()) + _TOKENS_OF_TOOLS
+    in_prompt = [len(part) for name, part in parts.items() if name not in SAMPLING]
+    return turns + 2 * sum(in_prompt) + (_TOKENS_OF_TOOLS if in_prompt or messages else 0)
 
 
 class ProviderError(EdgeError):

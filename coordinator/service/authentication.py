@@ -27,12 +27,13 @@ from edge.core.clock import Clock
 from edge.core.errors import PermissionDenied, RateLimited, Unauthenticated
 
 log = logging.getLogger(__name__)
-Role = Literal["device", "admin", "console", "metrics"]
+Role = Literal["device", "client", "admin", "console", "metrics"]
 SHARED_SERVICES = frozenset(
     {"edge.rpc.v1.CredentialService", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
 )
 SERVICES_OF_ROLE: Mapping[str, frozenset[str]] = {
     "device": frozenset({"edge.rpc.v1.DeviceService"}),
+    "client": frozenset(),
     "admin": frozenset({"edge.rpc.v1.AdminService"}),
     "console": frozenset(),
     "metrics": frozenset(),
@@ -173,7 +174,7 @@ class Authenticator:
 
         What it is signed by is read later than what let the caller in, and with it perhaps a revocation: so that is asked once more.
         """
-        if identity.shown == "local":
+        if identity.shown == "local" or identity.role == "client":
             raise PermissionDenied(
                 "a token is renewed by who shows a valid token or certificate",
                 hint="a first one comes from: edge-coordinator token issue",
@@ -226,7 +227,7 @@ class Authenticator:
 
     def _identity_of_claims(self, claims: Claims) -> Identity:
         tasks = frozenset(claims.tasks) if claims.tasks else None
-        if claims.role == "device":
+        if claims.role in ("device", "client"):
             granted = self.grants.tasks_of(claims.name)
             tasks = granted if tasks is None else tasks if granted is None else tasks & granted
         role: Role = claims.role  # type: ignore[assignment]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from coordinator.calls.admission import draining
 from coordinator.calls.broker import Broker
-from coordinator.calls.flights import FlightProgress
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
 from coordinator.service.budget_watch import BudgetNotifier, versions
@@ -93,20 +93,13 @@ class DeviceApi:
     ) -> AsyncIterator[call_pb2.StreamCompleteResponse]:
         """Ask the cloud once and stream the answer: started, deltas, finished. What the deltas lack is sent before `finished`."""
         self.fleet.admit(caller.device)
-        call, progress = codec.decode_call(request.call), FlightProgress()
-        answer = asyncio.create_task(self.broker.complete(caller.device, call, caller.deadline_s, progress))
-        answer.add_done_callback(lambda _: progress.over())
-        sent = ""
-        try:
-            while (piece := await progress.pieces.get()) is not None:
-                sent += piece
-                yield _delta(piece) if piece else _started(call.call_key)
-            finished = codec.encode_completion(await answer)
-        finally:
-            answer.cancel()
-        if rest := finished.completion.text.removeprefix(sent):
-            yield _delta(rest)
-        yield call_pb2.StreamCompleteResponse(finished=finished)
+        call = codec.decode_call(request.call)
+        async with aclosing(self.broker.stream(caller.device, call, caller.deadline_s)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, str):
+                    yield _delta(piece) if piece else _started(call.call_key)
+                else:
+                    yield call_pb2.StreamCompleteResponse(finished=codec.encode_completion(piece))
 
     async def get_call(self, request: call_pb2.GetCallRequest, caller: DeviceCaller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""

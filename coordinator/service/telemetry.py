@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from coordinator.ledger.budgets import BudgetBook
     from coordinator.ledger.stores.store import LedgerStore
     from coordinator.service.admin_api import AdminApi
+    from coordinator.service.http_listener import HttpListener
     from coordinator.service.security import Security
-    from coordinator.service.sideport import Route, SidePort
+    from coordinator.service.sideport import Route
     from coordinator.service.tls import Handshakes
 
 LAG_EVERY_S = 0.5
@@ -132,7 +133,7 @@ class Telemetry:
             self.meters.lagged(max(0.0, time() - due))
             beat()
 
-    def side_ports(self, sources: Sources, security: Security) -> dict[str, SidePort]:
+    def side_ports(self, sources: Sources, security: Security) -> dict[str, HttpListener]:
         """The configured ports by where they listen, not started. Metrics and console may share one. Raises ConfigError."""
         routes: dict[str, list[Route]] = {}
         settings: dict[str, list[str]] = {}
@@ -142,11 +143,11 @@ class Telemetry:
                 routes.setdefault(listen, []).extend(make(sources))
         if not routes:
             return {}  # no coordinator waits for the HTTP server's import for nothing: an agent's own has no side port
-        from coordinator.service.sideport import SidePort
+        from coordinator.service.sideport import side_port
 
         authenticator = security.authenticator()
         return {
-            listen: SidePort(listen, each, authenticator, self._config.tls, setting=" and ".join(settings[listen]))
+            listen: side_port(listen, each, authenticator, self._config.tls, setting=" and ".join(settings[listen]))
             for listen, each in routes.items()
         }
 
@@ -155,7 +156,7 @@ class Telemetry:
 
         from coordinator.service.sideport import Route
 
-        async def metrics(request: web.Request) -> web.Response:
+        async def metrics(request: web.BaseRequest) -> web.Response:
             return web.Response(body=await self.exposition(sources), headers={"content-type": CONTENT_TYPE})
 
         return [Route("/metrics", metrics, METRICS_ROLES)]

@@ -1,6 +1,7 @@
-"""Short-lived tokens: EdDSA-signed JWTs.
+"""Tokens: EdDSA-signed JWTs.
 
-A token lives at most 15 minutes and names its audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
+A token lives at most 15 minutes, and one of role `client`, which is the API key of a program that cannot renew it, a year. It names its
+audience, holder, role, allowed tasks and the holder's epoch. Signing keys rotate with an
 overlap: the newest signs, older ones verify until every token they signed is over. `revoke` raises the holder's epoch, which ends all its
 tokens and certificates at once. Keys and epochs lie in `auth/` of the state folder, or in `auth.folder` so that several
 coordinators share them (mode 0600); they are replaced whole and synced, and a running coordinator sees a change at its next check.
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from coordinator.config import AuthConfig
+from coordinator.config import MOST_CLIENT_TOKEN_LIFE_S, AuthConfig
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, CoordinatorUnavailable, StateError, Unauthenticated, UsageError
 from edge.core.files import write_atomically
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_LIFE_S = 900
+CLIENT = "client"
+"""The role of programs that speak OpenAI's protocol: charged to the device of their name, served at `openai_listen` alone."""
 MAX_SKEW_S = 60
 MAX_TOKEN_CHARS = 4096
 MAX_REMEMBERED = 4096
 CHECK_FILES_S = 0.1
 ALGORITHM = "EdDSA"
 ISSUER = "edge-coordinator"
-ROLES = ("device", "admin", "console", "metrics")
+ROLES = ("device", CLIENT, "admin", "console", "metrics")
 AUTH_FOLDER = "auth"
 PRIVATE_BYTES = 32
 SHARE_KEYS = "set auth.folder to one folder that all coordinators on this ledger share"
@@ -220,9 +223,10 @@ class TokenAuthority:
         """A first token for a holder; makes the first signing key where there is none. Raises UsageError, StateError."""
         if role not in ROLES:
             raise UsageError(f"unknown role {role!r}; known: {', '.join(ROLES)}")
-        life_s = self._auth.token_life_s if life_s is None else life_s
-        if not 1 <= life_s <= MAX_LIFE_S:
-            raise UsageError(f"a token lives 1 to {MAX_LIFE_S} s, not {life_s}")
+        if life_s is None:
+            life_s = self._auth.client_token_life_s if role == CLIENT else self._auth.token_life_s
+        if not 1 <= life_s <= longest_life_s(role):
+            raise UsageError(f"a token of role {role} lives 1 to {longest_life_s(role)} s, not {life_s}")
         now = int(self._clock.now())
         with self._store.writing():
             if not self._store.signing_keys():
@@ -251,7 +255,7 @@ class TokenAuthority:
     def rotate(self, *, at_once: bool = False) -> SigningKey:
         """A new signing key. Older ones verify until their tokens are over, or with `at_once` (a key got out) not at all any more."""
         now = int(self._clock.now())
-        ends_at = now + MAX_LIFE_S + MAX_SKEW_S
+        ends_at = now + longest_life_s(CLIENT) + MAX_SKEW_S
         with self._store.writing():
             fresh = _new_key(now)
             kept = [] if at_once else [each for each in self._store.signing_keys() if each.ends_at is None or each.ends_at > now]
@@ -331,6 +335,11 @@ class TokenAuthority:
         return jwt.encode(payload, _private(signer), algorithm=ALGORITHM, headers={"kid": signer.kid})
 
 
+def longest_life_s(role: str) -> int:
+    """The most seconds that a token of this role lives."""
+    return MOST_CLIENT_TOKEN_LIFE_S if role == CLIENT else MAX_LIFE_S
+
+
 def _readable(read: Callable[[], T]) -> T:
     """Keys and epochs that cannot be read are no reason to refuse for good. Raises CoordinatorUnavailable for StateError."""
     try:
@@ -370,7 +379,7 @@ def _claims(data: dict[str, Any], kid: str) -> Claims:
     if not texts_fit or any(type(number) is not int for number in numbers) or data["role"] not in ROLES:
         raise _refusal("the token's claims are malformed", "MALFORMED")
     epoch, issued_at, not_before, expires_at, begun = numbers
-    if not 0 < expires_at - issued_at <= MAX_LIFE_S:
+    if not 0 < expires_at - issued_at <= longest_life_s(data["role"]):
         raise _refusal("the token lives too long", "MALFORMED")
     return Claims(data["role"], data["sub"], tuple(tasks), epoch, max(issued_at, not_before), expires_at, begun, kid)
 

@@ -15,7 +15,13 @@ from typing import Any, NoReturn
 from edge.core.errors import InvalidRequest
 
 MAX_OPENAI_BYTES = 1 << 20
-FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "messages")
+SAMPLING = (
+    "top_p", "top_k", "min_p", "stop", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "reasoning_effort", "verbosity",
+)  # fmt: skip
+"""How the answer is drawn: these are no part of the prompt, and cost nothing there."""
+_BEYOND = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "messages")
+FIELDS = (*_BEYOND, *SAMPLING)
 ROLES = ("assistant", "developer", "system", "tool", "user")
 CANNOT_FOLLOW = "this upstream cannot follow "
 """Begins the refusal of a call whose fields the upstream never follows, whatever they hold; the fields' names follow it."""
@@ -34,7 +40,7 @@ def openai_fields(text: str) -> dict[str, Any]:
     fields = _object(text)
     unknown = sorted(fields.keys() - set(FIELDS))
     if unknown:
-        raise InvalidRequest(f"openai_json has an unknown field {unknown[0][:40]!r}; it may hold {', '.join(FIELDS)}")
+        raise InvalidRequest(f"openai_json has an unknown field {unknown[0][:40]!r}; it may hold {', '.join(_BEYOND)} and how to sample")
     for name, check in _CHECKS.items():
         if name in fields:
             check(fields[name])

@@ -15,7 +15,7 @@ from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
 from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, CoordinatorMeters
-from coordinator.service.sideport import Route, SidePort
+from coordinator.service.sideport import Route, side_port
 from edge.core.clock import SystemClock
 from edge.core.errors import (
     BudgetExhausted,
@@ -233,7 +233,7 @@ async def test_incomplete_and_silent_connections_are_closed_while_others_are_ser
 
     everybody = Route("/metrics", page, None)
     authenticator = SecureFleet(tmp_path).tokens  # no credentials are required
-    port = SidePort("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.5)  # type: ignore[arg-type]
+    port = side_port("127.0.0.1:0", [everybody], authenticator, None, idle_s=0.5)  # type: ignore[arg-type]
     url = await port.start()
     host, _, number = url.removeprefix("http://").partition(":")
     try:

@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const STATE_EVERY_MS = 2000, CURVES_EVERY_MS = 6000, MINUTE_MS = 60000, REFUSALS_SHOWN = 20;
-const SCOPES = { fleet: "whole fleet", fleet_task: "task, whole fleet", device: "device", device_task: "task of a device" };
+const SCOPES = { fleet: "whole fleet", fleet_task: "task, whole fleet", device: "device", device_task: "task of a device", user: "person" };
 const WINDOWS = { hour: "this hour", day: "today (UTC)", week: "this week", month: "this month" };
 const BREAKERS = { closed: "taking calls", half_open: "being tried", open: "left alone" };
 let token = sessionStorage.getItem("token") ?? "";
