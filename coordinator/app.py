@@ -300,8 +300,8 @@ class Coordinator:
         api = ChatApi(parts.broker, parts.fleet, table, self._clock)
         places = Turnstile("requests run", config.service.max_rpcs)
         meters, refusals = self._telemetry.meters, self._telemetry.refusals
-        endpoint = ChatEndpoint(api, security.authenticator(), config.auth, places, self._clock, meters, refusals)
-        listener = endpoint.listener(config.openai_listen, config.tls, config.service.max_message_bytes)
+        endpoint = ChatEndpoint(api, security.authenticator(), config, places, self._clock, meters, refusals)
+        listener = endpoint.listener(config.openai_listen)
         url = await listener.start()
         self._resources.push_async_callback(listener.aclose)
         return f"{url}/v1"

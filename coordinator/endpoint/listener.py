@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.calls.admission import Turnstile
-from coordinator.config import AuthConfig, TlsConfig
+from coordinator.config import ServerConfig
 from coordinator.endpoint import replies
 from coordinator.endpoint.api import ChatApi
 from coordinator.endpoint.requests import Asked, label_of, require_user
@@ -21,12 +21,14 @@ from coordinator.service.authentication import Authenticator, Identity
 from coordinator.service.http_listener import Handler, HttpListener, facts_of, routed
 from coordinator.service.metrics import OK, CoordinatorMeters, Refusals
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied
+from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied, Unauthenticated
 from edge.rpc.errors import row_for
 
 CHAT, MODELS, USAGE = "/v1/chat/completions", "/v1/models", "/v1/usage"
 TASK_HEADER, KEY_HEADER = "x-edge-task", "idempotency-key"
 ROLES = frozenset({"device", "client"})
+_WHO = web.RequestKey("who", str)
+HINT = "show a token of role client: edge-coordinator token issue NAME --role client"
 _METHODS = {CHAT: "ChatCompletions", MODELS: "ListModels", USAGE: "GetUsage"}
 """What metrics call them, beside the RPCs."""
 
@@ -38,7 +40,7 @@ class ChatEndpoint:
         self,
         api: ChatApi,
         authenticator: Authenticator,
-        auth: AuthConfig,
+        config: ServerConfig,
         places: Turnstile,
         clock: Clock,
         meters: CoordinatorMeters,
@@ -46,7 +48,9 @@ class ChatEndpoint:
     ) -> None:
         self._api = api
         self._authenticator = authenticator
-        self._user_headers = {name: grant.user_header for name, grant in auth.devices.items() if grant.user_header}
+        self._config = config
+        self._user_headers = {name: grant.user_header for name, grant in config.auth.devices.items() if grant.user_header}
+        self._needs_certificate = config.tls is not None and config.tls.require_client_cert
         self._places = places
         self._clock = clock
         self._started = int(clock.now())
@@ -55,8 +59,9 @@ class ChatEndpoint:
         for method in _METHODS.values():
             meters.rpc(method)
 
-    def listener(self, listen: str, tls: TlsConfig | None, max_body_bytes: int) -> HttpListener:
+    def listener(self, listen: str) -> HttpListener:
         """Not started."""
+        tls, most = self._config.tls, self._config.service.max_message_bytes
         routes: dict[str, dict[str, Handler]] = {
             CHAT: {"POST": self._chat},
             MODELS: {"GET": self._models},
@@ -64,7 +69,7 @@ class ChatEndpoint:
         }
         routes |= {f"{MODELS}/{model['id']}": {"GET": self._models} for model in self._api.models(0)}
         handler = self._measured(routed(routes))
-        return HttpListener(listen, handler, self._refusal, tls, setting="openai_listen", max_body_bytes=max_body_bytes)
+        return HttpListener(listen, handler, self._refusal, tls, setting="openai_listen", max_body_bytes=most)
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.content_type != "application/json":  # what a foreign page can send without asking first
@@ -112,12 +117,11 @@ class ChatEndpoint:
     def _caller(self, request: web.BaseRequest, *, named: bool = True) -> tuple[Identity, str]:
         """Who asks, and for which person. Raises CoordinatorError."""
         identity = self._authenticator.authenticate(facts_of(request, request.headers.get(DEVICE_ID_KEY, "")))
-        request["who"] = identity.device
+        request[_WHO] = identity.device
         if identity.role not in ROLES:
-            raise PermissionDenied(
-                f"role {identity.role} may not ask the cloud",
-                hint="show a token of role client (edge-coordinator token issue NAME --role client)",
-            )
+            raise PermissionDenied(f"role {identity.role} may not ask the cloud", hint=HINT)
+        if identity.role == "device" and identity.shown == "token" and identity.certificate is None and self._needs_certificate:
+            raise Unauthenticated("devices show a certificate here (tls.require_client_cert)", hint=HINT)
         header = self._user_headers.get(identity.device)
         if header is None or not named:
             return identity, ""
@@ -151,7 +155,7 @@ class ChatEndpoint:
 
     def _note(self, request: web.BaseRequest, error: CoordinatorError) -> tuple[str, str]:
         row = row_for(error)
-        who = str(request.get("who") or request.remote or "")[:64]
+        who = str(request.get(_WHO) or request.remote or "")[:64]
         self._refusals.note(_METHODS.get(request.path, request.path[:64]), who, row.code.name, row.reason, str(error))
         return row.code.name, row.reason
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from coordinator.endpoint.requests import Asked, BadParameter
+from coordinator.ledger.budgets import opens_at
 from edge.core.errors import BudgetExhausted, CoordinatorError, OutcomeUnknown
 from edge.rpc.client import CloudCompletion
 from edge.rpc.errors import row_for
@@ -71,7 +72,8 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
     about: dict[str, Any] = {}
     if isinstance(error, BudgetExhausted):
         about["budget"] = error.metadata.get("budget", "")
-        about["opens_at"] = None if error.retry_after_s is None else _time(now + error.retry_after_s)
+        opens = None if error.retry_after_s is None else opens_at(about["budget"], now)
+        about["opens_at"] = None if opens is None else datetime.fromtimestamp(opens, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if isinstance(error, OutcomeUnknown):
         about["charged_uusd"] = int(error.metadata.get("charged_uusd", "0"))
     if error.retry_after_s is not None:
@@ -95,10 +97,6 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
 def error_body(message: str, *, kind: str, code: str, param: str | None = None, **about: Any) -> dict[str, Any]:
     """`{"error": {message, type, param, code, ...}}`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **about}}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def completion_body(asked: Asked, completion: CloudCompletion, created: int) -> dict[str, Any]:

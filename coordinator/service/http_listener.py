@@ -1,9 +1,9 @@
 """An HTTP/1.1 listener: its address, TLS, routes by path, and who a request is from.
 
-On loopback it speaks plain HTTP, and a request is served when its Host names loopback, so that no foreign page reaches it by DNS
-rebinding; what that does not protect against: other programs of this machine. Everywhere else it speaks TLS only. Requests that a browser
-reports as another page's are refused. A connection on which nothing runs and nothing was answered for `idle_s` is closed, so that half
-requests do not use up the process's descriptors.
+Without TLS it listens on loopback alone, and a request is served when its Host names loopback, so that no foreign page reaches it by DNS
+rebinding; what that does not protect against: other programs of this machine. Requests that a browser reports as another page's are
+refused. A connection on which nothing runs and nothing was answered for `idle_s` is closed, so that half requests do not use up the
+process's descriptors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HttpListener:
         self.address = side_address(listen, encrypted=tls is not None)
         self._handler = handler
         self._refuse = refuse
-        self._tls = None if self.address.is_local else tls
+        self._tls = tls
         self._setting = setting
         self._max_body_bytes = max_body_bytes
         self._idle_s = idle_s
@@ -111,7 +111,7 @@ class HttpListener:
         connection = request.protocol
         self._busy.add(connection)
         try:
-            if self.address.is_local and _name_of(request.host) not in LOOPBACK_NAMES:
+            if self._tls is None and self.address.is_local and _name_of(request.host) not in LOOPBACK_NAMES:
                 raise PermissionDenied("this host name is not served here", hint="ask for localhost")
             _check_fetch_site(request)
             reply = await self._handler(request)

@@ -16,6 +16,7 @@ from coordinator.config import TlsConfig
 from coordinator.service.authentication import Authenticator
 from coordinator.service.http_listener import IDLE_S, Handler, HttpListener, facts_of, routed
 from edge.core.errors import CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
+from edge.rpc.address import parse_address
 
 _STATUSES: tuple[tuple[type[CoordinatorError], int], ...] = (
     (Unauthenticated, 401),
@@ -42,11 +43,12 @@ def side_port(
     idle_s: float = IDLE_S,
     setting: str = "metrics_listen",
 ) -> HttpListener:
-    """The listener of these routes, not started; `setting` names where it listens."""
+    """The listener of these routes, not started; `setting` names where it listens. On loopback it is plain HTTP."""
+    is_local = parse_address(listen).is_local
 
     def checked(route: Route) -> Handler:
         async def reply(request: web.BaseRequest) -> web.StreamResponse:
-            is_open = route.roles is None or (listener.address.is_local and "authorization" not in request.headers)
+            is_open = route.roles is None or (is_local and "authorization" not in request.headers)
             if route.roles is not None and not is_open:
                 identity = authenticator.authenticate(facts_of(request))
                 if identity.role not in route.roles:
@@ -59,8 +61,7 @@ def side_port(
         return reply
 
     handler = routed({route.path: {"GET": checked(route)} for route in routes})
-    listener = HttpListener(listen, handler, _refusal, tls, setting=setting, idle_s=idle_s)
-    return listener
+    return HttpListener(listen, handler, _refusal, None if is_local else tls, setting=setting, idle_s=idle_s)
 
 
 def json_reply(value: Any, status: int = 200) -> web.Response:

@@ -40,7 +40,9 @@ def openai_fields(text: str) -> dict[str, Any]:
     fields = _object(text)
     unknown = sorted(fields.keys() - set(FIELDS))
     if unknown:
-        raise InvalidRequest(f"openai_json has an unknown field {unknown[0][:40]!r}; it may hold {', '.join(_BEYOND)} and how to sample")
+        raise InvalidRequest(
+            f"openai_json has an unknown field {unknown[0][:40]!r}; it may hold {', '.join(_BEYOND)} and how to sample"
+        )
     for name, check in _CHECKS.items():
         if name in fields:
             check(fields[name])
