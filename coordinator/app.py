@@ -107,6 +107,7 @@ def assemble(
     tokens: TokenAuthority,
     verify: Callable[[], Awaitable[VerifyReport]],
     begin_drain: Callable[[float | None], None],
+    openai_url: Callable[[], str] = lambda: "",
     notifier: BudgetNotifier | None = None,
 ) -> Parts:
     """Put the parts together; nothing is read and nothing runs yet."""
@@ -125,7 +126,7 @@ def assemble(
         notifier=notifier,
         heartbeat_s=service.watch_heartbeat_s,
     )
-    admin_api = AdminApi(store, broker, fleet, upstreams, book, tokens, clock, verify, begin_drain)
+    admin_api = AdminApi(store, broker, fleet, upstreams, book, tokens, clock, verify, begin_drain, openai_url)
     upkeep = Upkeep(store, book, config, clock, fleet)
     return Parts(book, controller, limiter, upstreams, upkeep, notifier, store, fleet, broker, device_api, admin_api)
 
@@ -194,6 +195,7 @@ class Coordinator:
         self._server: CoordinatorServer | None = None
         self._draining: asyncio.Task[None] | None = None
         self._manager = ServiceManager()
+        self._openai_url = ""
         self.drain_begun = asyncio.Event()
 
     async def __aenter__(self) -> Serving:
@@ -272,6 +274,7 @@ class Coordinator:
             tokens=security.tokens,
             verify=partial(verify_store, opened, config),
             begin_drain=self.begin_drain,
+            openai_url=lambda: self._openai_url,
         )
         self._in_background(parts.follow(), "budget-notifier")
         await parts.load()
@@ -285,8 +288,8 @@ class Coordinator:
         server = CoordinatorServer(parts.device_api, config.listen, config.service, security.listener(), admin, telemetry.rpcs)
         addresses = await server.start()
         self._server = server
-        openai_url = await self._start_endpoint(parts, table, security)
-        self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls, openai_url)
+        self._openai_url = await self._start_endpoint(parts, table, security)
+        self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls, self._openai_url)
         return self.serving
 
     async def _start_endpoint(self, parts: Parts, table: UpstreamTable, security: Security) -> str:

@@ -43,6 +43,8 @@ class Status:
     devices_today: int
     """Those of them that called today."""
     devices_disabled: int
+    openai_url: str = ""
+    """Base URL of the OpenAI-compatible endpoint; "" where it is off."""
 
     def to_json(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -57,6 +59,8 @@ class Status:
         yield f"today: {counted(spent.calls, 'call')}, {counted(spent.tokens, 'token')}, {money(spent.uusd)}"
         disabled = f", {self.devices_disabled} disabled" if self.devices_disabled else ""
         yield f"devices: {self.devices} registered, {self.devices_today} seen today{disabled}"
+        if self.openai_url:
+            yield f"OpenAI's clients: {self.openai_url}"
         yield from self.upstreams
 
 
@@ -75,6 +79,7 @@ def status_of(client: AdminClient, now: float) -> Status:
         devices=sum(device.first_seen_ms > 0 for device in devices),
         devices_today=sum(device.last_seen_ms >= today_ms for device in devices),
         devices_disabled=sum(device.disabled for device in devices),
+        openai_url=str(upstreams.openai_url),
     )
 
 

@@ -61,6 +61,7 @@ class WebConsole:
             "version": self.version,
             "draining": upstreams.draining,
             "in_flight": upstreams.in_flight,
+            "openai_url": upstreams.openai_url,
             "devices": list(map(as_json, devices.devices)),
             "more_devices": bool(devices.next_page_token),
             "tasks": list(map(as_json, tasks.tasks)),

@@ -63,6 +63,8 @@ class AdminApi:
     """The ledger."""
     begin_drain: Callable[[float | None], None]
     """Within seconds (None: as configured), without waiting for the end."""
+    openai_url: Callable[[], str] = lambda: ""
+    """Base URL of the OpenAI-compatible endpoint, "" where it is off."""
 
     async def list_budgets(self, request: admin_pb2.ListBudgetsRequest, caller: Identity) -> admin_pb2.ListBudgetsResponse:
         """What was used of each budget, and the limits of each scope."""
@@ -102,6 +104,7 @@ class AdminApi:
             in_flight=self.broker.in_flight,
             draining=not self.broker.admitting,
             ledger_unwritable=not self.store.writability.ok,
+            openai_url=self.openai_url(),
         )
 
     async def list_devices(self, request: admin_pb2.ListDevicesRequest, caller: Identity) -> admin_pb2.ListDevicesResponse:

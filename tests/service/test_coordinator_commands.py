@@ -299,8 +299,10 @@ def test_windows_are_calendar_periods_in_utc() -> None:
 @pytest.mark.parametrize("window", ["total", "month", "week", "day", "hour"])
 def test_limits_in_a_ledger_show_their_window(window) -> None:
     limits = BudgetsConfig.model_validate({scope: {"window": window, "calls_limit": 2} for scope in SCOPES})
-    rows = [BudgetRow(each.key, each.limits, each.limits) for each in BudgetBook(limits).terms("d", "math", 1_700_000_000.0)]
-    shares = [BudgetRow(share_key(rows[-1].key, "d"), AmountLimits(), AmountLimits())]
+    terms = BudgetBook(limits).terms("d", "math", 1_700_000_000.0, "ann")
+    rows = [BudgetRow(each.key, each.limits, each.limits) for each in terms]
+    fleet = next(row.key for row in rows if row.key.startswith("fleet") and not row.key.startswith("fleet_task"))
+    shares = [BudgetRow(share_key(fleet, "d"), AmountLimits(), AmountLimits())]
     assert limits_in_ledger(rows + shares) == limits
 
 

@@ -111,7 +111,8 @@ function showState(state) {
   shownAt = state.now_ms;
   const devices = `${many(state.devices.length, "device")}${state.more_devices ? " and more" : ""}`;
   headline(`${state.draining ? "stopping" : "serving"}, ${devices}, ${many(state.in_flight, "call")} under way`, state.draining);
-  $("updated").textContent = `version ${state.version}, ${clock(state.now_ms)}`;
+  const endpoint = state.openai_url ? `OpenAI's clients at ${state.openai_url}, ` : "";
+  $("updated").textContent = `${endpoint}version ${state.version}, ${clock(state.now_ms)}`;
   showBudgets(state);
   showDevices(state);
   showUpstreams(state);

@@ -185,16 +185,18 @@ class ListUpstreamsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListUpstreamsResponse(_message.Message):
-    __slots__ = ("upstreams", "in_flight", "draining", "ledger_unwritable")
+    __slots__ = ("upstreams", "in_flight", "draining", "ledger_unwritable", "openai_url")
     UPSTREAMS_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LEDGER_UNWRITABLE_FIELD_NUMBER: _ClassVar[int]
+    OPENAI_URL_FIELD_NUMBER: _ClassVar[int]
     upstreams: _containers.RepeatedCompositeFieldContainer[UpstreamRecord]
     in_flight: int
     draining: bool
     ledger_unwritable: bool
-    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: bool = ..., ledger_unwritable: bool = ...) -> None: ...
+    openai_url: str
+    def __init__(self, upstreams: _Optional[_Iterable[_Union[UpstreamRecord, _Mapping]]] = ..., in_flight: _Optional[int] = ..., draining: bool = ..., ledger_unwritable: bool = ..., openai_url: _Optional[str] = ...) -> None: ...
 
 class DeviceRecord(_message.Message):
     __slots__ = ("device", "agent_version", "tasks", "first_seen_ms", "last_seen_ms", "disabled")
