@@ -172,9 +172,11 @@ def test_every_agent_command_is_on_the_commands_page() -> None:
     [("README.md", AgentConfig), ("docs/privacy.md", AgentConfig), ("docs/coordinator.md", ServerConfig)],
 )
 def test_configuration_on_a_page_is_valid(page: str, schema: type[AgentConfig | ServerConfig], tmp_path: Path) -> None:
-    (text,) = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    assert resolve(schema, files=[tmp_path / "config.yaml"]).origins
+    texts = blocks((ROOT / page).read_text(encoding="utf-8"), "yaml")
+    for text in texts:
+        (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+        assert resolve(schema, files=[tmp_path / "config.yaml"]).origins
+    assert texts
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "devices").glob("[!R]*.md")), ids=name)
