@@ -33,7 +33,7 @@ SHARED_SERVICES = frozenset(
 )
 SERVICES_OF_ROLE: Mapping[str, frozenset[str]] = {
     "device": frozenset({"edge.rpc.v1.DeviceService"}),
-    "client": frozenset(),
+    "client": frozenset(),  # HTTP alone
     "admin": frozenset({"edge.rpc.v1.AdminService"}),
     "console": frozenset(),
     "metrics": frozenset(),
@@ -174,7 +174,7 @@ class Authenticator:
 
         What it is signed by is read later than what let the caller in, and with it perhaps a revocation: so that is asked once more.
         """
-        if identity.shown == "local" or identity.role == "client":
+        if identity.shown == "local":
             raise PermissionDenied(
                 "a token is renewed by who shows a valid token or certificate",
                 hint="a first one comes from: edge-coordinator token issue",
@@ -241,7 +241,8 @@ class Authenticator:
 
 def authorize(identity: Identity, service: str) -> None:
     """Raises PermissionDenied unless this role may use this service; what is not listed is refused."""
-    allowed = service in SERVICES_OF_ROLE[identity.role] or service in SHARED_SERVICES
+    shared = service in SHARED_SERVICES and identity.role != "client"
+    allowed = service in SERVICES_OF_ROLE[identity.role] or shared
     if not allowed:
         raise PermissionDenied(
             f"role {identity.role} may not use {service.rpartition('.')[2]}",

@@ -73,7 +73,11 @@ class SigningKey:
     """Hex of 32 bytes."""
     made_at: int
     ends_at: int | None = None
-    """Set once a newer one signs."""
+    """Set once a newer one signs: when the last token of a short life that it signed is over."""
+
+    def verifies(self, role: str, now: float) -> bool:
+        """Whether it verifies tokens of this role still: once a newer one signs, as long as one that it signed may live."""
+        return self.ends_at is None or now < self.ends_at + longest_life_s(role) - MAX_LIFE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +259,10 @@ class TokenAuthority:
     def rotate(self, *, at_once: bool = False) -> SigningKey:
         """A new signing key. Older ones verify until their tokens are over, or with `at_once` (a key got out) not at all any more."""
         now = int(self._clock.now())
-        ends_at = now + longest_life_s(CLIENT) + MAX_SKEW_S
+        ends_at = now + MAX_LIFE_S + MAX_SKEW_S
         with self._store.writing():
             fresh = _new_key(now)
-            kept = [] if at_once else [each for each in self._store.signing_keys() if each.ends_at is None or each.ends_at > now]
+            kept = [] if at_once else [each for each in self._store.signing_keys() if each.verifies(CLIENT, now)]
             self._store.put_keys([fresh, *(replace(each, ends_at=each.ends_at or ends_at) for each in kept)])
         return fresh
 
@@ -281,7 +285,7 @@ class TokenAuthority:
         if claims is None:
             if len(token) > MAX_TOKEN_CHARS:
                 raise _refusal("the token is too long", "MALFORMED")
-            key = self._verifying_key(_kid_of(token), self._clock.now())
+            key = self._verifying_key(_kid_of(token), CLIENT, self._clock.now())  # its own role is known once it is verified
             claims = self._known[digest] = _verified(token, key, self._auth.audience)
             if len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
@@ -291,7 +295,7 @@ class TokenAuthority:
     def require_current(self, claims: Claims) -> None:
         """Hold claims that were checked before to their key, to time and to the epoch again. Raises as `check` does."""
         now, skew_s = self._clock.now(), self._auth.clock_skew_s
-        self._verifying_key(claims.kid, now)
+        self._verifying_key(claims.kid, claims.role, now)
         if now >= claims.expires_at + skew_s:
             raise _refusal("the token has expired", "EXPIRED")
         if claims.issued_at > now + skew_s:
@@ -306,11 +310,11 @@ class TokenAuthority:
             self._store.read_again()
         raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
-    def _verifying_key(self, kid: str, now: float) -> SigningKey:
-        """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
+    def _verifying_key(self, kid: str, role: str, now: float) -> SigningKey:
+        """The key of this id for this role, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
         for _ in range(2):
             for key in _readable(self._store.signing_keys):
-                if key.kid == kid and (key.ends_at is None or now < key.ends_at):
+                if key.kid == kid and key.verifies(role, now):
                     return key
             self._store.read_again()
         raise _refusal("the token is signed with an unknown key", "UNKNOWN_KEY", hint=ISSUE_ANEW)

@@ -23,7 +23,11 @@ from edge.rpc.errors import from_rpc_error
 from edge.testing.clock import ManualClock
 from tests.worlds.secure_fleet import SecureFleet
 
-ALLOWED = {("device", "DeviceService"), ("admin", "AdminService"), *((role, "CredentialService") for role in ROLES)}
+ALLOWED = {
+    ("device", "DeviceService"),
+    ("admin", "AdminService"),
+    *((role, "CredentialService") for role in ROLES if role != "client"),
+}
 REMOTE, LOOPBACK, UNIX = "ipv4:10.1.2.3:4", "ipv4:127.0.0.1:4", "unix:"
 
 

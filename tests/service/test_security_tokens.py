@@ -198,8 +198,32 @@ def test_old_key_verifies_only_until_its_tokens_expire(tmp_path) -> None:
     clock.advance(100.0)
     with pytest.raises(Unauthenticated):
         tokens.check(token)
+
+
+def test_an_old_key_verifies_each_role_as_long_as_its_tokens_may_live(tmp_path) -> None:
+    clock = ManualClock()
+    tokens = TokenAuthority(TokenStore(tmp_path / "ours"), AuthConfig(), clock)
+    of_client = tokens.issue("client", "webui")
+    stolen = TokenStore(tmp_path / "thief")
+    with stolen.writing():
+        stolen.put_keys(TokenStore(tmp_path / "ours").signing_keys())
+    forger = TokenAuthority(stolen, AuthConfig(), clock)
     tokens.rotate()
-    assert len(TokenStore(tmp_path).signing_keys()) == 2
+    clock.advance(1000.0)
+    with pytest.raises(Unauthenticated, match="unknown key"):
+        tokens.check(forger.issue("device", "lamp"))
+    assert tokens.check(of_client).name == "webui"
+    tokens.rotate()
+    assert len(TokenStore(tmp_path / "ours").signing_keys()) == 3
+    clock.advance(90 * 86400.0)
+    with pytest.raises(Unauthenticated, match="expired"):
+        tokens.check(of_client)
+    clock.advance(300 * 86400.0)
+    tokens.rotate()
+    assert len(TokenStore(tmp_path / "ours").signing_keys()) == 2
+    tokens.rotate(at_once=True)
+    with pytest.raises(Unauthenticated, match="unknown key"):
+        tokens.check(forger.issue("client", "webui"))
 
 
 def test_token_expires_on_time_within_the_allowed_clock_skew(tmp_path) -> None:
