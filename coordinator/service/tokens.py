@@ -311,7 +311,7 @@ class TokenAuthority:
         raise _refusal(f"the credential of {role} {name} was revoked", "REVOKED")
 
     def _verifying_key(self, kid: str, role: str, now: float) -> SigningKey:
-        """The key of this id for this role, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
+        """The key of this id, perhaps one that another process has just made. Raises Unauthenticated, CoordinatorUnavailable."""
         for _ in range(2):
             for key in _readable(self._store.signing_keys):
                 if key.kid == kid and key.verifies(role, now):
