@@ -34,7 +34,9 @@ STATUS: Mapping[str, tuple[int, bool]] = {
     "LEDGER_UNAVAILABLE": (503, True),
     "DEADLINE_EXCEEDED": (504, True),
 }
-"""By the code of an error: its status, and whether the same request may do later, with nothing paid for so far."""
+"""By the code of an error: its status, and whether the same request may be sent again."""
+PERHAPS_PAID = ("OUTCOME_UNKNOWN", "LEDGER_UNAVAILABLE")
+"""After these only the same key may be asked again: without one the next request is another call."""
 NO_REPLY = ("asked", "CONNECTION_LOST", "TIMED_OUT")
 CHAT, TRESPASS, WRONG = "chat", "trespass", "wrong_chat"
 Name = tuple[str, str]
@@ -112,7 +114,9 @@ class ChatChecker:
         """An error in the middle of a stream has no status of its own."""
         if event.outcome in NO_REPLY:
             return
-        expected = (200, None) if event.outcome == "completed" else STATUS.get(event.outcome, (500, False))
+        status, again = STATUS.get(event.outcome, (500, False))
+        again = again and (parts.idempotency_key != "" or event.outcome not in PERHAPS_PAID)
+        expected = (200, None) if event.outcome == "completed" else (status, again)
         begun = parts.streamed and parts.status == 200 and event.outcome in STATUS
         story = f"{event.device} got {event.outcome} for {event.key} with status {parts.status}, to be repeated: {parts.again}"
         self._check("I9", begun or (parts.status, parts.again) == expected, story)
@@ -165,17 +169,25 @@ class ChatChecker:
                 self._source_is_of("call", event, "")
 
     def _nothing_is_begun_unasked(self) -> None:
-        """A request without a key begins one call at the most, and so does a key, whatever is lost on the way."""
+        """A request without a key begins one call at the most, and so does a key, whatever is lost on the way. Where the reply says that
+        the same may be asked again, one without a key was not charged."""
         for device in {event.device for event, _ in self._lines(CHAT)}:
             mine = [event for event in self._devices if event.device == device]
             known = {event.key for event in mine if event.what not in (CHAT, TRESPASS, WRONG)}
             known |= {key for (owner, _), key in self._keys.items() if owner == device}
-            names = {event.key for event in mine if event.what == CHAT and (device, event.key) not in self._keys}
-            unknown = [key for owner, key in self._fold.calls if owner == device and key not in known]
-            story = (
-                f"{device} has {len(unknown)} calls that it knows nothing of, and asked only {len(names)} times without a reply"
-            )
-            self._check("I3", len(unknown) <= len(names), story)
+            unknown = [call for (owner, key), call in self._fold.calls.items() if owner == device and key not in known]
+            last = {
+                event.key: (event.outcome, ChatParts(*event.reply).idempotency_key)
+                for event in mine
+                if event.what == CHAT and (device, event.key) not in self._keys
+            }
+            unsure = [name for name, (outcome, key) in last.items() if key or outcome in (*NO_REPLY, *PERHAPS_PAID)]
+            paid = [call for call in unknown if any(call.charged)]
+            for what, calls, names in (("", unknown, [*last]), ("paid ", paid, unsure)):
+                story = (
+                    f"{device} knows nothing of {len(calls)} {what}calls, and has {len(names)} requests that may have begun one"
+                )
+                self._check("I3" if not what else "I4", len(calls) <= len(names), story)
 
     def _meet_features(self, event: DeviceEvent, parts: ChatParts) -> None:
         completed, replied = event.outcome == "completed", event.outcome not in NO_REPLY

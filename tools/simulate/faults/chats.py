@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import grpc
 import msgspec
 
-from coordinator.endpoint.listener import CHAT, KEY_HEADER, TASK_HEADER
+from coordinator.endpoint.listener import CHAT, KEY_HEADER, TASK_HEADER, USAGE
 from coordinator.service.access import DEVICE_ID_KEY
 from edge.core.types import Message
 from edge.rpc.client import CloudCall
@@ -26,6 +27,7 @@ from tools.simulate.virtual.chat import USER_HEADER, Head
 from tools.simulate.virtual.network import SimulatedChannel
 
 MAX_RETRIES = 2
+UNITS = ("calls", "tokens", "uusd")
 LONGEST_WAIT_S = 60.0
 """A longer `retry-after` is not waited for, but taken for no advice."""
 DONE = b"data: [DONE]"
@@ -61,6 +63,18 @@ class ChatRequest:
         """What goes with it."""
         named = {DEVICE_ID_KEY: device, TASK_HEADER: self.task, KEY_HEADER: self.idempotency_key, USER_HEADER: self.asker}
         return tuple((name, value) for name, value in named.items() if value)
+
+
+async def last_usages(channel: SimulatedChannel, log: DeviceLog, tasks: Sequence[str], people: Sequence[str]) -> None:
+    """After all faults: what each person's calls of each task count against, how much is used, and what the limits are."""
+    for asker, task in product(people or ("",), tasks):
+        headers = ChatRequest(task, "", asker).headers(log.device)
+        reply = await channel.unary_unary(USAGE, bytes, bytes)(b"", timeout=60.0, metadata=headers)
+        head = msgspec.json.decode(reply, type=Head)
+        rows = (head.body or {}).get("budgets", ())
+        units = [tuple(tuple(row[unit][part] for unit in UNITS) for part in ("used", "limit")) for row in rows]
+        shown = tuple((row["budget"], *parts) for row, parts in zip(rows, units, strict=True))
+        log.note("final_usage", f"{asker}/{task}", "ok" if head.status == 200 else str(head.status), shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tools.simulate.faults.agent_checker import check_agent
 from tools.simulate.faults.agent_device import AgentMember
 from tools.simulate.faults.chat_checker import ChatChecker
 from tools.simulate.faults.duals import Data
-from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.faults.fold import ZERO, Attempt, Fold, Rules, Units, cost, plus, scope_of
 from tools.simulate.faults.log import DeviceEvent
 from tools.simulate.faults.terms import CALL_SCOPES, SCOPES
 from tools.simulate.faults.upstream import UpstreamEvent
@@ -101,6 +101,8 @@ class _Checker:
                 self._administrator_matches(event)
             if (event.what, event.outcome) == ("final_budget", "ok"):
                 self._last_budget_matches(event)
+            if event.what == "final_usage":
+                self._last_usage_matches(event)
         self._replies_are_the_same()
         self._watchers_match()
         for name, budget in self._fold.budgets.items():  # no hold fits then, so that the journal does not show it
@@ -419,6 +421,23 @@ class _Checker:
             self._check("I2", used in sums or (unused and used == 0), story)
             fits = limit is None or used <= limit or self._was_allowed(used, unit, CALL_SCOPES)
             self._check("I1", fits, f"{event.device} is shown {used} of {limit} {UNITS[unit]}")
+
+    def _last_usage_matches(self, event: DeviceEvent) -> None:
+        """I2 and I9: what a person is shown at the end are all budgets of their calls, with the journal's sums and the limits that hold."""
+        asker, _, task = event.key.partition("/")
+        terms, scopes = self._rules.history.ever[-1], SCOPES if asker else CALL_SCOPES
+        shown = sorted(scope_of(name) for name, _, _ in event.reply)
+        self._check("I9", shown == sorted(scopes), f"{event.device} is shown {event.outcome} for {event.key}: {event.reply}")
+        for name, used, limits in event.reply:
+            journal = self._fold.budgets[name].used if name in self._fold.budgets else ZERO
+            self._check("I2", [*used] == journal, f"{event.device} is shown {used} of {name}, the journal has {journal}")
+            same = tuple(limits) == terms.cap(scope_of(name)) and self._is_budget_of(name, event.device, task, asker)
+            self._check("I9", same, f"{event.device} is shown {name} with {limits} for {event.key}")
+
+    def _is_budget_of(self, name: str, device: str, task: str, asker: str) -> bool:
+        """Whether it is one of this person's, in whatever window."""
+        plain = replace(self._rules.history.ever[-1], windows={})
+        return name.partition("@")[0] == plain.budget(scope_of(name), device, task, 0, asker)
 
     def _was_allowed(self, used: int, unit: int, scopes: Sequence[str]) -> bool:
         """Whether this use was once within a limit: one that is lowered below what was used is shown as it was set, and takes nothing back.

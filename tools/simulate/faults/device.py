@@ -17,7 +17,7 @@ from edge.core.rng import stream
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
-from tools.simulate.faults.chats import CHAT_WAYS, ChatClient, Chats
+from tools.simulate.faults.chats import CHAT_WAYS, ChatClient, Chats, last_usages
 from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts
 from tools.simulate.faults.scenario import GROUP_SIZE, Fault, FaultScenario
 from tools.simulate.faults.upstream import MAX_OUTPUT_TOKENS
@@ -375,6 +375,11 @@ class ScriptedMember(Member):
         host.spawn(living.live(), "life")
         if scenario.watched:
             self.watching = host.spawn(living.watch(), "watch")
+
+    async def last_usages(self) -> None:
+        """After all faults: what the calls of its chats count against."""
+        scenario, log = self.around.scenario, DeviceLog(self.around.log, self.name)
+        await last_usages(self.around.channel(self.link), log, scenario.tasks, PEOPLE[: scenario.people])
 
     def _chat_client(self, life: int) -> ChatClient:
         rng = stream(self.around.scenario.seed, "chats", self.name, life)

@@ -281,6 +281,9 @@ class World(FaultSurroundings):
         for member in self.members:
             client = SimulatedClient(self.channel(member.link), member.name, PATIENT, 0)
             await last_questions(member.notebook, DeviceLog(self.log, member.name), client, self.scenario.tasks)
+        if self.scenario.chats:
+            for device in self.devices:
+                await device.last_usages()
         if self.scenario.administered:
             await self._new_administrator().last_questions()
         watching = [device.watching for device in self.devices if device.watching is not None]

@@ -15,7 +15,7 @@ import msgspec
 from coordinator.calls.admission import Turnstile
 from coordinator.endpoint import replies
 from coordinator.endpoint.api import ChatApi
-from coordinator.endpoint.listener import CHAT, KEY_HEADER, TASK_HEADER
+from coordinator.endpoint.listener import CHAT, KEY_HEADER, TASK_HEADER, USAGE
 from coordinator.endpoint.requests import require_user
 from coordinator.service.access import DEVICE_ID_KEY
 from coordinator.service.authentication import Identity
@@ -41,11 +41,14 @@ class ChatHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._places = places
         self._clock = clock
         self._tasks_of = tasks_of
-        self._method = grpc.unary_stream_rpc_method_handler(self._chat, bytes, bytes)
+        self._methods = {
+            CHAT: grpc.unary_stream_rpc_method_handler(self._chat, bytes, bytes),
+            USAGE: grpc.unary_unary_rpc_method_handler(self._usage, bytes, bytes),
+        }
 
     def service(self, handler_call_details: Any) -> Any:
         """See grpc.GenericRpcHandler."""
-        return self._method if handler_call_details.method == CHAT else None
+        return self._methods.get(handler_call_details.method)
 
     async def _chat(self, body: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         begun = False
@@ -66,10 +69,23 @@ class ChatHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 Head(500, {"x-should-retry": "false"}, replies.error_body(repr(error), kind="", code="internal"))
             )
 
-    async def _answer(self, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+    async def _usage(self, _: bytes, context: Any) -> bytes:
+        headers = dict(context.invocation_metadata())
+        try:
+            identity, user = self._caller(headers)
+            return replies.encode(Head(200, body=await self._api.usage(identity, headers.get(TASK_HEADER, ""), user)))
+        except CoordinatorError as error:
+            reply = replies.error_reply(error, self._clock.now())
+            return replies.encode(Head(reply.status, reply.headers, reply.body))
+
+    def _caller(self, headers: Mapping[str, str]) -> tuple[Identity, str]:
         device = headers[DEVICE_ID_KEY]
         user = require_user(headers[USER_HEADER], USER_HEADER) if USER_HEADER in headers else ""
-        identity = Identity("client", device, self._tasks_of(device))
+        return Identity("client", device, self._tasks_of(device)), user
+
+    async def _answer(self, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        identity, user = self._caller(headers)
+        device = identity.device
         asked = self._api.read(body, identity, task=headers.get(TASK_HEADER, ""), key=headers.get(KEY_HEADER, ""), user=user)
         with self._places.passage(device):
             if not asked.stream:

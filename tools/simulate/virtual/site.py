@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -166,7 +167,8 @@ class Site:
 
     def _chats(self, parts: Parts) -> ChatHandler:
         """The chat endpoint. It is reached by the same connections; a device has the rights to all tasks that are configured."""
-        api = ChatApi(parts.broker, parts.fleet, parts.upstreams, self.clock)
+        run, numbers = self.starts, count(1)
+        api = ChatApi(parts.broker, parts.fleet, parts.upstreams, self.clock, lambda: f"http-{run}-{next(numbers)}")
         return ChatHandler(api, Turnstile("requests run", self.config.service.max_rpcs), self.clock, self.tasks_of)
 
     def tasks_of(self, device: str) -> frozenset[str]:
