@@ -171,7 +171,7 @@ class ChatChecker:
     def _nothing_is_begun_unasked(self) -> None:
         """A request without a key begins one call at the most, and so does a key, whatever is lost on the way. Where the reply says that
         the same may be asked again, one without a key was not charged."""
-        for device in {event.device for event, _ in self._lines(CHAT)}:
+        for device in sorted({event.device for event, _ in self._lines(CHAT)}):
             mine = [event for event in self._devices if event.device == device]
             known = {event.key for event in mine if event.what not in (CHAT, TRESPASS, WRONG)}
             known |= {key for (owner, _), key in self._keys.items() if owner == device}

@@ -69,12 +69,19 @@ async def last_usages(channel: SimulatedChannel, log: DeviceLog, tasks: Sequence
     """After all faults: what each person's calls of each task count against, how much is used, and what the limits are."""
     for asker, task in product(people or ("",), tasks):
         headers = ChatRequest(task, "", asker).headers(log.device)
-        reply = await channel.unary_unary(USAGE, bytes, bytes)(b"", timeout=60.0, metadata=headers)
+        try:
+            reply = await channel.unary_unary(USAGE, bytes, bytes)(b"", timeout=60.0, metadata=headers)
+        except grpc.RpcError as error:
+            log.note("final_usage", f"{asker}/{task}", _lost(error))
+            continue
         head = msgspec.json.decode(reply, type=Head)
-        rows = (head.body or {}).get("budgets", ())
+        if head.status != 200 or head.body is None:
+            log.note("final_usage", f"{asker}/{task}", str(head.status))
+            continue
+        rows = head.body["budgets"]
         units = [tuple(tuple(row[unit][part] for unit in UNITS) for part in ("used", "limit")) for row in rows]
         shown = tuple((row["budget"], *parts) for row, parts in zip(rows, units, strict=True))
-        log.note("final_usage", f"{asker}/{task}", "ok" if head.status == 200 else str(head.status), shown)
+        log.note("final_usage", f"{asker}/{task}", "ok", shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +145,7 @@ class ChatClient:
                     elif not piece.startswith(DONE):
                         events.append(json.loads(piece.removeprefix(b"data: ")))
         except grpc.RpcError as error:
-            timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return ChatReply("TIMED_OUT" if timed_out else "CONNECTION_LOST", parts._replace(status=head.status if head else 0))
+            return ChatReply(_lost(error), parts._replace(status=head.status if head else 0))
         assert head is not None
         parts = parts._replace(status=head.status)
         if head.body is None:
@@ -167,6 +173,10 @@ class ChatClient:
     async def _single(self, body: bytes, headers: Any, patience_s: float) -> AsyncGenerator[bytes, None]:
         async for piece in self.channel.unary_stream(CHAT, bytes, bytes)(body, timeout=patience_s, metadata=headers):
             yield piece
+
+
+def _lost(error: grpc.RpcError) -> str:
+    return "TIMED_OUT" if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else "CONNECTION_LOST"
 
 
 def _streamed(events: list[dict[str, Any]], parts: ChatParts) -> ChatReply:

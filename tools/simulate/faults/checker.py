@@ -101,7 +101,7 @@ class _Checker:
                 self._administrator_matches(event)
             if (event.what, event.outcome) == ("final_budget", "ok"):
                 self._last_budget_matches(event)
-            if event.what == "final_usage":
+            if (event.what, event.outcome) == ("final_usage", "ok"):
                 self._last_usage_matches(event)
         self._replies_are_the_same()
         self._watchers_match()
@@ -427,7 +427,7 @@ class _Checker:
         asker, _, task = event.key.partition("/")
         terms, scopes = self._rules.history.ever[-1], SCOPES if asker else CALL_SCOPES
         shown = sorted(scope_of(name) for name, _, _ in event.reply)
-        self._check("I9", shown == sorted(scopes), f"{event.device} is shown {event.outcome} for {event.key}: {event.reply}")
+        self._check("I9", shown == sorted(scopes), f"{event.device} is shown {event.reply} for {event.key}")
         for name, used, limits in event.reply:
             journal = self._fold.budgets[name].used if name in self._fold.budgets else ZERO
             self._check("I2", [*used] == journal, f"{event.device} is shown {used} of {name}, the journal has {journal}")

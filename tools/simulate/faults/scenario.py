@@ -222,6 +222,7 @@ FEATURES = frozenset(
         "chat that is wrong",
         "key of a chat used again for something else",
         "person refused by their own budget",
+        "replied final_usage",
         "watched version",
         "watcher at the end",
         "request under way in an outage",
