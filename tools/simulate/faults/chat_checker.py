@@ -201,6 +201,7 @@ class ChatChecker:
             "chat whose reply was lost": lambda: not replied,
             "person refused by their own budget": lambda: scope_of(parts.budget) == "user",
             "key of a chat used again for something else": lambda: event.outcome == "KEY_REUSED",
+            "chat cancelled over gRPC": lambda: event.outcome == "CALL_CANCELLED",
             "chat of a foreign task": lambda: event.what == TRESPASS and replied,
             "chat that is wrong": lambda: event.what == WRONG and replied,
         }

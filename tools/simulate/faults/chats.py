@@ -159,13 +159,8 @@ class ChatClient:
 
     def _sent(self, request: ChatRequest, patience_s: float) -> AsyncGenerator[bytes, None]:
         # A proxy may send a request twice where a key says that this does no harm, and where the reply is not streamed.
-        may_be_doubled = bool(request.idempotency_key) and not request.streamed
-        headers = request.headers(self.log.device)
-        return (
-            self._doubled(request.body, headers, patience_s)
-            if may_be_doubled
-            else self._single(request.body, headers, patience_s)
-        )
+        send = self._doubled if request.idempotency_key and not request.streamed else self._single
+        return send(request.body, request.headers(self.log.device), patience_s)
 
     async def _doubled(self, body: bytes, headers: Any, patience_s: float) -> AsyncGenerator[bytes, None]:
         yield await self.channel.unary_unary(CHAT, bytes, bytes)(body, timeout=patience_s, metadata=headers)
@@ -211,7 +206,7 @@ def _refused(body: dict[str, Any], parts: ChatParts) -> ChatReply:
 
 CHAT_WAYS = (
     "keyed", "keyed", "unnamed", "unnamed", "both_forms", "left", "other_content", "key_of_two", "question_of_two", "both_ways",
-    "trespass", "wrong",
+    "cancelled", "trespass", "wrong",
 )  # fmt: skip
 
 
@@ -293,6 +288,17 @@ class Chats:
         await asyncio.gather(over_grpc, self._ask(request))
         await self._ask(request)
 
+    async def _cancelled(self, request: ChatRequest) -> None:
+        """Cancelled over gRPC while the chat waits; the key of a person's call is not known before its reply."""
+        if request.asker:
+            await self._left(request)
+            return
+        asking = asyncio.create_task(self._ask(request), name=f"chat {request.idempotency_key}")
+        await self.pause(0.0, 1.5)
+        key = request.idempotency_key
+        await self.client.log.ask("cancel_call", key, self.others_client.cancel_call(key))
+        await asking
+
     async def _trespass(self, request: ChatRequest) -> None:
         await self.client.ask("trespass", replace(request, task=FOREIGN_TASK), self.patience_s())
 
@@ -306,9 +312,9 @@ class Chats:
         return (self.people[0], self.people[-1]) if self.people else (request.asker, request.asker)
 
     async def _ask(self, request: ChatRequest) -> ChatReply:
-        reply = await self.client.ask("chat", request, self.patience_s())
         if not request.asker and request.idempotency_key:
             self.known.add(request.idempotency_key)
+        reply = await self.client.ask("chat", request, self.patience_s())
         if reply.parts.call_key:
             self.known.add(reply.parts.call_key)
         return reply

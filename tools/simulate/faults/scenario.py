@@ -218,6 +218,7 @@ FEATURES = frozenset(
         "chat cut in its stream",
         "chat whose reply was lost",
         "chat out of the cache",
+        "chat cancelled over gRPC",
         "chat of a foreign task",
         "chat that is wrong",
         "key of a chat used again for something else",
