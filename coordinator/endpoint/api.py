@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from coordinator.calls.broker import Broker
 from coordinator.calls.upstreams import UpstreamTable
 from coordinator.control.devices import Fleet
 from coordinator.endpoint import replies
-from coordinator.endpoint.requests import Asked, read_request
+from coordinator.endpoint.requests import Asked, random_key, read_request
 from coordinator.ledger.accounts import UNITS, scope_of
 from coordinator.ledger.budgets import opens_at
 from coordinator.service.authentication import Identity
 from edge.core.clock import Clock
+from edge.core.errors import CoordinatorError
 from edge.rpc.client import CloudCompletion
 
 TASK_SCOPES = frozenset({"device_task", "fleet_task"})
@@ -29,33 +30,37 @@ class ChatApi:
     fleet: Fleet
     upstreams: UpstreamTable
     clock: Clock
+    new_key: Callable[[], str] = random_key
+    """Names a call whose request has no key."""
 
     def read(self, body: bytes, identity: Identity, *, task: str = "", key: str = "", user: str = "") -> Asked:
         """The request of a caller; `task`, `key` and `user` are what its headers say."""
-        asked = read_request(body, task=task, key=key, user=user, most_tokens=self.upstreams.most_tokens)
+        asked = read_request(body, task=task, key=key, user=user, new_key=self.new_key, most_tokens=self.upstreams.most_tokens)
         identity.require_tasks({asked.call.task})
         self.fleet.admit(identity.device)
         return asked
 
     async def complete(self, asked: Asked, device: str, user: str = "") -> dict[str, Any]:
         """Ask the cloud once; a `chat.completion`."""
-        completion = await self.broker.complete(device, asked.call, None, user=user, fresh=asked.fresh)
+        with _noting(asked):
+            completion = await self.broker.complete(device, asked.call, None, user=user, fresh=asked.fresh)
         return replies.completion_body(asked, completion, int(self.clock.now()))
 
     async def stream(self, asked: Asked, device: str, user: str = "") -> AsyncGenerator[dict[str, Any], None]:
         """The same as chunks; the first comes when the hold is durable, so what is refused is refused before it."""
         head, first = replies.chunks(asked, int(self.clock.now()))
         begun = False
-        async with aclosing(self.broker.stream(device, asked.call, None, user=user, fresh=asked.fresh)) as pieces:
-            async for piece in pieces:
-                if not begun:
-                    begun = True
-                    yield first
-                if isinstance(piece, CloudCompletion):
-                    for last in replies.last_chunks(asked, piece, head):
-                        yield last
-                elif piece:
-                    yield replies.chunk(head, {"content": piece})
+        with _noting(asked):
+            async with aclosing(self.broker.stream(device, asked.call, None, user=user, fresh=asked.fresh)) as pieces:
+                async for piece in pieces:
+                    if not begun:
+                        begun = True
+                        yield first
+                    if isinstance(piece, CloudCompletion):
+                        for last in replies.last_chunks(asked, piece, head):
+                            yield last
+                    elif piece:
+                        yield replies.chunk(head, {"content": piece})
 
     def models(self, started: int) -> list[dict[str, Any]]:
         """The names that can be asked for."""
@@ -89,3 +94,14 @@ class ChatApi:
             for terms, row in pairs
         ]
         return {"object": "usage", "device": identity.device, "user": user or None, "task": task or None, "budgets": budgets}
+
+
+@contextmanager
+def _noting(asked: Asked) -> Iterator[None]:
+    """A refusal says where the request had no key: the same one again would be another call. Nobody else waits for such a call."""
+    try:
+        yield
+    except CoordinatorError as error:
+        if not asked.named:
+            error.metadata[replies.UNNAMED] = asked.call.call_key
+        raise

@@ -41,6 +41,10 @@ _STATUS: Mapping[str, tuple[int, bool]] = {
     "DEVICE_DISABLED": (403, False),
 }
 """By reason: the status, and whether the same request may be sent again by itself. Other reasons are 500 and are not."""
+_PERHAPS_CHARGED = frozenset({"LEDGER_UNAVAILABLE"})
+"""Reasons after which a hold may stay, and be charged: only the same key makes the same request the same call."""
+UNNAMED = "unnamed"
+"""In an error's metadata: the request had no key."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -68,6 +72,7 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
     status, again = _STATUS.get(reason, (500, False))
     if reason == "UPSTREAM_REJECTED" and error.metadata.get("cause") == "too_long":
         reason = "CONTEXT_LENGTH_EXCEEDED"
+    again = again and not (reason in _PERHAPS_CHARGED and UNNAMED in error.metadata)
     headers = {"x-should-retry": "true" if again else "false"}
     about: dict[str, Any] = {}
     if isinstance(error, BudgetExhausted):

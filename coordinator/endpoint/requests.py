@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -80,13 +80,23 @@ class Asked:
     """Another call's stored answer is no answer to it: without a temperature OpenAI's clients expect a new one each time."""
     ignored: tuple[str, ...]
     """Fields without effect."""
+    named: bool = True
+    """The caller chose its key, so that the same request is the same call."""
 
 
-def read_request(body: bytes, *, task: str, key: str, user: str, most_tokens: Mapping[str, int]) -> Asked:
+def random_key() -> str:
+    """A key that no other call has."""
+    return f"http-{secrets.token_hex(12)}"
+
+
+def read_request(
+    body: bytes, *, task: str, key: str, user: str, most_tokens: Mapping[str, int], new_key: Callable[[], str] = random_key
+) -> Asked:
     """The call that a chat request makes. Raises BadParameter, InvalidRequest.
 
-    `task`: the label that its header names, "" for the model alias. `key`: its Idempotency-Key, "" for a new one; keys of different users
-    of a device are different. `most_tokens`: by alias what a request without a limit may use, which is what is held for it.
+    `task`: the label that its header names, "" for the model alias. `key`: its Idempotency-Key, "" for none; keys of different users of a
+    device are different. `most_tokens`: by alias what a request without a limit may use, which is what is held for it. `new_key`: makes the
+    key of a request without one.
     """
     fields = _decoded(body)
     values = {name: _value(name, fields.pop(name)) for name in _decoders if name in fields}
@@ -105,7 +115,7 @@ def read_request(body: bytes, *, task: str, key: str, user: str, most_tokens: Ma
         passed["messages"] = beyond
     limit = values.get("max_completion_tokens") or values.get("max_tokens") or most_tokens.get(alias, 1)
     temperature = values.get("temperature")
-    call_key = _call_key(key, user)
+    call_key = _call_key(key, user) if key else new_key()
     options = values.get("stream_options")
     call = CloudCall(
         call_key=call_key,
@@ -120,7 +130,8 @@ def read_request(body: bytes, *, task: str, key: str, user: str, most_tokens: Ma
         openai_json="{" + ",".join(f'"{name}":{raw.decode()}' for name, raw in passed.items()) + "}" if passed else "",
     )
     streamed = bool(values.get("stream"))
-    return Asked(call, streamed, bool(options and options.include_usage), temperature is None, tuple(sorted(fields)))
+    with_usage = bool(options and options.include_usage)
+    return Asked(call, streamed, with_usage, temperature is None, tuple(sorted(fields)), named=bool(key))
 
 
 def label_of(task: str, alias: str) -> str:
@@ -141,8 +152,6 @@ def require_user(user: str, header: str) -> str:
 
 
 def _call_key(key: str, user: str) -> str:
-    if not key:
-        return f"http-{secrets.token_hex(12)}"
     most = MAX_KEY_CHARS - 20
     if not (len(key) <= most and key.isprintable()):
         raise BadParameter("idempotency-key", f"must be at most {most} printable characters")

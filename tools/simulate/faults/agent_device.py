@@ -29,9 +29,10 @@ from edge.state.answer_record import AnswerRecord, AnswerRequest
 from edge.state.events import Notice, StepFinished
 from edge.state.reader import StateReader
 from edge.state.rows import Report, StoredTerms
-from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, FaultSurroundings, Member, Notebook
+from tools.simulate.faults.device import WISHED_RATE, FaultSurroundings, Member, Notebook
 from tools.simulate.faults.log import DeviceLog, answer_parts, refusal_parts
 from tools.simulate.faults.scenario import AgentPlan, Fault, FaultScenario
+from tools.simulate.faults.upstream import MAX_OUTPUT_TOKENS
 from tools.simulate.fleet.agent import SimulatedState, simulated_agent
 from tools.simulate.fleet.backend import SimulatedBackend
 from tools.simulate.fleet.hardware import SimulatedSpeed

@@ -13,18 +13,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from tools.simulate.faults.agent_checker import check_agent
 from tools.simulate.faults.agent_device import AgentMember
+from tools.simulate.faults.chat_checker import ChatChecker
 from tools.simulate.faults.duals import Data
-from tools.simulate.faults.fold import Attempt, Fold, Rules, Units, cost, plus, scope_of
+from tools.simulate.faults.fold import ZERO, Attempt, Fold, Rules, Units, cost, plus, scope_of
 from tools.simulate.faults.log import DeviceEvent
-from tools.simulate.faults.terms import SCOPES
+from tools.simulate.faults.terms import CALL_SCOPES, SCOPES
 from tools.simulate.faults.upstream import UpstreamEvent
 from tools.simulate.faults.verdict import WorldVerdict
 
 UNITS = ("calls", "tokens", "uusd")
 SETTLED = {"completed", "OUTCOME_UNKNOWN"}
+ASKED = ("complete", "chat")
+"""What begins a call; "chat": one that the ledger's key is not known of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,9 @@ def check(
         return verdict
     changes = [(times[seq - 1] if seq <= len(times) else math.inf, scope, changed) for seq, scope, changed in fold.set_limits]
     rules = replace(rules, history=rules.history.overlaid(changes))
-    checker = _Checker(fold, upstream, devices, rules, verdict)
+    chats = ChatChecker(fold, devices, verdict)
+    chats.check()
+    checker = _Checker(fold, upstream, chats.as_calls(), rules, verdict)
     checker.check_what_happened()
     if disk is not None:
         checker.check_when(disk)
@@ -71,7 +77,8 @@ def check(
 
 
 class _Checker:
-    """The other logs against the folded journal. `rules` with the limits that were set at run time."""
+    """The other logs against the folded journal. `devices`: with chats as calls over gRPC. `rules` with the limits that were set at run
+    time."""
 
     def __init__(
         self, fold: Fold, upstream: Sequence[UpstreamEvent], devices: Sequence[DeviceEvent], rules: Rules, verdict: WorldVerdict
@@ -94,6 +101,8 @@ class _Checker:
                 self._administrator_matches(event)
             if (event.what, event.outcome) == ("final_budget", "ok"):
                 self._last_budget_matches(event)
+            if (event.what, event.outcome) == ("final_usage", "ok"):
+                self._last_usage_matches(event)
         self._replies_are_the_same()
         self._watchers_match()
         for name, budget in self._fold.budgets.items():  # no hold fits then, so that the journal does not show it
@@ -176,7 +185,7 @@ class _Checker:
             if attempt.seq in disk.unsure:
                 self._check("I12", key not in asked_upstream, f"{key} reached the upstream though writing its hold had failed")
                 self._meet("hold kept by a write that failed")
-        for event, since in self._ended("complete", "LEDGER_UNAVAILABLE"):
+        for event, since in self._ended(ASKED, "LEDGER_UNAVAILABLE"):
             call = f"{event.device}|{event.key}|"
             sent = [
                 each
@@ -191,11 +200,11 @@ class _Checker:
             )
             self._meet("call refused by an unwritable ledger")
 
-    def _ended(self, what: str, outcome: str) -> Iterable[tuple[DeviceEvent, float]]:
+    def _ended(self, kinds: Sequence[str], outcome: str) -> Iterable[tuple[DeviceEvent, float]]:
         """What ended so, and when the first of the questions still open under its key was asked."""
         open_since: dict[tuple[str, str], list[float]] = defaultdict(list)
         for event in self._devices:
-            if event.what != what:
+            if event.what not in kinds:
                 continue
             asked = open_since[event.device, event.key]
             if event.outcome == "asked":
@@ -209,7 +218,7 @@ class _Checker:
     def _floors_are_kept(self, disk: DiskLog) -> None:
         """A device that is below its floor, by all that was so while it asked, is not refused by the budget that is shared fairly."""
         names = {moment.name for moment in self._fold.moments}
-        for event, since in self._ended("complete", "BUDGET_EXHAUSTED"):
+        for event, since in self._ended(ASKED, "BUDGET_EXHAUSTED"):
             if event.reply[0] not in names:
                 continue
             terms = self._rules.history.possible(since, event.at)
@@ -266,7 +275,7 @@ class _Checker:
             )
         elif event.outcome == "completed":
             self._reported_answer_is_durable(event)
-        elif event.outcome == "OUTCOME_UNKNOWN":
+        elif event.outcome == "OUTCOME_UNKNOWN" and event.what != "chat":
             self._unconfirmed_call_is_durable(event)
         elif event.what in ("open_step", "close_step") and event.outcome == "ok":
             self._reported_step_is_durable(event)
@@ -288,7 +297,9 @@ class _Checker:
 
     def _unconfirmed_call_is_durable(self, event: DeviceEvent) -> None:
         call, reply = self._fold.calls.get((event.device, event.key)), dict(event.reply)
-        same = call is not None and (call.state, str(call.charged[2])) == (reply.get("state"), reply.get("charged_uusd"))
+        state = reply.get("state", call and call.state)  # a chat's reply has none
+        ended = call is not None and call.state not in ("dispatched", "refunded")
+        same = call is not None and ended and (call.state, str(call.charged[2])) == (state, reply.get("charged_uusd"))
         self._check("I9", same, f"{event.device} got {reply} for {event.key}; the journal differs")
 
     def _reported_step_is_durable(self, event: DeviceEvent) -> None:
@@ -310,15 +321,17 @@ class _Checker:
         """I5: every answer to a key is the first one; so is every terminal error, and every report of a step."""
         first: dict[tuple[str, str, str], DeviceEvent] = {}
         for event in self._devices:
-            call = event.what in ("complete", "get_call", "final_call") and event.outcome in SETTLED
+            call = event.what in (*ASKED, "get_call", "final_call") and event.outcome in SETTLED
             step = event.what in ("close_step", "open_step") and event.outcome == "ok"
             if call or step:
                 kind = "call" if call else event.what
                 known = first.setdefault((event.device, kind, event.key), event)
-                same = (known.outcome, known.reply) == (event.outcome, event.reply)
+                same = known.outcome == event.outcome and _agree(known.reply, event.reply)
                 self._check(
                     "I5", same, f"{event.device} {event.key}: {known.outcome} {known.reply}, later {event.outcome} {event.reply}"
                 )
+                if len(event.reply) > len(known.reply):
+                    first[event.device, kind, event.key] = event
 
     def _watchers_match(self) -> None:
         """I9 and I11: who watches a budget sees versions that the journal has, none older than the one before, and at last the newest."""
@@ -361,7 +374,7 @@ class _Checker:
 
     def _set_limits_are_kept(self, disk: DiskLog) -> None:
         """What was reported to an administrator as set was so at some time while it asked."""
-        for event, since in self._ended("set_budget", "ok"):
+        for event, since in self._ended(("set_budget",), "ok"):
             name, *value = event.reply
             mine = [(disk.at(seq), settings) for seq, scope, settings in self._fold.set_limits if scope == event.key]
             before = [settings for at, settings in mine if at <= since][-1:] or [{}]
@@ -401,13 +414,30 @@ class _Checker:
             self._check("I6", same, f"{task} is shown version {version} with λ {dual}, the journal has {expected}")
         concerned = {name: budget for name, budget in self._fold.budgets.items() if _concerns(name, *task)}
         named = {name for name in concerned if "@" not in name and scope_of(name) not in windows}
-        unused = len(named) < len(SCOPES)  # a budget that nothing was held on yet has no entry, and is shown as empty
+        unused = len(named) < len(CALL_SCOPES)  # a budget that nothing was held on yet has no entry, and is shown as empty
         for unit, used, limit in zip(range(3), shown[:3], shown[3:], strict=True):
             sums = {budget.used[unit] for budget in concerned.values()}
             story = f"{event.device} is shown {used} {UNITS[unit]}, the journal's sums are {sorted(sums)}"
             self._check("I2", used in sums or (unused and used == 0), story)
-            fits = limit is None or used <= limit or self._was_allowed(used, unit, SCOPES)
+            fits = limit is None or used <= limit or self._was_allowed(used, unit, CALL_SCOPES)
             self._check("I1", fits, f"{event.device} is shown {used} of {limit} {UNITS[unit]}")
+
+    def _last_usage_matches(self, event: DeviceEvent) -> None:
+        """I2 and I9: what a person is shown at the end are all budgets of their calls, with the journal's sums and the limits that hold."""
+        asker, _, task = event.key.partition("/")
+        terms, scopes = self._rules.history.ever[-1], SCOPES if asker else CALL_SCOPES
+        shown = sorted(scope_of(name) for name, _, _ in event.reply)
+        self._check("I9", shown == sorted(scopes), f"{event.device} is shown {event.reply} for {event.key}")
+        for name, used, limits in event.reply:
+            journal = self._fold.budgets[name].used if name in self._fold.budgets else ZERO
+            self._check("I2", [*used] == journal, f"{event.device} is shown {used} of {name}, the journal has {journal}")
+            same = tuple(limits) == terms.cap(scope_of(name)) and self._is_budget_of(name, event.device, task, asker)
+            self._check("I9", same, f"{event.device} is shown {name} with {limits} for {event.key}")
+
+    def _is_budget_of(self, name: str, device: str, task: str, asker: str) -> bool:
+        """Whether it is one of this person's, in whatever window."""
+        plain = replace(self._rules.history.ever[-1], windows={})
+        return name.partition("@")[0] == plain.budget(scope_of(name), device, task, 0, asker)
 
     def _was_allowed(self, used: int, unit: int, scopes: Sequence[str]) -> bool:
         """Whether this use was once within a limit: one that is lowered below what was used is shown as it was set, and takes nothing back.
@@ -425,9 +455,15 @@ def _billed(executed: UpstreamEvent, events: list[UpstreamEvent], price: tuple[i
     return billed
 
 
+def _agree(first: tuple[Any, ...], later: tuple[Any, ...]) -> bool:
+    """Whether two replies to one question are the same. Of a call without an answer a chat's reply says less than one over gRPC."""
+    shorter, longer = sorted((first, later), key=len)
+    return shorter == longer or (len(shorter) < len(longer) and set(shorter) <= set(longer))
+
+
 def _concerns(name: str, device: str, task: str) -> bool:
     owner = name.partition("[")[2].partition("]")[0]
-    return scope_of(name) in SCOPES and owner in ("", f"device:{device}", f"task:{task}", f"device:{device}/task:{task}")
+    return scope_of(name) in CALL_SCOPES and owner in ("", f"device:{device}", f"task:{task}", f"device:{device}/task:{task}")
 
 
 def _capped(value: Units, cap: Units) -> Units:

@@ -17,13 +17,14 @@ from edge.core.rng import stream
 from edge.core.types import Message
 from edge.rpc.client import CloudCall, CloudCompletion, StepClosed, StepOpened, StepUnits
 from edge.rpc.grpc_client import ClientPolicy, GrpcCoordinatorClient
+from tools.simulate.faults.chats import CHAT_WAYS, ChatClient, Chats, last_usages
 from tools.simulate.faults.log import DeviceEvent, DeviceLog, answer_parts
 from tools.simulate.faults.scenario import GROUP_SIZE, Fault, FaultScenario
+from tools.simulate.faults.upstream import MAX_OUTPUT_TOKENS
 from tools.simulate.virtual.loop import Host
 from tools.simulate.virtual.network import LinkFaults, Network, SimulatedChannel, SimulatedClient
 from tools.simulate.virtual.world import SimulatedWorld
 
-MAX_OUTPUT_TOKENS = 8
 WISHED_RATE = 0.5
 
 
@@ -37,10 +38,11 @@ class Page:
 
 @dataclass(slots=True)
 class Notebook:
-    """What a device keeps over a crash: its position in each task, and the calls it made."""
+    """What a device keeps over a crash: its position in each task, the calls it made, and the keys of those it made by chatting."""
 
     pages: dict[str, Page] = field(default_factory=dict)
     calls: dict[str, CloudCall] = field(default_factory=dict)
+    chats: set[str] = field(default_factory=set)
     done: bool = False
     lives: int = 0
 
@@ -136,6 +138,8 @@ class Member(ABC):
 
 
 TASKS = ("math",)
+PEOPLE = ("ann", "bob", "cy")
+"""For whom devices ask, the same names on each."""
 POLICY = ClientPolicy(connect_timeout_s=1.0, control_deadline_s=6.0, max_retries=4)
 WAYS = (
     "plain",
@@ -155,7 +159,8 @@ WAYS = (
 
 @dataclass(eq=False)
 class SimulatedDevice:
-    """One life of a device, which makes `steps` steps of `prompts` prompts of each task. `pace` scales all its durations."""
+    """One life of a device, which makes `steps` steps of `prompts` prompts of each task. `pace` scales all its durations. With `chats` it
+    makes some of its calls over the OpenAI-compatible endpoint, for one of `people` each, if there are any."""
 
     others: tuple[str, ...]
     notebook: Notebook
@@ -166,9 +171,12 @@ class SimulatedDevice:
     prompts: int
     tasks: tuple[str, ...] = TASKS
     pace: float = 1.0
+    chats: ChatClient | None = None
+    people: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.ends = dict.fromkeys(self.tasks, self.steps)
+        self._ways = WAYS if self.chats is None else (*WAYS, *CHAT_WAYS)
 
     def finish(self) -> None:
         """The steps at hand are the last ones."""
@@ -232,7 +240,12 @@ class SimulatedDevice:
     async def _group(self, call: CloudCall) -> None:
         """One prompt group, in one of the ways a device may behave."""
         await self._pause(0.0, 1.0)
-        way = self.rng.choice(WAYS)
+        way = self.rng.choice(self._ways)
+        if self.chats is not None and way in CHAT_WAYS:
+            known = self.notebook.chats
+            chats = Chats(self.chats, self.client, self.rng, self.people, known, self._pause, self._patience_s)
+            await chats.go(way, call)
+            return
         if way in ("serving", "shared", "cancel"):
             messages = (Message("user", "what everybody asks"),) if way == "shared" else call.messages
             call = replace(call, step=-1, messages=messages, call_key=f"s{call.call_key}")
@@ -356,10 +369,21 @@ class ScriptedMember(Member):
             steps=scenario.steps,
             prompts=scenario.prompts,
             tasks=scenario.tasks,
+            chats=self._chat_client(life) if scenario.chats else None,
+            people=PEOPLE[: scenario.people],
         )
         host.spawn(living.live(), "life")
         if scenario.watched:
             self.watching = host.spawn(living.watch(), "watch")
+
+    async def last_usages(self) -> None:
+        """After all faults: what the calls of its chats count against."""
+        scenario, log = self.around.scenario, DeviceLog(self.around.log, self.name)
+        await last_usages(self.around.channel(self.link), log, scenario.tasks, PEOPLE[: scenario.people])
+
+    def _chat_client(self, life: int) -> ChatClient:
+        rng = stream(self.around.scenario.seed, "chats", self.name, life)
+        return ChatClient(self.around.channel(self.link), DeviceLog(self.around.log, self.name), rng, life)
 
     async def suffer(self, fault: Fault) -> None:
         """Crash, unless its work is done."""
@@ -374,7 +398,7 @@ async def last_questions(
     notebook: Notebook, log: DeviceLog, client: GrpcCoordinatorClient, tasks: tuple[str, ...] = TASKS
 ) -> None:
     """After all faults: what became of every call, and the budgets. A call that never arrived is NOT_FOUND."""
-    for key in sorted(notebook.calls):
+    for key in sorted({*notebook.calls, *notebook.chats}):
         await log.ask("final_call", key, client.get_call(key))
     for task in tasks:
         await log.ask("final_budget", task, client.get_budget(task))

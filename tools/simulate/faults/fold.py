@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tools.simulate.faults.duals import RULE_BEYOND_LR, Data, Duals, moved, weighed
-from tools.simulate.faults.terms import SCOPES, DrawnTerms, History, Settings
+from tools.simulate.faults.terms import CALL_SCOPES, SCOPES, DrawnTerms, History, Settings
 from tools.simulate.faults.verdict import WorldVerdict
 
 Units = list[int]
@@ -177,7 +177,9 @@ class Fold:
         dual, key = float.fromhex(body["dual"]), body.get("shared_dual", "")
 
         def fits(terms: DrawnTerms) -> bool:
-            mine = terms.tasks[body["task"]]
+            mine = terms.tasks.get(body["task"])
+            if mine is None:
+                return False
             rates = {mine.rate(0, entry["at_ms"], wished).hex() for wished in (self._rules.wished_rate, mine.target_rate)}
             return (mine.dual_init.hex(), mine.dual_key(*who)) == (dual.hex(), key) and body["target_rate"] in rates
 
@@ -300,11 +302,12 @@ class Fold:
         return tuple(sorted(prices))
 
     def _counts_against(self, key: str, entry: Data, body: Data) -> None:
-        """The budgets of a hold are exactly those of its device, task, step and time."""
-        device, task = body["device"], body["task"]
+        """The budgets of a hold are exactly those of its device, task, step and time, and of the person whom it names, if any."""
+        device, task, user = body["device"], body["task"], user_of(body)
 
         def expected(terms: DrawnTerms, at_ms: int) -> list[str]:
-            names = {terms.budget(scope, device, task, at_ms) for scope in SCOPES}
+            scopes = SCOPES if user else CALL_SCOPES
+            names = {terms.budget(scope, device, task, at_ms, user) for scope in scopes}
             if terms.floor_ppm:
                 names.add(f"share/{terms.budget('fleet', device, task, at_ms)}/device:{device}")
             if body["step"] >= 0:
@@ -346,7 +349,8 @@ class Fold:
         group = ("device", "task", "step", "prompt_id")
         own_group = source is not None and body["step"] >= 0 and all(source.data[name] == body[name] for name in group)
         allowed = {"fleet"} if device != body["device"] else {"device", "fleet"}
-        cached = self._any_terms(lambda terms: terms.answers_cached and terms.tasks[body["task"]].answer_cache in allowed)
+        mine = [terms.tasks[body["task"]] for terms in self._terms if terms.answers_cached and body["task"] in terms.tasks]
+        cached = any(task.answer_cache in allowed for task in mine)
         self._check("I10", own_group or cached, f"{body['key']} of {body['device']} got an answer from a cache that is off")
         self._meet("answer of the same group", own_group)
         self._meet("answer out of the cache", not own_group)
@@ -491,6 +495,12 @@ def step_of(body: Data) -> tuple[str, str, int]:
 def scope_of(budget: str) -> str:
     """The scope in a budget's name."""
     return budget.split("@")[0].split("[")[0]
+
+
+def user_of(body: Data) -> str:
+    """The person whose budget a hold counts against, by the budget's name; "" for a call that names nobody."""
+    own = [name for name in body.get("budgets", ()) if scope_of(name) == "user"]
+    return own[0].rpartition("/user:")[2].rpartition("]")[0] if own else ""
 
 
 def plus(left: Units, right: Units) -> Units:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from edge.core.errors import CoordinatorError, OutcomeUnknown
 from edge.rpc.client import CloudCompletion
@@ -24,6 +24,26 @@ class DeviceEvent:
     key: str
     outcome: str
     reply: tuple[Any, ...] = ()
+
+
+class ChatParts(NamedTuple):
+    """The reply of a line about a chat request, as far as it is known: what was asked by whom, and what came back. `asker`: the person,
+    "" for nobody in particular. `fresh`: a stored answer of another call is not wanted. `again`: whether it may be sent again."""
+
+    asker: str
+    idempotency_key: str
+    question: str
+    fresh: bool
+    streamed: bool
+    status: int = 0
+    again: bool | None = None
+    budget: str = ""
+    charged_uusd: int | None = None
+    call_key: str = ""
+    text: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached: bool = False
 
 
 class DeviceLog:

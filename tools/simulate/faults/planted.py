@@ -20,12 +20,17 @@ from coordinator.calls import broker
 from coordinator.calls.broker import Broker
 from coordinator.config import TaskConfig
 from coordinator.control.steps import StepController
-from coordinator.ledger.accounts import Amount, BudgetRow, CloseStepRequest, Reserved, ReserveOutcome, ReserveRequest
+from coordinator.endpoint import api, replies
+from coordinator.endpoint.api import ChatApi
+from coordinator.endpoint.requests import Asked, read_request
+from coordinator.ledger.accounts import Amount, BudgetRow, BudgetTerms, CloseStepRequest, Reserved, ReserveOutcome, ReserveRequest
+from coordinator.ledger.budgets import BudgetBook
 from coordinator.ledger.stores.buffered import BufferedTables, CommitBatch
 from coordinator.ledger.stores.group_commit import Done, GroupCommitStore
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.transitions import Ledger
 from coordinator.service import device_api
+from coordinator.service.authentication import Identity
 from edge.agent import Agent
 from edge.budget import dial
 from edge.budget.daily import DailyBudget
@@ -245,6 +250,78 @@ def _notice_no_failure(self: Disk, batch: CommitBatch, done: Done) -> None:
 def _lose_callback(self: Disk, batch: CommitBatch, done: Done) -> None:
     loses = len(self.tables.journal) % 7 == 6
     _sync(self, batch, lambda error: None if loses and error is None else done(error))
+
+
+_chat_stream, _error_reply, _cache_key = ChatApi.stream, replies.error_reply, broker.cache_key
+_terms_of_book, _usage = BudgetBook.terms, ChatApi.usage
+
+
+@bug("I1", "a person's own budget is not held", BudgetBook, "terms", seed=4)
+def _terms_of_nobody(self: BudgetBook, device: str, task: str, now: float, user: str = "") -> tuple[BudgetTerms, ...]:
+    return _terms_of_book(self, device, task, now)
+
+
+@bug("I3", "a chat that is sent again needs no hold", LedgerStore, "reserve", seed=4)
+async def _reserve_only_at_first(self: LedgerStore, request: ReserveRequest) -> Any:
+    chat = request.prompt_id == request.key
+    if chat and await _is_known(self, request.device, request.key):
+        return Reserved(9, f"{request.device}|{request.key}|9")
+    return await _stored_reserve(self, request)
+
+
+async def _is_known(store: LedgerStore, device: str, key: str) -> bool:
+    try:
+        await store.get_call(device, key)
+    except CoordinatorError:
+        return False
+    return True
+
+
+@bug("I5", "the Idempotency-Key of a chat is not read", api, "read_request", seed=11)
+def _read_without_key(body: bytes, **headers: Any) -> Asked:
+    return read_request(body, **{**headers, "key": ""})
+
+
+@bug("I5", "a chat that wants a new answer is given a stored one", api, "read_request", seed=30)
+def _never_fresh(body: bytes, **headers: Any) -> Asked:
+    return dataclasses.replace(read_request(body, **headers), fresh=False)
+
+
+@bug("I9", "a chat that is refused in its stream ends without a word, and was charged", ChatApi, "stream", seed=13)
+async def _end_without_a_word(self: ChatApi, asked: Asked, device: str, user: str = "") -> Any:
+    begun = False
+    try:
+        async for event in _chat_stream(self, asked, device, user):
+            begun = True
+            yield event
+    except CoordinatorError:
+        if not begun:
+            raise
+
+
+@bug("I9", "a chat over budget may be sent again at once", replies, "error_reply")
+def _always_again(error: CoordinatorError, now: float) -> replies.ErrorReply:
+    return dataclasses.replace(_error_reply(error, now), headers={"x-should-retry": "true"})
+
+
+@bug("I9", "a person is not shown their own budget", ChatApi, "usage")
+async def _usage_of_nobody(self: ChatApi, identity: Identity, task: str, user: str = "") -> dict[str, Any]:
+    return await _usage(self, identity, task)
+
+
+@bug("I10", "the key of a person is not kept apart from another's", api, "read_request", seed=30)
+def _read_without_user(body: bytes, **headers: Any) -> Asked:
+    return read_request(body, **{**headers, "user": ""})
+
+
+@bug("I10", "a stored answer is given to another person of the device", broker, "cache_key", seed=4)
+def _cache_of_the_device(asker: str, model: str, call: CloudCall) -> str:
+    return _cache_key(asker.partition("/")[0], model, call)
+
+
+@bug("I10", "a chat needs no right to its task", Identity, "require_tasks", seed=5)
+def _any_task(self: Identity, tasks: Any) -> None:
+    return None
 
 
 _put_request = StateFolder.put_request

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.core.rng import stream
-from tools.simulate.faults.terms import NO_CAPS, SCOPES, Caps, DrawnTaskTerms, DrawnTerms, Rate, RateChange
+from tools.simulate.faults.terms import CALL_SCOPES, NO_CAPS, SCOPES, Caps, DrawnTaskTerms, DrawnTerms, Rate, RateChange
 from tools.simulate.faults.upstream import ACTS
 from tools.simulate.virtual.loop import EPOCH
 
@@ -113,8 +113,9 @@ class AgentPlan:
 @dataclass(frozen=True, slots=True)
 class FaultScenario:
     """One world: scripted devices, real agents, or both. `begins_s` is the calendar's distance from EPOCH at the start. Faults and pauses
-    last for `lasts_s`, then everybody comes to an end. `steps` and `watched` concern scripted devices; `administered`: an administrator
-    sets limits and shuts scripted devices out."""
+    last for `lasts_s`, then everybody comes to an end. `steps` and `watched` concern scripted devices, and so does `chats`: they make some
+    of their calls over the OpenAI-compatible endpoint, for `people` persons each (0: for nobody in particular). `administered`: an
+    administrator sets limits and shuts scripted devices out."""
 
     seed: int
     tasks: tuple[str, ...]
@@ -129,6 +130,8 @@ class FaultScenario:
     group_size: int = GROUP_SIZE
     lasts_s: float = SCRIPTED_LAST_S
     watched: bool = False
+    chats: bool = False
+    people: int = 0
     administered: bool = False
     slow_disk: bool = False
     drop: float = 0.0
@@ -165,6 +168,9 @@ SCENARIOS: dict[str, Callable[[FaultScenario], bool]] = {
     "scenario with rate limits": lambda scenario: (scenario.terms.device_rate or scenario.terms.fleet_rate) is not None,
     "scenario with two tasks": lambda scenario: len(scenario.tasks) > 1,
     "scenario with watchers": lambda scenario: scenario.watched,
+    "scenario with chats": lambda scenario: scenario.chats,
+    "scenario with people": lambda scenario: scenario.people > 0,
+    "scenario with a budget of people": lambda scenario: scenario.people > 0 and scenario.terms.cap("user") != NO_CAPS,
     "scenario with an administrator": lambda scenario: scenario.administered,
     "scenario with a sick disk": lambda scenario: sum(each.kind in DISK_FAILURES for each in scenario.faults) >= SICK_FAILURES,
 }
@@ -203,6 +209,21 @@ FEATURES = frozenset(
         "answer of the same group",
         "answer out of the cache",
         "answer of another device",
+        "chat whole",
+        "chat streamed",
+        "chat of a person",
+        "chat without a key",
+        "chat answered again under its key",
+        "chat refused in its stream",
+        "chat cut in its stream",
+        "chat whose reply was lost",
+        "chat out of the cache",
+        "chat cancelled over gRPC",
+        "chat of a foreign task",
+        "chat that is wrong",
+        "key of a chat used again for something else",
+        "person refused by their own budget",
+        "replied final_usage",
         "watched version",
         "watcher at the end",
         "request under way in an outage",
@@ -247,7 +268,11 @@ def draw_scripted(seed: int) -> FaultScenario:
     trouble = 0.0 if calm else rng.choice([0.02, 0.1, 0.3])
     tasks = ("math", "code") if rng.random() < 0.3 else ("math",)
     begins_s = rng.choice([0.0, *(border - rng.uniform(1.0, 8.0) for border in BORDERS_S.values())])
+    own = stream(seed, "chats")
+    chats = own.random() < 0.5
+    people = own.choice([0, 2, 2, 3]) if chats else 0
     terms = _terms(rng, tasks, begins_s)
+    terms = _of_people(own, terms) if people else terms
     return FaultScenario(
         seed=seed,
         slow_disk=seed % 3 == 0,
@@ -260,6 +285,8 @@ def draw_scripted(seed: int) -> FaultScenario:
         terms=terms,
         begins_s=begins_s,
         watched=rng.random() < 0.6,
+        chats=chats,
+        people=people,
         administered=rng.random() < 0.25,
         drop=trouble * rng.random(),
         duplicate=trouble * rng.random(),
@@ -279,7 +306,7 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Drawn
     labels = {task: _task(rng, begins_s) for task in tasks}
     if rng.random() < 0.5:
         labels = {task: _rescoped(terms, labels[tasks[0]].scope) for task, terms in labels.items()}
-    windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
+    windows = {scope: rng.choice(["month", "week", "day", "hour"]) for scope in CALL_SCOPES if rng.random() < 0.5}
     return DrawnTerms(
         tasks=labels,
         caps={"fleet": fleet, "device": _caps(rng, 1, 0.15 if fair else 0.4), **narrow},
@@ -290,6 +317,12 @@ def _terms(rng: random.Random, tasks: tuple[str, ...], begins_s: float) -> Drawn
         dual_idle_s=rng.choice([3600.0, 3600.0, 1.5]),
         answers_cached=rng.random() < 0.8,
     )
+
+
+def _of_people(rng: random.Random, terms: DrawnTerms) -> DrawnTerms:
+    """With limits of each person."""
+    windows = {"user": rng.choice(["day", "hour"])} if rng.random() < 0.2 else {}
+    return replace(terms, caps={**terms.caps, "user": _caps(rng, 1, 0.3)}, windows={**terms.windows, **windows})
 
 
 def _task(rng: random.Random, begins_s: float) -> DrawnTaskTerms:
@@ -431,7 +464,7 @@ def _agent(rng: random.Random, lasts_s: float) -> AgentPlan:
 
 
 def _agent_terms(rng: random.Random, tasks: tuple[str, ...]) -> DrawnTerms:
-    windows = {scope: rng.choice(["day", "hour"]) for scope in SCOPES if rng.random() < 0.5}
+    windows = {scope: rng.choice(["day", "hour"]) for scope in CALL_SCOPES if rng.random() < 0.5}
     return DrawnTerms(
         tasks={task: _agent_task(rng) for task in tasks},
         caps={"fleet": _agent_caps(rng, 60), "device": _agent_caps(rng, 30)},
@@ -528,7 +561,18 @@ def smaller(scenario: FaultScenario) -> Iterator[FaultScenario]:
     yield from _each(scenario, "prompts", lambda count: less(count, 1))
     yield from _each(scenario, "tasks", lambda tasks: [(task,) for task in tasks if len(tasks) > 1])
     yield from _each(scenario, "upstream_acts", lambda acts: map(dict, without_some(tuple(acts.items()))))
-    for name in ("drop", "duplicate", "late", "reorder", "upstream_duplicate", "watched", "administered", "slow_disk"):
+    for name in (
+        "drop",
+        "duplicate",
+        "late",
+        "reorder",
+        "upstream_duplicate",
+        "watched",
+        "chats",
+        "people",
+        "administered",
+        "slow_disk",
+    ):
         yield from _each(scenario, name, _only(type(getattr(scenario, name))()))
     yield from _each(scenario, "terms", _plainer)
 

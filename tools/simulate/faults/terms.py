@@ -16,7 +16,11 @@ Rate = tuple[int, int]
 NO_CAPS: Caps = (None, None, None)
 LIMIT_FIELDS = ("calls_limit", "tokens_limit", "spend_limit_uusd")
 Settings = Mapping[str, Any]
-SCOPES = ("device_task", "device", "fleet_task", "fleet")
+CALL_SCOPES = ("device_task", "device", "fleet_task", "fleet")
+"""Those that every call counts against."""
+SCOPES = (*CALL_SCOPES, "user")
+FOREIGN_TASK = "foreign"
+"""A configured task that no scripted device has a right to."""
 WINDOWS = {"total": "", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
 
 
@@ -93,9 +97,14 @@ class DrawnTerms:
         """The caps of a scope."""
         return self.caps.get(scope, NO_CAPS)
 
-    def budget(self, scope: str, device: str, task: str, at_ms: int) -> str:
-        """The name of the budget of a scope that a call counts against."""
-        owners = {"device_task": f"[device:{device}/task:{task}]", "device": f"[device:{device}]", "fleet_task": f"[task:{task}]"}
+    def budget(self, scope: str, device: str, task: str, at_ms: int, user: str = "") -> str:
+        """The name of the budget of a scope that a call counts against; `user`: the person whom its device asks for."""
+        owners = {
+            "device_task": f"[device:{device}/task:{task}]",
+            "device": f"[device:{device}]",
+            "fleet_task": f"[task:{task}]",
+            "user": f"[device:{device}/user:{user}]",
+        }
         label = datetime.fromtimestamp(at_ms / 1000, UTC).strftime(WINDOWS[self.windows.get(scope, "total")])
         return scope + owners.get(scope, "") + (f"@{label}" if label else "")
 

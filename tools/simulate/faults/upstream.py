@@ -16,7 +16,8 @@ from coordinator.providers.provider import ProviderDelta, ProviderError, Provide
 from edge.core.types import TokenUsage
 from tools.simulate.virtual.loop import is_alive
 
-INPUT_BOUND = 40
+INPUT_BOUND, MAX_OUTPUT_TOKENS = 40, 8
+"""The most tokens of each call."""
 ACTS = (
     "answer",
     "lose_reply",

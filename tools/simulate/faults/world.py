@@ -25,12 +25,12 @@ from edge.rpc.grpc_client import ClientPolicy
 from tools.simulate.faults.administrator import ADMINISTRATOR, SimulatedAdministrator
 from tools.simulate.faults.agent_device import CHECK_S, SETTLE_S, AgentMember
 from tools.simulate.faults.checker import DiskLog, check
-from tools.simulate.faults.device import MAX_OUTPUT_TOKENS, WISHED_RATE, FaultSurroundings, Member, ScriptedMember, last_questions
+from tools.simulate.faults.device import WISHED_RATE, FaultSurroundings, Member, ScriptedMember, last_questions
 from tools.simulate.faults.fold import Rules
 from tools.simulate.faults.log import DeviceLog
 from tools.simulate.faults.scenario import TASK_TAKEN, Fault, FaultScenario
-from tools.simulate.faults.terms import LIMIT_FIELDS, SCOPES, DrawnTaskTerms, DrawnTerms, History
-from tools.simulate.faults.upstream import INPUT_BOUND, SimulatedUpstream, UpstreamMood
+from tools.simulate.faults.terms import FOREIGN_TASK, LIMIT_FIELDS, SCOPES, DrawnTaskTerms, DrawnTerms, History
+from tools.simulate.faults.upstream import INPUT_BOUND, MAX_OUTPUT_TOKENS, SimulatedUpstream, UpstreamMood
 from tools.simulate.faults.verdict import PlayedWorld, WorldVerdict
 from tools.simulate.virtual.disk import scratch_folder
 from tools.simulate.virtual.loop import Deadlock, Host, quiet_finalisers, quiet_logs
@@ -79,9 +79,12 @@ class World(FaultSurroundings):
         self.upstream = SimulatedUpstream(self.loop, stream(scenario.seed, "upstream"), self._mood)
         self.terms = [(-math.inf, scenario.terms)]
         config, slots, max_queue = self._config(scenario.terms), scenario.slots, scenario.max_queue
-        self.site = Site(self.loop, self.disk, self.network, self.upstream, self.clock, config, slots, max_queue)
+        self.site = Site(
+            self.loop, self.disk, self.network, self.upstream, self.clock, config, slots, max_queue, MAX_OUTPUT_TOKENS
+        )
         names = tuple(f"d{number}" for number in range(scenario.devices))
         self.devices = [ScriptedMember(name, tuple(each for each in names if each != name), self) for name in names]
+        self.site.taken = {name: {FOREIGN_TASK} for name in names}
         self.agents = [AgentMember(number, self, folder) for number in range(len(scenario.agents))]
         self.members: list[Member] = [*self.devices, *self.agents]
         self.met: Counter[str] = Counter()
@@ -278,6 +281,9 @@ class World(FaultSurroundings):
         for member in self.members:
             client = SimulatedClient(self.channel(member.link), member.name, PATIENT, 0)
             await last_questions(member.notebook, DeviceLog(self.log, member.name), client, self.scenario.tasks)
+        if self.scenario.chats:
+            for device in self.devices:
+                await device.last_usages()
         if self.scenario.administered:
             await self._new_administrator().last_questions()
         watching = [device.watching for device in self.devices if device.watching is not None]
@@ -379,7 +385,7 @@ def coordinator_config(terms: DrawnTerms, heartbeat_s: float) -> ServerConfig:
         {
             "state_dir": "/nonexistent",
             "upstreams": {"default": upstream},
-            "tasks": {name: _task(task) for name, task in terms.tasks.items()},
+            "tasks": {FOREIGN_TASK: {}, **{name: _task(task) for name, task in terms.tasks.items()}},
             "budgets": {
                 scope: {"window": terms.windows.get(scope, "total"), **dict(zip(LIMIT_FIELDS, terms.cap(scope), strict=True))}
                 for scope in SCOPES

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +16,7 @@ from coordinator.calls.admission import Gate, Turnstile
 from coordinator.calls.prices import Price
 from coordinator.calls.upstreams import Upstream, UpstreamTable
 from coordinator.config import AuthConfig, ServerConfig
+from coordinator.endpoint.api import ChatApi
 from coordinator.ledger.stores.store import LedgerStore
 from coordinator.ledger.verify import verify
 from coordinator.providers.provider import CloudProvider
@@ -28,6 +30,7 @@ from coordinator.service.reload import apply_config
 from coordinator.service.server import ADMIN_SERVICE, DEVICE_SERVICE, LASTING, device_caller, the_identity
 from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.errors import CoordinatorUnavailable, NotFound
+from tools.simulate.virtual.chat import ChatHandler
 from tools.simulate.virtual.disk import Disk, DiskError, DiskStore
 from tools.simulate.virtual.loop import Host, SeededLoop, VirtualClock
 from tools.simulate.virtual.network import Network, ServiceEndpoint
@@ -145,6 +148,7 @@ class Site:
         self.endpoint = self._serve(
             host, parts.device_api, "device", Turnstile("requests run", config.service.max_rpcs), self.max_streams
         )
+        self.endpoint.add_generic_rpc_handlers((self._chats(parts),))
         self.admin_endpoint = self._serve(host, parts.admin_api, "admin", Turnstile("requests run", 64), 64)
         await parts.upkeep.run()
 
@@ -161,6 +165,16 @@ class Site:
         endpoint.add_generic_rpc_handlers((bind(service, api, boundary, LASTING),))
         return endpoint
 
+    def _chats(self, parts: Parts) -> ChatHandler:
+        """The chat endpoint. It is reached by the same connections; a device has the rights to all tasks that are configured."""
+        run, numbers = self.starts, count(1)
+        api = ChatApi(parts.broker, parts.fleet, parts.upstreams, self.clock, lambda: f"http-{run}-{next(numbers)}")
+        return ChatHandler(api, Turnstile("requests run", self.config.service.max_rpcs), self.clock, self.tasks_of)
+
+    def tasks_of(self, device: str) -> frozenset[str]:
+        """The tasks that were not taken away from a device."""
+        return frozenset(self.config.tasks) - self.taken.get(device, set())
+
 
 class _Access(ListenerAccess):
     """Also holds each device to the tasks that were not taken away from it."""
@@ -173,7 +187,7 @@ class _Access(ListenerAccess):
         """See `ListenerAccess`."""
         identity = super().admit(service, context)
         taken = self._site.taken.get(identity.device)
-        return replace(identity, tasks=frozenset(self._site.config.tasks) - taken) if taken else identity
+        return replace(identity, tasks=self._site.tasks_of(identity.device)) if taken else identity
 
 
 async def _unless_unwritable(writing: Awaitable[object]) -> None:
