@@ -124,6 +124,7 @@ def assemble(
         fleet,
         device_pb2.ServiceLimits(max_message_bytes=service.max_message_bytes, max_output_tokens=most_tokens),
         notifier=notifier,
+        front_ends=frozenset(config.auth.user_headers),
         heartbeat_s=service.watch_heartbeat_s,
     )
     admin_api = AdminApi(store, broker, fleet, upstreams, book, tokens, clock, verify, begin_drain, openai_url)
@@ -285,14 +286,17 @@ class Coordinator:
             admin = AdminSide(parts.admin_api, security.listener("admin"), config.admin_addresses)
         sources = Sources(opened, parts.broker, parts.book, table, parts.admin_api, security.handshakes)
         urls = await self._start_sides(sources, security)
-        server = CoordinatorServer(parts.device_api, config.listen, config.service, security.listener(), admin, telemetry.rpcs)
+        places = Turnstile("requests run", config.service.max_rpcs)
+        self._openai_url = await self._start_endpoint(parts, table, security, places)
+        server = CoordinatorServer(
+            parts.device_api, config.listen, config.service, security.listener(), admin, telemetry.rpcs, places
+        )
         addresses = await server.start()
         self._server = server
-        self._openai_url = await self._start_endpoint(parts, table, security)
         self.serving = Serving(addresses, self.state_dir, table.aliases, server.admin_addresses, *urls, self._openai_url)
         return self.serving
 
-    async def _start_endpoint(self, parts: Parts, table: UpstreamTable, security: Security) -> str:
+    async def _start_endpoint(self, parts: Parts, table: UpstreamTable, security: Security, places: Turnstile) -> str:
         """Listen for OpenAI's clients; the base URL, "" for nowhere. It is closed after a drain has settled what ran."""
         config = self.config
         if config.openai_listen is None:
@@ -301,7 +305,6 @@ class Coordinator:
         from coordinator.endpoint.listener import ChatEndpoint
 
         api = ChatApi(parts.broker, parts.fleet, table, self._clock)
-        places = Turnstile("requests run", config.service.max_rpcs)
         meters, refusals = self._telemetry.meters, self._telemetry.refusals
         endpoint = ChatEndpoint(api, security.authenticator(), config, places, self._clock, meters, refusals)
         listener = endpoint.listener(config.openai_listen)

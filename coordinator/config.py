@@ -520,8 +520,8 @@ class DeviceGrant(Section):
     tasks: tuple[str, ...] | None = Field(None, description="The tasks it may work on (null: every task).")
     user_header: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9-]{1,64}$",
-        description="HTTP header in which this front end names the person who asks, whom budgets.user then limits (null: it names nobody).",
+        pattern=r"^[Xx]-[A-Za-z0-9-]{1,62}$",
+        description="HTTP header, X-SOMETHING, in which it names the person who asks, whom budgets.user limits (null: it names nobody).",
     )
 
 
@@ -569,6 +569,11 @@ class AuthConfig(Section):
     unlisted_devices: Literal["serve", "refuse"] = Field(
         "serve", description="Whether devices that are not named under devices are served or refused."
     )
+
+    @property
+    def user_headers(self) -> dict[str, str]:
+        """By device, of those that name people."""
+        return {name: grant.user_header for name, grant in self.devices.items() if grant.user_header}
 
     def tasks_of(self, device: str) -> frozenset[str] | None:
         """The tasks a device may work on, None for every task. Raises PermissionDenied for one that is not served."""

@@ -11,6 +11,8 @@ from edge.core.errors import ConfigError, EdgeError
 from edge.rpc.address import Address, parse_address
 
 SIDE_PORTS = ("metrics_listen", "console_listen")
+"""They may share one address."""
+HTTP_PORTS = (*SIDE_PORTS, "openai_listen")
 
 
 def check_listening(config: ServerConfig) -> None:
@@ -18,7 +20,7 @@ def check_listening(config: ServerConfig) -> None:
     taken: list[tuple[str, Address]] = []
     for key, text, encrypted in _listeners(config):
         try:
-            address = side_address(text, encrypted) if key in SIDE_PORTS else parse_address(text)
+            address = side_address(text, encrypted) if key in HTTP_PORTS else parse_address(text)
             require_encrypted(address, encrypted)
         except EdgeError as error:
             raise ConfigError(f"{key}: {error}", hint=error.hint) from error
@@ -33,7 +35,7 @@ def _listeners(config: ServerConfig) -> Iterator[tuple[str, str, bool]]:
     tls = config.tls is not None
     yield from (("listen", text, tls or config.service.allow_insecure) for text in config.listen)
     yield from (("admin_listen", text, tls) for text in config.admin_addresses)
-    yield from ((key, text, tls) for key in SIDE_PORTS if (text := getattr(config, key)))
+    yield from ((key, text, tls) for key in HTTP_PORTS if (text := getattr(config, key)))
 
 
 def _clash(one: Address, other: Address) -> bool:

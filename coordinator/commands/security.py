@@ -178,9 +178,12 @@ def token_revoke(name: Holder, role: RoleName = "device", *, settings: SharedOpt
         with required_coordinator(config) as client:
             reply = client.ask("RevokeDevice", admin_pb2.RevokeDeviceRequest(device=name))
         epoch, known = int(reply.epoch), bool(reply.known)
+        others: list[str] = []
     else:
-        row = _tokens(config)[0].revoke(role, name)
+        tokens, store = _tokens(config)
+        row = tokens.revoke(role, name)
         epoch, known = row.epoch, row.issued_at is not None
+        others = sorted(of for of, holder in store.holders() if holder == name and of != role)
     anew = f"edge-coordinator pki {role} {name} --epoch {epoch} --dir DIR --force" if role in HOLDERS else None
     value = {"role": role, "name": name, "epoch": epoch, "known": known, "certificate_anew": anew}
     print_result(value, f"{role} {name}: everything issued before now is refused; its epoch is {epoch}", as_json=json_lines)
@@ -188,6 +191,8 @@ def token_revoke(name: Holder, role: RoleName = "device", *, settings: SharedOpt
         typer.echo(
             f"note: no token was issued to a {role} {name} before: is that the name? Its certificates are refused", err=True
         )
+    for other in others:
+        typer.echo(f"note: what was issued to the {other} {name} is still valid: --role {other} ends that", err=True)
     if anew is not None and not json_lines:
         typer.echo(f"a certificate that is valid again: {anew}")
 

@@ -16,10 +16,8 @@ from coordinator.ledger.accounts import UNITS, scope_of
 from coordinator.ledger.budgets import opens_at
 from coordinator.service.authentication import Identity
 from edge.core.clock import Clock
-from edge.core.errors import CoordinatorError
+from edge.core.errors import CoordinatorError, NotFound
 from edge.rpc.client import CloudCompletion
-
-TASK_SCOPES = frozenset({"device_task", "fleet_task"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +67,27 @@ class ChatApi:
             for alias in self.upstreams.aliases
         ]
 
+    def model(self, name: str, started: int) -> dict[str, Any]:
+        """One of them. Raises NotFound."""
+        for model in self.models(started):
+            if model["id"] == name:
+                return model
+        raise NotFound(f"no model is called {name[:100]!r}; known: {', '.join(self.upstreams.aliases)}")
+
     async def usage(self, identity: Identity, task: str, user: str = "") -> dict[str, Any]:
-        """What the caller's budgets allow and what is used, those of one label where it names one; spend in micro-USD."""
+        """What the caller's own budgets allow and what is used, that of one label where it names one; spend in micro-USD."""
         if task:
             identity.require_tasks({task})
         self.fleet.admit(identity.device)
         limits, view = await self.broker.budgets(identity.device, task, user)
-        pairs = [
-            (terms, row)
-            for terms, row in zip(limits, view.budgets, strict=True)
-            if task or scope_of(terms.key) not in TASK_SCOPES
-        ]
+        scopes = ("user", "device", "device_task") if task else ("user", "device")
+        pairs = [(terms, row) for terms, row in zip(limits, view.budgets, strict=True) if scope_of(terms.key) in scopes]
         now = self.clock.now()
         budgets: list[Mapping[str, Any]] = [
             {
                 "budget": terms.key,
                 "scope": scope_of(terms.key),
-                "opens_at": None if (opens := opens_at(terms.key, now)) is None else int(opens),
+                "opens_at": None if (opens := opens_at(terms.key, now)) is None else replies.utc(opens),
                 **{
                     unit: {"used": getattr(row.used, unit), "limit": limit}
                     for unit, limit in zip(UNITS, terms.limits.units, strict=True)

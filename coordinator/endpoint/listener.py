@@ -1,10 +1,11 @@
 """`openai_listen`: the OpenAI-compatible endpoint over HTTP. Who shows a token or certificate of a device or client is that device; on
-loopback without one it is the device `local`, or the one in the header `device-id`, as over gRPC.
+loopback without one it is the device `local`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,20 +16,20 @@ from coordinator.calls.admission import Turnstile
 from coordinator.config import ServerConfig
 from coordinator.endpoint import replies
 from coordinator.endpoint.api import ChatApi
-from coordinator.endpoint.requests import Asked, label_of, require_user
-from coordinator.service.access import DEVICE_ID_KEY
+from coordinator.endpoint.requests import Asked, BadParameter, label_of, require_user, unnamed
 from coordinator.service.authentication import Authenticator, Identity
-from coordinator.service.http_listener import Handler, HttpListener, facts_of, routed
+from coordinator.service.http_listener import SAFE_HEADERS, Handler, HttpListener, body_of, facts_of, routed
 from coordinator.service.metrics import OK, CoordinatorMeters, Refusals
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied, Unauthenticated
 from edge.rpc.errors import row_for
 
+log = logging.getLogger(__name__)
 CHAT, MODELS, USAGE = "/v1/chat/completions", "/v1/models", "/v1/usage"
-TASK_HEADER, KEY_HEADER = "x-edge-task", "idempotency-key"
+TASK_HEADER, KEY_HEADER, REQUEST_ID = "x-edge-task", "idempotency-key", "x-request-id"
 ROLES = frozenset({"device", "client"})
 _WHO = web.RequestKey("who", str)
-HINT = "show a token of role client: edge-coordinator token issue NAME --role client"
+HINT = "send an API key as the bearer token: edge-coordinator token issue NAME --role client makes one"
 _METHODS = {CHAT: "ChatCompletions", MODELS: "ListModels", USAGE: "GetUsage"}
 """What metrics call them, beside the RPCs."""
 
@@ -49,7 +50,7 @@ class ChatEndpoint:
         self._api = api
         self._authenticator = authenticator
         self._config = config
-        self._user_headers = {name: grant.user_header for name, grant in config.auth.devices.items() if grant.user_header}
+        self._user_headers = config.auth.user_headers
         self._needs_certificate = config.tls is not None and config.tls.require_client_cert
         self._places = places
         self._clock = clock
@@ -65,9 +66,9 @@ class ChatEndpoint:
         routes: dict[str, dict[str, Handler]] = {
             CHAT: {"POST": self._chat},
             MODELS: {"GET": self._models},
+            f"{MODELS}/": {"GET": self._models},
             USAGE: {"GET": self._usage},
         }
-        routes |= {f"{MODELS}/{model['id']}": {"GET": self._models} for model in self._api.models(0)}
         handler = self._measured(routed(routes))
         return HttpListener(listen, handler, self._refusal, tls, setting="openai_listen", max_body_bytes=most)
 
@@ -75,13 +76,13 @@ class ChatEndpoint:
         if request.content_type != "application/json":  # what a foreign page can send without asking first
             raise InvalidRequest("the body must be application/json", hint="send the header content-type: application/json")
         identity, user = self._caller(request)
-        headers = request.headers
-        asked = self._api.read(
-            await request.read(), identity, task=headers.get(TASK_HEADER, ""), key=headers.get(KEY_HEADER, ""), user=user
-        )
+        if user is None:
+            raise unnamed(self._user_headers[identity.device])
+        task, key = _only(request, TASK_HEADER), _only(request, KEY_HEADER)
         with self._places.passage(identity.device):
+            asked = self._api.read(await body_of(request), identity, task=task, key=key, user=user)
             if not asked.stream:
-                return _json(await self._api.complete(asked, identity.device, user))
+                return _json(await self._api.complete(asked, identity.device, user), headers={REQUEST_ID: asked.call.call_key})
             async with aclosing(self._api.stream(asked, identity.device, user)) as events:
                 return await self._streamed(request, asked, events)
 
@@ -89,7 +90,8 @@ class ChatEndpoint:
         self, request: web.BaseRequest, asked: Asked, events: AsyncGenerator[dict[str, Any], None]
     ) -> web.StreamResponse:
         first = await anext(events)  # what fails before it has its HTTP status
-        reply = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-store"})
+        about = {"content-type": "text/event-stream", "cache-control": "no-store", REQUEST_ID: asked.call.call_key}
+        reply = web.StreamResponse(headers={**SAFE_HEADERS, **about})
         await reply.prepare(request)
         await reply.write(replies.sse(first))
         try:
@@ -98,36 +100,47 @@ class ChatEndpoint:
         except CoordinatorError as error:
             self._note(request, error)
             await reply.write(replies.sse(replies.error_reply(error, self._clock.now()).body))
+        except Exception as error:  # the status is sent: the stream has to say it
+            log.error("a stream failed", exc_info=error)
+            await reply.write(replies.sse(replies.INTERNAL))
         await reply.write(replies.SSE_DONE)
         await reply.write_eof()
         return reply
 
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._caller(request, named=False)
+        self._caller(request)
         models = self._api.models(self._started)
         if request.path == MODELS:
             return _json({"object": "list", "data": models})
-        return _json(next(model for model in models if request.path == f"{MODELS}/{model['id']}"))
+        return _json(self._api.model(request.path.removeprefix(f"{MODELS}/"), self._started))
 
     async def _usage(self, request: web.BaseRequest) -> web.StreamResponse:
         identity, user = self._caller(request)
         task = request.headers.get(TASK_HEADER) or request.query.get("task", "")
-        return _json(await self._api.usage(identity, label_of(task, "") if task else "", user))
+        return _json(await self._api.usage(identity, label_of(task, "") if task else "", user or ""))
 
-    def _caller(self, request: web.BaseRequest, *, named: bool = True) -> tuple[Identity, str]:
-        """Who asks, and for which person. Raises CoordinatorError."""
-        identity = self._authenticator.authenticate(facts_of(request, request.headers.get(DEVICE_ID_KEY, "")))
+    def _caller(self, request: web.BaseRequest) -> tuple[Identity, str | None]:
+        """Who asks, and for which person: "" for nobody in particular, None where one has to be named and is not.
+
+        Raises CoordinatorError.
+        """
+        _only(request, "authorization")
+        try:
+            identity = self._authenticator.authenticate(facts_of(request))
+        except Unauthenticated as error:  # its hint is for devices
+            raise Unauthenticated(str(error), hint=HINT, metadata=error.metadata) from error
         request[_WHO] = identity.device
         if identity.role not in ROLES:
             raise PermissionDenied(f"role {identity.role} may not ask the cloud", hint=HINT)
         if identity.role == "device" and identity.shown == "token" and identity.certificate is None and self._needs_certificate:
             raise Unauthenticated("devices show a certificate here (tls.require_client_cert)", hint=HINT)
         header = self._user_headers.get(identity.device)
-        if header is None or not named:
+        if header is None:
             return identity, ""
         if identity.shown == "local":
-            raise PermissionDenied(f"device {identity.device} names people, so it has to show a credential")
-        return identity, require_user(request.headers.get(header, ""), header)
+            raise PermissionDenied(f"device {identity.device} names people, so it has to show a credential", hint=HINT)
+        user = _only(request, header)
+        return identity, require_user(user, header) if user else None
 
     def _measured(self, handler: Handler) -> Handler:
         """Counted and timed as RPCs are."""
@@ -163,12 +176,15 @@ class ChatEndpoint:
         if isinstance(error, CoordinatorError):
             found = replies.error_reply(error, self._clock.now())
             return _json(found.body, found.status, found.headers)
-        if isinstance(error, web.HTTPException):
-            headers = {"allow": ", ".join(sorted(error.allowed_methods))} if isinstance(error, web.HTTPMethodNotAllowed) else {}
-            code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status, "invalid_request")
-            return _json(replies.error_body(error.reason, kind="invalid_request_error", code=code), error.status, headers)
-        body = replies.error_body("internal error; the coordinator's log has the details", kind="server_error", code="internal")
-        return _json(body, 500, {"x-should-retry": "false"})
+        return _json(replies.INTERNAL, 500, {"x-should-retry": "false"})
+
+
+def _only(request: web.BaseRequest, header: str) -> str:
+    """The header's value, "" without one. Raises BadParameter for several: another program may read another one of them."""
+    values = request.headers.getall(header, [])
+    if len(values) > 1:
+        raise BadParameter(header, "is there more than once")
+    return values[0] if values else ""
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.endpoint.requests import Asked, BadParameter
 from coordinator.ledger.budgets import opens_at
+from coordinator.service.http_listener import HttpProblem
 from edge.core.errors import BudgetExhausted, CoordinatorError, OutcomeUnknown
 from edge.rpc.client import CloudCompletion
 from edge.rpc.errors import row_for
@@ -45,6 +46,11 @@ _PERHAPS_CHARGED = frozenset({"LEDGER_UNAVAILABLE"})
 """Reasons after which a hold may stay, and be charged: only the same key makes the same request the same call."""
 UNNAMED = "unnamed"
 """In an error's metadata: the request had no key."""
+_HINTS = {
+    "OUTCOME_UNKNOWN": "to ask again send another Idempotency-Key, which may be charged again",
+    "KEY_REUSED": "send another Idempotency-Key for another request",
+}
+_OF_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 408: "TIMEOUT", 413: "REQUEST_TOO_LARGE"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -78,9 +84,14 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
     if isinstance(error, BudgetExhausted):
         about["budget"] = error.metadata.get("budget", "")
         opens = None if error.retry_after_s is None else opens_at(about["budget"], now)
-        about["opens_at"] = None if opens is None else datetime.fromtimestamp(opens, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        about["opens_at"] = None if opens is None else utc(opens)
     if isinstance(error, OutcomeUnknown):
         about["charged_uusd"] = int(error.metadata.get("charged_uusd", "0"))
+    hint = error.hint or _HINTS.get(reason, "")
+    if isinstance(error, BudgetExhausted) and error.metadata.get("unit", "calls") != "calls":
+        hint = "a smaller max_tokens holds less"
+    if isinstance(error, HttpProblem):
+        status, reason, headers = error.status, _OF_STATUS.get(error.status, reason), {**headers, **error.headers}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if status == 401:
@@ -89,7 +100,7 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
     return ErrorReply(
         status,
         error_body(
-            error.with_hint,
+            f"{error}; {hint}" if hint else str(error),
             kind=kind if status < 500 else "server_error",
             code=reason.lower(),
             param=error.param if isinstance(error, BadParameter) else None,
@@ -102,6 +113,14 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
 def error_body(message: str, *, kind: str, code: str, param: str | None = None, **about: Any) -> dict[str, Any]:
     """`{"error": {message, type, param, code, ...}}`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **about}}
+
+
+INTERNAL = error_body("internal error; the coordinator's log has the details", kind="server_error", code="internal")
+
+
+def utc(seconds: float) -> str:
+    """A time as clients read it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def completion_body(asked: Asked, completion: CloudCompletion, created: int) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from coordinator.calls.broker import MAX_KEY_CHARS
+from coordinator.calls.broker import MAX_KEY_CHARS, MAX_TEMPERATURE
 from edge.core.errors import InvalidRequest
 from edge.core.limits import OWN_LABEL, TASK_LABEL_FORM, is_task_label
 from edge.core.types import Message, joined_parts
 from edge.rpc.client import CloudCall, digest
-from edge.rpc.openai_fields import FIELDS
+from edge.rpc.openai_fields import FIELDS, openai_fields
 
 USER_FORM = "1 to 128 letters, digits and . _ @ + -"
 _USER = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
@@ -35,14 +35,14 @@ class _TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Turn(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_TextPart]
 
     @property
     def message(self) -> Message:
         """As a turn whose content is one text."""
         text = self.content if isinstance(self.content, str) else joined_parts(part.text for part in self.content)
-        return Message(self.role, text)
+        return Message("system" if self.role == "developer" else self.role, text)
 
 
 class _StreamOptions(msgspec.Struct):
@@ -57,7 +57,7 @@ _READ: Mapping[str, Any] = {
     "stream_options": _StreamOptions | None,
     "max_tokens": _Tokens | None,
     "max_completion_tokens": _Tokens | None,
-    "temperature": float | None,
+    "temperature": Annotated[float, msgspec.Meta(ge=0.0, le=MAX_TEMPERATURE)] | None,
 }
 """What is read here, by type; the other FIELDS go on byte for byte."""
 _ONLY_AS: Mapping[str, Any] = {"n": _ONE | None, "logprobs": Literal[False] | None, "modalities": list[Literal["text"]] | None}
@@ -113,7 +113,11 @@ def read_request(
     fields.pop("messages", None)
     if beyond is not None:
         passed["messages"] = beyond
-    limit = values.get("max_completion_tokens") or values.get("max_tokens") or most_tokens.get(alias, 1)
+    most = most_tokens.get(alias, 1)
+    limit_name = "max_completion_tokens" if values.get("max_completion_tokens") else "max_tokens"  # the newer name wins
+    limit = values.get(limit_name) or most
+    if limit > most and alias in most_tokens:
+        raise BadParameter(limit_name, f"is at most {most} for model {alias!r}")
     temperature = values.get("temperature")
     call_key = _call_key(key, user) if key else new_key()
     options = values.get("stream_options")
@@ -127,7 +131,7 @@ def read_request(
         max_output_tokens=limit,
         model_alias=alias,
         temperature=temperature,
-        openai_json="{" + ",".join(f'"{name}":{raw.decode()}' for name, raw in passed.items()) + "}" if passed else "",
+        openai_json=_checked("{" + ",".join(f'"{name}":{raw.decode()}' for name, raw in passed.items()) + "}") if passed else "",
     )
     streamed = bool(values.get("stream"))
     with_usage = bool(options and options.include_usage)
@@ -142,17 +146,33 @@ def label_of(task: str, alias: str) -> str:
 
 
 def require_user(user: str, header: str) -> str:
-    """The person whom a front end names. Raises InvalidRequest where it names nobody: nobody's limit would hold."""
+    """The person whom a front end names. Raises InvalidRequest for what nobody may be called."""
     if not _USER.fullmatch(user):
-        raise InvalidRequest(
-            f"the header {header} must name the person who asks, by {USER_FORM}",
-            hint=f"let the front end send {header}, or take auth.devices.NAME.user_header out of the coordinator's configuration",
-        )
+        raise unnamed(header)
     return user
 
 
+def unnamed(header: str) -> InvalidRequest:
+    """Nobody is named, so that nobody's limit would hold."""
+    return InvalidRequest(
+        f"the header {header} must name the person who asks, by {USER_FORM}",
+        hint=f"let the front end send {header}, or take auth.devices.NAME.user_header out of the coordinator's configuration",
+    )
+
+
+def _checked(openai_json: str) -> str:
+    """The same. Raises InvalidRequest in the client's words, which the broker's are not."""
+    try:
+        openai_fields(openai_json)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            str(error).replace(" of openai_json", "").replace("openai_json", "the request"), hint=error.hint
+        ) from None
+    return openai_json
+
+
 def _call_key(key: str, user: str) -> str:
-    most = MAX_KEY_CHARS - 20
+    most = MAX_KEY_CHARS - len(digest([""])[:16]) - 1
     if not (len(key) <= most and key.isprintable()):
         raise BadParameter("idempotency-key", f"must be at most {most} printable characters")
     return f"{digest([user])[:16]}.{key}" if user else key

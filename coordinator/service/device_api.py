@@ -15,7 +15,7 @@ from coordinator.calls.broker import Broker
 from coordinator.control.devices import MAX_VERSION_CHARS, Fleet
 from coordinator.control.steps import StepController
 from coordinator.service.budget_watch import BudgetNotifier, versions
-from edge.core.errors import InvalidRequest
+from edge.core.errors import InvalidRequest, PermissionDenied
 from edge.rpc import codec
 from edge.rpc.client import BudgetSnapshot, Registration, StepUnits
 from edge.rpc.v1 import budget_pb2, call_pb2, device_pb2, step_pb2
@@ -43,6 +43,8 @@ class DeviceApi:
     fleet: Fleet
     limits: device_pb2.ServiceLimits
     notifier: BudgetNotifier = field(default_factory=BudgetNotifier)
+    front_ends: frozenset[str] = frozenset()
+    """Devices that name people: they are served where they do, over HTTP, or a person's limit would not hold."""
     heartbeat_s: float = 30.0
     """A watched budget sends a heartbeat after this time without a change."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,7 +68,7 @@ class DeviceApi:
             raise InvalidRequest(f"a device registers at most {MAX_TASKS_PER_REGISTRATION} tasks at once")
         if not (len(request.agent_version) <= MAX_VERSION_CHARS and request.agent_version.isprintable()):
             raise InvalidRequest(f"agent_version is at most {MAX_VERSION_CHARS} printable characters")
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         terms = tuple([await self.controller.current(caller.device, task) for task in request.tasks])
         await self.fleet.register(caller.device, request.agent_version, tuple(request.tasks))
         response = codec.encode_registration(Registration(caller.device, codec.PROTOCOL_VERSION, terms))
@@ -76,7 +78,7 @@ class DeviceApi:
     async def open_step(self, request: step_pb2.OpenStepRequest, caller: DeviceCaller) -> step_pb2.OpenStepResponse:
         """Open a step: λ, τ and its call credit."""
         self._require_admitting()
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         wished = request.target_rate if request.HasField("target_rate") else None
         opened = await self.controller.open_step(
             caller.device, request.task, request.step, request.planned_prompts, request.group_size, wished
@@ -85,14 +87,14 @@ class DeviceApi:
 
     async def complete(self, request: call_pb2.CompleteRequest, caller: DeviceCaller) -> call_pb2.CompleteResponse:
         """Ask the cloud once."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         return codec.encode_completion(await self.broker.complete(caller.device, codec.decode_call(request), caller.deadline_s))
 
     async def stream_complete(
         self, request: call_pb2.StreamCompleteRequest, caller: DeviceCaller
     ) -> AsyncIterator[call_pb2.StreamCompleteResponse]:
         """Ask the cloud once and stream the answer: started, deltas, finished. What the deltas lack is sent before `finished`."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         call = codec.decode_call(request.call)
         async with aclosing(self.broker.stream(caller.device, call, caller.deadline_s)) as pieces:
             async for piece in pieces:
@@ -103,7 +105,7 @@ class DeviceApi:
 
     async def get_call(self, request: call_pb2.GetCallRequest, caller: DeviceCaller) -> call_pb2.GetCallResponse:
         """The stored answer of an earlier call."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         stored = await self.broker.get_call(caller.device, request.call_key, request.fingerprint, caller.tasks)
         reply = codec.encode_completion(stored)
         budget = reply.budget if reply.HasField("budget") else None
@@ -111,12 +113,12 @@ class DeviceApi:
 
     async def cancel_call(self, request: call_pb2.CancelCallRequest, caller: DeviceCaller) -> call_pb2.CancelCallResponse:
         """Stop waiting for a call; what it cost stays charged."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         return codec.encode_cancelled(await self.broker.cancel_call(caller.device, request.call_key, caller.tasks))
 
     async def close_step(self, request: step_pb2.CloseStepRequest, caller: DeviceCaller) -> step_pb2.CloseStepResponse:
         """Report a step and move λ exactly once."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         own_rate = request.own_rate if request.HasField("own_rate") else None
         units = StepUnits(request.total_units, request.help_units, request.uncalled_units, own_rate)
         closed = await self.controller.close_step(caller.device, request.task, request.step, units)
@@ -124,7 +126,7 @@ class DeviceApi:
 
     async def get_budget(self, request: budget_pb2.GetBudgetRequest, caller: DeviceCaller) -> budget_pb2.GetBudgetResponse:
         """The budget of the caller for one task."""
-        self.fleet.admit(caller.device)
+        self._admit(caller)
         budget = await self.broker.budget(caller.device, request.task)
         return budget_pb2.GetBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
 
@@ -135,7 +137,7 @@ class DeviceApi:
         task, version = request.task, 0
 
         async def read() -> BudgetSnapshot:
-            self.fleet.admit(caller.device)
+            self._admit(caller)
             return await self.broker.budget(caller.device, task)
 
         async for budget in versions(self.notifier, caller.device, task, read, self.heartbeat_s):
@@ -144,6 +146,12 @@ class DeviceApi:
             else:
                 version = budget.version
                 yield budget_pb2.WatchBudgetResponse(budget=codec.to_message(budget_pb2.BudgetSnapshot, budget))
+
+    def _admit(self, caller: DeviceCaller) -> None:
+        """Note that a device called. Raises PermissionDenied."""
+        if caller.device in self.front_ends:
+            raise PermissionDenied(f"device {caller.device} names people, which it can do at openai_listen alone")
+        self.fleet.admit(caller.device)
 
     def _require_admitting(self) -> None:
         if self._stopping.is_set():

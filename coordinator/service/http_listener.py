@@ -3,7 +3,7 @@
 Without TLS it listens on loopback alone, and a request is served when its Host names loopback, so that no foreign page reaches it by DNS
 rebinding; what that does not protect against: other programs of this machine. Requests that a browser reports as another page's are
 refused. A connection on which nothing runs and nothing was answered for `idle_s` is closed, so that half requests do not use up the
-process's descriptors.
+process's descriptors; a body has as long to arrive.
 """
 
 from __future__ import annotations
@@ -23,14 +23,28 @@ from aiohttp.streams import StreamReader
 from coordinator.config import TlsConfig
 from coordinator.service.authentication import CallFacts
 from coordinator.service.tls import side_address
-from edge.core.errors import ConfigError, CoordinatorError, PermissionDenied
+from edge.core.errors import ConfigError, CoordinatorError, InvalidRequest, PermissionDenied
 from edge.rpc.address import Address
 
 log = logging.getLogger(__name__)
+_OF_AIOHTTP = logging.getLogger(f"{__name__}.aiohttp")
+_OF_AIOHTTP.setLevel(logging.CRITICAL + 1)
+"""Silent: what aiohttp writes of malformed requests anybody could fill the log with, and what fails here is logged here."""
 IDLE_S = 30.0
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 SAFE_HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "server": "edge-coordinator"}
+_CLOSE = {"connection": "close"}
+"""What is left of a body is not read."""
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class HttpProblem(InvalidRequest):
+    """A request that is refused for its HTTP; `status` and `headers` of the reply."""
+
+    def __init__(self, status: int, message: str, *, hint: str = "", headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.headers = dict(headers or {})
 
 
 class HttpListener:
@@ -63,7 +77,13 @@ class HttpListener:
     async def start(self) -> str:
         """Listen; returns the URL with the port that was really taken. Raises ConfigError."""
         # What a caller that goes away asked for is cancelled, as gRPC does it.
-        self._server = web.Server(self._serve, request_factory=self._request, handler_cancellation=True, access_log=None)  # type: ignore[arg-type]
+        self._server = web.Server(
+            self._serve,  # type: ignore[arg-type]
+            request_factory=self._request,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_OF_AIOHTTP,
+        )
         self._runner = web.ServerRunner(self._server, shutdown_timeout=1.0)
         await self._runner.setup()
         context = _tls_context(self._tls) if self._tls is not None else None
@@ -115,8 +135,6 @@ class HttpListener:
                 raise PermissionDenied("this host name is not served here", hint="ask for localhost")
             _check_fetch_site(request)
             reply = await self._handler(request)
-        except web.HTTPException as error:
-            reply = self._refuse(error)
         except CoordinatorError as error:
             reply = self._refuse(error)
         except Exception as error:  # the boundary: the log gets what happened, the reader that something did
@@ -131,18 +149,39 @@ class HttpListener:
 
 
 def routed(routes: Mapping[str, Mapping[str, Handler]]) -> Handler:
-    """A handler of several, by path and method; who may GET may HEAD. Raises web.HTTPNotFound, web.HTTPMethodNotAllowed."""
+    """A handler of several, by path and method; who may GET may HEAD, a path that ends with / stands for all below it.
+
+    Raises HttpProblem.
+    """
 
     async def reply(request: web.BaseRequest) -> web.StreamResponse:
-        methods = routes.get(request.path)
+        methods = routes.get(request.path) or routes.get(f"{request.path.rpartition('/')[0]}/")
         if methods is None:
-            raise web.HTTPNotFound(reason=f"nothing is served at {request.path[:100]}")
+            raise HttpProblem(404, f"nothing is served at {request.path[:100]}")
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            raise web.HTTPMethodNotAllowed(request.method, [*methods, *(["HEAD"] if "GET" in methods else [])])
+            allowed = ", ".join(sorted([*methods, *(["HEAD"] if "GET" in methods else [])]))
+            raise HttpProblem(405, f"{request.path} takes {allowed}", headers={"allow": allowed})
         return await handler(request)
 
     return reply
+
+
+async def body_of(request: web.BaseRequest) -> bytes:
+    """The whole body. Raises HttpProblem."""
+    if request.headers.get("expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+    try:
+        async with asyncio.timeout(IDLE_S):
+            return await request.read()
+    except TimeoutError:
+        raise HttpProblem(408, f"the body did not arrive within {IDLE_S:g} s", headers=_CLOSE) from None
+    except web.HTTPRequestEntityTooLarge as error:
+        most = f"{request._client_max_size:,} bytes"  # as `_request` has set it
+        raise HttpProblem(413, f"the body is larger than {most}", hint="send less of the conversation", headers=_CLOSE) from error
+    except web.RequestPayloadError as error:
+        raise HttpProblem(400, "the body cannot be read", headers=_CLOSE) from error
 
 
 def facts_of(request: web.BaseRequest, claimed_device: str = "") -> CallFacts:

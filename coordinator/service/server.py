@@ -146,19 +146,22 @@ class CoordinatorServer:
         security: ListenerSecurity,
         admin: AdminSide | None = None,
         rpcs: MeasuredRpcs | None = None,
+        places: Turnstile | None = None,
     ) -> None:
+        """`places`: of requests that run, shared with another listener."""
         self._api = api
         self._addresses = tuple(parse_address(text) for text in listen)
         self._admin_addresses = tuple(parse_address(text) for text in admin.listen) if admin else ()
         measure: dict[str, Any] = {} if rpcs is None else {"measure": rpcs.measure}
-        requests, streams = Turnstile("requests run", service.max_rpcs), Turnstile("streams are open", service.max_open_streams)
+        requests = places or Turnstile("requests run", service.max_rpcs)
+        streams = Turnstile("streams are open", service.max_open_streams)
         boundary = Boundary(security.access, device_caller, requests, streams, service.max_message_bytes, **measure)
         remote = service.allow_insecure
         self._devices = Listener(DEVICE_SERVICE, api, boundary, service, security, allow_remote=remote)
         self._admins: Listener | None = None
         if admin is not None:
-            places = (Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS))
-            desk = Boundary(admin.security.access, the_identity, *places, service.max_message_bytes, **measure)
+            room = (Turnstile("requests run", MAX_ADMIN_REQUESTS), Turnstile("streams are open", MAX_ADMIN_REQUESTS))
+            desk = Boundary(admin.security.access, the_identity, *room, service.max_message_bytes, **measure)
             self._admins = Listener(ADMIN_SERVICE, admin.api, desk, service, admin.security, allow_remote=False)
 
     async def start(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from coordinator.config import TlsConfig
 from coordinator.service.authentication import Authenticator
-from coordinator.service.http_listener import IDLE_S, Handler, HttpListener, facts_of, routed
+from coordinator.service.http_listener import IDLE_S, Handler, HttpListener, HttpProblem, facts_of, routed
 from edge.core.errors import CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.address import parse_address
 
@@ -71,10 +71,9 @@ def json_reply(value: Any, status: int = 200) -> web.Response:
 
 
 def _refusal(error: Exception) -> web.Response:
-    if isinstance(error, web.HTTPException):
-        reply = json_reply({"error": error.reason}, error.status)
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            reply.headers["allow"] = ", ".join(sorted(error.allowed_methods))
+    if isinstance(error, HttpProblem):
+        reply = json_reply({"error": error.with_hint}, error.status)
+        reply.headers.update(error.headers)
         return reply
     if not isinstance(error, CoordinatorError):
         return json_reply({"error": "internal error; the coordinator's log has the details"}, 500)

@@ -40,7 +40,7 @@ def side_address(listen: str, encrypted: bool) -> Address:
     """The address of a side port. Raises ConfigError for a Unix socket, and for another interface than loopback without TLS."""
     address = parse_address(listen)
     if address.path:
-        raise ConfigError(f"a browser or scraper cannot connect to {listen}", hint="give HOST:PORT")
+        raise ConfigError(f"programs that speak HTTP cannot connect to {listen}", hint="give HOST:PORT")
     require_encrypted(address, encrypted)
     return address
 

@@ -61,7 +61,7 @@ TAKEN = "listen: ['0.0.0.0:7443']\nservice: {allow_insecure: true}\nconsole_list
         ("budgets: {}\nlisten: ['127.0.0.1:99999']\n", ":2: listen: cannot read the address"),
         (TAKEN, ":3: console_listen: 127.0.0.1:7443 is taken by listen"),
         ("budgets: {}\nlisten: ['0.0.0.0:7443']\n", ":2: listen: refusing to listen unencrypted on 0.0.0.0:7443; set tls"),
-        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: a browser or scraper cannot connect"),
+        ("metrics_listen: 'unix:/tmp/x'\n", ":1: metrics_listen: programs that speak HTTP cannot connect"),
         ("listen: []\naliases:\n  a: [{upstream: default}]\n  b: [{upstream: nix}]\n", ":4: alias b names upstream nix"),
         ("listen: []\nupstreams:\n  a:\n    provider: nix\n", ":4: upstreams.a.provider: unknown provider 'nix'"),
         ("upstreams:\n  default:\n    provider: openai_compatible\n", "needs base_url"),

@@ -19,8 +19,10 @@ from coordinator.calls.admission import Gate
 from coordinator.config import AuthConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderResult
+from coordinator.service import http_listener
 from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
+from edge.core.errors import PermissionDenied
 from edge.core.types import TokenUsage
 from tests.until import until
 from tests.worlds.coordinator import (
@@ -172,8 +174,8 @@ async def test_a_used_up_budget_is_429_with_its_name_and_when_it_opens(tmp_path)
         assert headers["x-should-retry"] == "false" and 0 < int(headers["retry-after"]) <= 86400
         usage = await client.get("/usage", cast_to=dict[str, Any])
         device = next(row for row in usage["budgets"] if row["scope"] == "device")
-        assert device["calls"] == {"used": 1, "limit": 1} and device["opens_at"] > 0
-        assert {row["scope"] for row in usage["budgets"]} == {"device", "fleet"}
+        assert device["calls"] == {"used": 1, "limit": 1} and device["opens_at"] == error["opens_at"]
+        assert {row["scope"] for row in usage["budgets"]} == {"device"}
 
 
 async def test_people_whom_a_front_end_names_have_budgets_answers_and_keys_of_their_own(tmp_path) -> None:
@@ -203,12 +205,29 @@ async def test_people_whom_a_front_end_names_have_budgets_answers_and_keys_of_th
                 await ask(of(nobody))
         spoof = client_of(it, key_for(tmp_path, "laptop"), default_headers={"X-OpenWebUI-User-Id": "zoe"})
         await ask(spoof)  # of another device the header means nothing
+        nobody = await client_of(it, key).get("/usage", cast_to=dict[str, Any])
+        assert nobody["user"] is None and {row["scope"] for row in nobody["budgets"]} == {"device"}
         async with aiohttp.ClientSession() as session:
-            headers = {"device-id": "webui", "X-OpenWebUI-User-Id": "ann"}
+            headers = [("authorization", f"Bearer {key}"), *[("X-OpenWebUI-User-Id", user) for user in ("ann", "bob")]]
             body = {"model": "default", "messages": QUESTION}
             async with session.post(f"{it.serving.openai_url}/chat/completions", json=body, headers=headers) as reply:
-                assert reply.status == 403 and "credential" in (await reply.json())["error"]["message"]
+                assert reply.status == 400 and "more than once" in (await reply.json())["error"]["message"]
+        async with connected(tmp_path, "webui") as grpc_client:
+            with pytest.raises(PermissionDenied, match="names people"):
+                await grpc_client.complete(call("k2"), 10.0)
+            with pytest.raises(PermissionDenied, match="names people"):
+                await grpc_client.get_call("k1")
     assert len(provider.requests) == 5
+
+
+async def test_without_a_key_a_request_of_this_machine_is_local_and_no_other_device(tmp_path) -> None:
+    store = MemoryLedgerStore()
+    async with serving(tmp_path, store=store) as it, aiohttp.ClientSession() as session:
+        body, headers = {"model": "default", "messages": QUESTION}, {"device-id": "webui"}
+        async with session.post(f"{it.serving.openai_url}/chat/completions", json=body, headers=headers) as reply:
+            assert reply.status == 200
+        keys = {row.key for row in await store.list_budgets_after("", 100, with_steps=True)}
+        assert "device[device:local]" in keys and "device[device:webui]" not in keys
 
 
 async def test_the_label_is_the_alias_or_the_headers_and_a_token_is_held_to_its_tasks(tmp_path) -> None:
@@ -307,7 +326,9 @@ async def test_over_tls_a_client_shows_its_token_and_a_device_its_certificate(tm
             None,
             "other than text",
         ),
-        ({"max_tokens": 5000}, None, "at most 1000"),
+        ({"max_tokens": 5000}, "max_tokens", "at most 1000"),
+        ({"temperature": 9}, "temperature", "<= 4.0"),
+        ({"messages": [{"role": "robot", "content": ""}]}, None, "message 0 has no role"),
         ({"model": "gpt-4o"}, None, "no model is called"),
     ],
 )
@@ -320,6 +341,34 @@ async def test_what_a_call_cannot_carry_is_refused_in_one_line_and_costs_nothing
             error = (await reply.json())["error"]
         assert reply.status in (400, 404) and error["param"] == param and why in error["message"] and "\n" not in error["message"]
         assert not provider.requests
+
+
+async def test_malformed_http_is_refused_in_openais_form_and_not_as_a_failure(tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(http_listener, "IDLE_S", 0.5)
+    async with serving(tmp_path, service={"max_message_bytes": 2048}) as it, aiohttp.ClientSession() as session:
+        url = f"{it.serving.openai_url}/chat/completions"
+
+        async def status(method: str = "POST", path: str = "", data: Any = b"{}", **headers: str) -> tuple[int, str]:
+            sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+            async with session.request(method, url + path, data=data, headers=sent) as reply:
+                return reply.status, (await reply.json())["error"]["code"]
+
+        assert await status("DELETE") == (405, "method_not_allowed")
+        assert await status(path="/more") == (404, "not_found")
+        assert await status(data=b"x" * 4096) == (413, "request_too_large")
+        assert await status(data=b"no gzip", content_encoding="gzip") == (400, "invalid_request")
+        assert await status(data=b"\xff") == (400, "invalid_request")
+        async with session.get(f"{it.serving.openai_url}/models/gpt-4o") as reply:
+            assert reply.status == 404 and "no model is called 'gpt-4o'" in (await reply.json())["error"]["message"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+        )
+        writer.write(f"{head}content-length: 100\r\n\r\n{{".encode())
+        answered = await asyncio.wait_for(reader.read(), 60.0)  # the body never ends
+        assert answered.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 408 ")
+        writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_tools_sampling_and_parts_go_on_as_they_came_and_the_rest_is_named(tmp_path) -> None:
@@ -415,16 +464,11 @@ async def test_rate_limits_hold_for_both_protocols_together(tmp_path) -> None:
         assert error["code"] == "rate_limited" and int(refused.value.response.headers["retry-after"]) > 0
 
 
-async def test_a_slow_answer_outlives_the_closing_of_idle_connections(tmp_path) -> None:
-    from coordinator.service import http_listener
-
+async def test_a_slow_answer_outlives_the_closing_of_idle_connections(tmp_path, monkeypatch) -> None:
     async def slow(request) -> ProviderResult:
         await asyncio.sleep(1.5)
         return ProviderResult("LATE", TokenUsage(10, 5), "up-1", "stop")
 
-    before, http_listener.IDLE_S = http_listener.IDLE_S, 0.2
-    try:
-        async with serving(tmp_path, ProgrammedProvider(slow)) as it:
-            assert (await ask(client_of(it, key_for(tmp_path, "webui")))).choices[0].message.content == "LATE"
-    finally:
-        http_listener.IDLE_S = before
+    monkeypatch.setattr(http_listener.HttpListener.__init__, "__kwdefaults__", {"max_body_bytes": 1024, "idle_s": 0.2})
+    async with serving(tmp_path, ProgrammedProvider(slow)) as it:
+        assert (await ask(client_of(it, key_for(tmp_path, "webui")))).choices[0].message.content == "LATE"
