@@ -7,7 +7,7 @@ replies say. With it each line is read as one of a call over gRPC, for which the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tools.simulate.faults.fold import Fold, scope_of, user_of
@@ -191,19 +191,19 @@ class ChatChecker:
 
     def _meet_features(self, event: DeviceEvent, parts: ChatParts) -> None:
         completed, replied = event.outcome == "completed", event.outcome not in NO_REPLY
-        features: dict[str, Callable[[], bool]] = {
-            "chat whole": lambda: completed and not parts.streamed,
-            "chat streamed": lambda: completed and parts.streamed,
-            "chat of a person": lambda: completed and parts.asker != "",
-            "chat without a key": lambda: completed and parts.idempotency_key == "",
-            "chat refused in its stream": lambda: parts.status == 200 and event.outcome in STATUS,
-            "chat cut in its stream": lambda: parts.status == 200 and not replied,
-            "chat whose reply was lost": lambda: not replied,
-            "person refused by their own budget": lambda: scope_of(parts.budget) == "user",
-            "key of a chat used again for something else": lambda: event.outcome == "KEY_REUSED",
-            "chat cancelled over gRPC": lambda: event.outcome == "CALL_CANCELLED",
-            "chat of a foreign task": lambda: event.what == TRESPASS and replied,
-            "chat that is wrong": lambda: event.what == WRONG and replied,
+        features = {
+            "chat whole": completed and not parts.streamed,
+            "chat streamed": completed and parts.streamed,
+            "chat of a person": completed and parts.asker != "",
+            "chat without a key": completed and parts.idempotency_key == "",
+            "chat refused in its stream": parts.status == 200 and event.outcome in STATUS,
+            "chat cut in its stream": parts.status == 200 and not replied,
+            "chat whose reply was lost": not replied,
+            "person refused by their own budget": scope_of(parts.budget) == "user",
+            "key of a chat used again for something else": event.outcome == "KEY_REUSED",
+            "chat cancelled over gRPC": event.outcome == "CALL_CANCELLED",
+            "chat of a foreign task": event.what == TRESPASS and replied,
+            "chat that is wrong": event.what == WRONG and replied,
         }
         for what, happened in features.items():
-            self._meet(what, happened())
+            self._meet(what, happened)
