@@ -100,10 +100,9 @@ class ChatApi:
 
 @contextmanager
 def _noting(asked: Asked) -> Iterator[None]:
-    """A refusal says where the request had no key: the same one again would be another call. Nobody else waits for such a call."""
+    """A refusal names its call, and says where the request had no key: the same one again would be another call."""
     try:
         yield
     except CoordinatorError as error:
-        if not asked.named:
-            error.metadata[replies.UNNAMED] = asked.call.call_key
+        error.metadata |= {"call_key": asked.call.call_key, **({} if asked.named else {replies.UNNAMED: "yes"})}
         raise

@@ -86,7 +86,7 @@ def error_reply(error: CoordinatorError, now: float) -> ErrorReply:
         opens = None if error.retry_after_s is None else opens_at(about["budget"], now)
         about["opens_at"] = None if opens is None else utc(opens)
     if isinstance(error, OutcomeUnknown):
-        about["charged_uusd"] = int(error.metadata.get("charged_uusd", "0"))
+        about |= {"call_key": error.metadata.get("call_key"), "charged_uusd": int(error.metadata.get("charged_uusd", "0"))}
     hint = error.hint or _HINTS.get(reason, "")
     if isinstance(error, BudgetExhausted) and error.metadata.get("unit", "calls") != "calls":
         hint = "a smaller max_tokens holds less"
