@@ -10,13 +10,11 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
-from aiohttp import web
-
 from coordinator.console.curves import Curves
 from coordinator.service.admin_api import AdminApi
 from coordinator.service.admin_text import as_json
 from coordinator.service.authentication import Identity
-from coordinator.service.http_listener import Handler
+from coordinator.service.http_server import Handler, Reply, Request
 from coordinator.service.metrics import BudgetGauge, Refusals
 from coordinator.service.sideport import Route, json_reply
 from edge.core.clock import Clock
@@ -80,10 +78,10 @@ class WebConsole:
 def console_routes(console: WebConsole) -> list[Route]:
     """The page itself is open; its data is for roles console and admin."""
 
-    async def now(request: web.BaseRequest) -> web.Response:
+    async def now(request: Request) -> Reply:
         return json_reply(await console.now())
 
-    async def history(request: web.BaseRequest) -> web.Response:
+    async def history(request: Request) -> Reply:
         return json_reply(await console.history())
 
     page = [Route(path, _file(*file), None) for path, file in _PAGE.items()]
@@ -91,8 +89,8 @@ def console_routes(console: WebConsole) -> list[Route]:
 
 
 def _file(name: str, media_type: str) -> Handler:
-    async def reply(request: web.BaseRequest) -> web.Response:
+    async def reply(request: Request) -> Reply:
         text = (files("coordinator.console") / "page" / name).read_text(encoding="utf-8")
-        return web.Response(text=text, content_type=media_type, headers=_HEADERS)
+        return Reply(text.encode(), media_type=f"{media_type}; charset=utf-8", headers=_HEADERS)
 
     return reply

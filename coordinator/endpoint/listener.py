@@ -7,18 +7,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
-
-from aiohttp import web
 
 from coordinator.calls.admission import Turnstile
 from coordinator.config import ServerConfig
 from coordinator.endpoint import replies
 from coordinator.endpoint.api import ChatApi
-from coordinator.endpoint.requests import Asked, BadParameter, label_of, require_user, unnamed
+from coordinator.endpoint.requests import BadParameter, label_of, require_user, unnamed
 from coordinator.service.authentication import Authenticator, Identity
-from coordinator.service.http_listener import SAFE_HEADERS, Handler, HttpListener, body_of, facts_of, routed
+from coordinator.service.http_listener import HttpListener, facts_of, routed
+from coordinator.service.http_server import Handler, Reply, Request
 from coordinator.service.metrics import OK, CoordinatorMeters, Refusals
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied, Unauthenticated
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 CHAT, MODELS, USAGE = "/v1/chat/completions", "/v1/models", "/v1/usage"
 TASK_HEADER, KEY_HEADER, REQUEST_ID = "x-edge-task", "idempotency-key", "x-request-id"
 ROLES = frozenset({"device", "client"})
-_WHO = web.RequestKey("who", str)
 HINT = "send an API key as the bearer token: edge-coordinator token issue NAME --role client makes one"
 _METHODS = {CHAT: "ChatCompletions", MODELS: "ListModels", USAGE: "GetUsage"}
 """What metrics call them, beside the RPCs."""
@@ -70,56 +68,54 @@ class ChatEndpoint:
             USAGE: {"GET": self._usage},
         }
         handler = self._measured(routed(routes))
-        return HttpListener(listen, handler, self._refusal, tls, setting="openai_listen", max_body_bytes=most)
+        return HttpListener(listen, handler, self._refusal, tls, setting="openai_listen", most_body_bytes=most)
 
-    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.content_type != "application/json":  # what a foreign page can send without asking first
+    async def _chat(self, request: Request) -> Reply:
+        if request.media_type != "application/json":  # what a foreign page can send without asking first
             raise InvalidRequest("the body must be application/json", hint="send the header content-type: application/json")
         identity, user = self._caller(request)
         if user is None:
             raise unnamed(self._user_headers[identity.device])
         task, key = _only(request, TASK_HEADER), _only(request, KEY_HEADER)
-        with self._places.passage(identity.device):
-            asked = self._api.read(await body_of(request), identity, task=task, key=key, user=user)
+        async with AsyncExitStack() as held:
+            held.enter_context(self._places.passage(identity.device))
+            asked = self._api.read(await request.body(), identity, task=task, key=key, user=user)
+            about = {"cache-control": "no-store", REQUEST_ID: asked.call.call_key}
             if not asked.stream:
-                return _json(await self._api.complete(asked, identity.device, user), headers={REQUEST_ID: asked.call.call_key})
-            async with aclosing(self._api.stream(asked, identity.device, user)) as events:
-                return await self._streamed(request, asked, events)
+                return Reply(replies.encode(await self._api.complete(asked, identity.device, user)), headers=about)
+            events = await held.enter_async_context(aclosing(self._api.stream(asked, identity.device, user)))
+            first = await anext(events)  # what fails before it has its HTTP status
+            stream = self._lines_of(request, first, events)
+            return Reply(media_type="text/event-stream", headers=about, stream=stream, held=held.pop_all())
 
-    async def _streamed(
-        self, request: web.BaseRequest, asked: Asked, events: AsyncGenerator[dict[str, Any], None]
-    ) -> web.StreamResponse:
-        first = await anext(events)  # what fails before it has its HTTP status
-        about = {"content-type": "text/event-stream", "cache-control": "no-store", REQUEST_ID: asked.call.call_key}
-        reply = web.StreamResponse(headers={**SAFE_HEADERS, **about})
-        await reply.prepare(request)
-        await reply.write(replies.sse(first))
+    async def _lines_of(
+        self, request: Request, first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
+    ) -> AsyncGenerator[bytes, None]:
+        yield replies.sse(first)
         try:
             async for event in events:
-                await reply.write(replies.sse(event))
+                yield replies.sse(event)
         except CoordinatorError as error:
             self._note(request, error)
-            await reply.write(replies.sse(replies.error_reply(error, self._clock.now()).body))
+            yield replies.sse(replies.error_reply(error, self._clock.now()).body)
         except Exception as error:  # the status is sent: the stream has to say it
             log.error("a stream failed", exc_info=error)
-            await reply.write(replies.sse(replies.INTERNAL))
-        await reply.write(replies.SSE_DONE)
-        await reply.write_eof()
-        return reply
+            yield replies.sse(replies.INTERNAL)
+        yield replies.SSE_DONE
 
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _models(self, request: Request) -> Reply:
         self._caller(request)
         models = self._api.models(self._started)
         if request.path == MODELS:
             return _json({"object": "list", "data": models})
         return _json(self._api.model(request.path.removeprefix(f"{MODELS}/"), self._started))
 
-    async def _usage(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _usage(self, request: Request) -> Reply:
         identity, user = self._caller(request)
-        task = request.headers.get(TASK_HEADER) or request.query.get("task", "")
+        task = _only(request, TASK_HEADER) or request.query.get("task", [""])[0]
         return _json(await self._api.usage(identity, label_of(task, "") if task else "", user or ""))
 
-    def _caller(self, request: web.BaseRequest) -> tuple[Identity, str | None]:
+    def _caller(self, request: Request) -> tuple[Identity, str | None]:
         """Who asks, and for which person: "" for nobody in particular, None where one has to be named and is not.
 
         Raises CoordinatorError.
@@ -129,7 +125,7 @@ class ChatEndpoint:
             identity = self._authenticator.authenticate(facts_of(request))
         except Unauthenticated as error:  # its hint is for devices
             raise Unauthenticated(str(error), hint=HINT, metadata=error.metadata) from error
-        request[_WHO] = identity.device
+        request.who = identity.device
         if identity.role not in ROLES:
             raise PermissionDenied(f"role {identity.role} may not ask the cloud", hint=HINT)
         if identity.role == "device" and identity.shown == "token" and identity.certificate is None and self._needs_certificate:
@@ -146,7 +142,7 @@ class ChatEndpoint:
         """Counted and timed as RPCs are."""
         time = asyncio.get_running_loop().time
 
-        async def reply(request: web.BaseRequest) -> web.StreamResponse:
+        async def reply(request: Request) -> Reply:
             began, code, reason = time(), *OK
             try:
                 return await handler(request)
@@ -166,31 +162,26 @@ class ChatEndpoint:
 
         return reply
 
-    def _note(self, request: web.BaseRequest, error: CoordinatorError) -> tuple[str, str]:
+    def _note(self, request: Request, error: CoordinatorError) -> tuple[str, str]:
         row = row_for(error)
-        who = str(request.get(_WHO) or request.remote or "")[:64]
+        who = request.who or "unknown"
         self._refusals.note(_METHODS.get(request.path, request.path[:64]), who, row.code.name, row.reason, str(error))
         return row.code.name, row.reason
 
-    def _refusal(self, error: Exception) -> web.Response:
+    def _refusal(self, error: Exception) -> Reply:
         if isinstance(error, CoordinatorError):
             found = replies.error_reply(error, self._clock.now())
             return _json(found.body, found.status, found.headers)
         return _json(replies.INTERNAL, 500, {"x-should-retry": "false"})
 
 
-def _only(request: web.BaseRequest, header: str) -> str:
+def _only(request: Request, header: str) -> str:
     """The header's value, "" without one. Raises BadParameter for several: another program may read another one of them."""
-    values = request.headers.getall(header, [])
+    values = request.headers.get(header.lower(), [])
     if len(values) > 1:
         raise BadParameter(header, "is there more than once")
     return values[0] if values else ""
 
 
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=replies.encode(value),
-        status=status,
-        content_type="application/json",
-        headers={"cache-control": "no-store", **(headers or {})},
-    )
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(replies.encode(value), status, headers={"cache-control": "no-store", **(headers or {})})

@@ -13,7 +13,7 @@ import msgspec
 
 from coordinator.endpoint.requests import Asked, BadParameter
 from coordinator.ledger.budgets import opens_at
-from coordinator.service.http_listener import HttpProblem
+from coordinator.service.http_server import HttpProblem
 from edge.core.errors import BudgetExhausted, CoordinatorError, OutcomeUnknown
 from edge.rpc.client import CloudCompletion
 from edge.rpc.errors import row_for

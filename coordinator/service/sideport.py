@@ -6,15 +6,14 @@ On loopback it trusts this machine. Everywhere else data is for who shows a toke
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
 from coordinator.config import TlsConfig
 from coordinator.service.authentication import Authenticator
-from coordinator.service.http_listener import IDLE_S, Handler, HttpListener, HttpProblem, facts_of, routed
+from coordinator.service.http_listener import HttpListener, facts_of, routed
+from coordinator.service.http_server import IDLE_S, Handler, HttpProblem, Reply, Request
 from edge.core.errors import CoordinatorError, PermissionDenied, RateLimited, Unauthenticated
 from edge.rpc.address import parse_address
 
@@ -47,7 +46,7 @@ def side_port(
     is_local = parse_address(listen).is_local
 
     def checked(route: Route) -> Handler:
-        async def reply(request: web.BaseRequest) -> web.StreamResponse:
+        async def reply(request: Request) -> Reply:
             is_open = route.roles is None or (is_local and "authorization" not in request.headers)
             if route.roles is not None and not is_open:
                 identity = authenticator.authenticate(facts_of(request))
@@ -64,21 +63,17 @@ def side_port(
     return HttpListener(listen, handler, _refusal, None if is_local else tls, setting=setting, idle_s=idle_s)
 
 
-def json_reply(value: Any, status: int = 200) -> web.Response:
-    """A JSON response that no cache keeps."""
+def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """A JSON reply that no cache keeps."""
     body = json.dumps(value, ensure_ascii=False).encode()
-    return web.Response(body=body, status=status, content_type="application/json", headers={"cache-control": "no-store"})
+    return Reply(body, status, headers={"cache-control": "no-store", **(headers or {})})
 
 
-def _refusal(error: Exception) -> web.Response:
+def _refusal(error: Exception) -> Reply:
     if isinstance(error, HttpProblem):
-        reply = json_reply({"error": error.with_hint}, error.status)
-        reply.headers.update(error.headers)
-        return reply
+        return json_reply({"error": error.with_hint}, error.status, error.headers)
     if not isinstance(error, CoordinatorError):
         return json_reply({"error": "internal error; the coordinator's log has the details"}, 500)
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
-    reply = json_reply({"error": error.with_hint, "reason": error.reason}, status)
-    if status == 401:
-        reply.headers["www-authenticate"] = "Bearer"
-    return reply
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return json_reply({"error": error.with_hint, "reason": error.reason}, status, headers)

@@ -152,12 +152,11 @@ class Telemetry:
         }
 
     def _metrics_routes(self, sources: Sources) -> list[Route]:
-        from aiohttp import web
-
+        from coordinator.service.http_server import Reply, Request
         from coordinator.service.sideport import Route
 
-        async def metrics(request: web.BaseRequest) -> web.Response:
-            return web.Response(body=await self.exposition(sources), headers={"content-type": CONTENT_TYPE})
+        async def metrics(request: Request) -> Reply:
+            return Reply(await self.exposition(sources), media_type=CONTENT_TYPE)
 
         return [Route("/metrics", metrics, METRICS_ROLES)]
 

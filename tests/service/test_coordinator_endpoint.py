@@ -19,7 +19,7 @@ from coordinator.calls.admission import Gate
 from coordinator.config import AuthConfig
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.providers.provider import ProviderResult
-from coordinator.service import http_listener
+from coordinator.service import http_listener, http_server
 from coordinator.service.tokens import TokenAuthority, TokenStore
 from edge.core.clock import SystemClock
 from edge.core.errors import PermissionDenied
@@ -344,7 +344,7 @@ async def test_what_a_call_cannot_carry_is_refused_in_one_line_and_costs_nothing
 
 
 async def test_malformed_http_is_refused_in_openais_form_and_not_as_a_failure(tmp_path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(http_listener, "IDLE_S", 0.5)
+    monkeypatch.setattr(http_server, "IDLE_S", 0.5)
     async with serving(tmp_path, service={"max_message_bytes": 2048}) as it, aiohttp.ClientSession() as session:
         url = f"{it.serving.openai_url}/chat/completions"
 
@@ -356,7 +356,7 @@ async def test_malformed_http_is_refused_in_openais_form_and_not_as_a_failure(tm
         assert await status("DELETE") == (405, "method_not_allowed")
         assert await status(path="/more") == (404, "not_found")
         assert await status(data=b"x" * 4096) == (413, "request_too_large")
-        assert await status(data=b"no gzip", content_encoding="gzip") == (400, "invalid_request")
+        assert await status(data=b"no gzip", content_encoding="gzip") == (415, "invalid_request")
         assert await status(data=b"\xff") == (400, "invalid_request")
         async with session.get(f"{it.serving.openai_url}/models/gpt-4o") as reply:
             assert reply.status == 404 and "no model is called 'gpt-4o'" in (await reply.json())["error"]["message"]
@@ -469,6 +469,6 @@ async def test_a_slow_answer_outlives_the_closing_of_idle_connections(tmp_path, 
         await asyncio.sleep(1.5)
         return ProviderResult("LATE", TokenUsage(10, 5), "up-1", "stop")
 
-    monkeypatch.setattr(http_listener.HttpListener.__init__, "__kwdefaults__", {"max_body_bytes": 1024, "idle_s": 0.2})
+    monkeypatch.setattr(http_listener, "IDLE_S", 0.2)
     async with serving(tmp_path, ProgrammedProvider(slow)) as it:
         assert (await ask(client_of(it, key_for(tmp_path, "webui")))).choices[0].message.content == "LATE"

@@ -6,13 +6,13 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from aiohttp import web
 
 from coordinator.config import ServerConfig
 from coordinator.ledger.accounts import Amount
 from coordinator.ledger.opening import LEDGER_FILE, open_store
 from coordinator.ledger.stores.memory import MemoryLedgerStore
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, copy_file
+from coordinator.service.http_server import Reply, Request
 from coordinator.service.instruments import MeasuredStore
 from coordinator.service.metrics import MAX_OUTCOMES, MAX_TASKS, OTHER, CoordinatorMeters
 from coordinator.service.sideport import Route, side_port
@@ -228,8 +228,8 @@ async def test_a_foreign_host_name_or_page_reads_nothing(tmp_path) -> None:
 
 
 async def test_incomplete_and_silent_connections_are_closed_while_others_are_served(tmp_path) -> None:
-    async def page(request: web.Request) -> web.Response:
-        return web.Response(text="page")
+    async def page(request: Request) -> Reply:
+        return Reply(b"page", media_type="text/plain")
 
     everybody = Route("/metrics", page, None)
     authenticator = SecureFleet(tmp_path).tokens  # no credentials are required
