@@ -13,8 +13,9 @@ from coordinator.ledger.accounts import Amount, AmountLimits, BudgetTerms, Reser
 from coordinator.ledger.journal import GENESIS, next_entry
 from coordinator.ledger.stores.sqlite import SqliteLedgerStore, open_read_only
 from tests.worlds.ledger_requests import FLEET, NOW, reserve_request, settlement
-from tools.bench.coordinator import rows, services
-from tools.bench.coordinator.audit import WRONG, audit
+from tools.bench.coordinator import overspend, profile, profiled, rows, services
+from tools.bench.coordinator.audit import WRONG, audit, spent_by
+from tools.bench.processes import REPOSITORY
 
 COST = (1, 100, 300)
 LIMITS = BudgetTerms(FLEET, AmountLimits(calls=5))
@@ -105,29 +106,68 @@ def _round(**spent: float) -> dict[str, Any]:
     phase = {"ms": {"p50": 7.0, "p99": 9.0}, "direct_ms": {"p50": 6.0}, "calls": 3000, "memory_mib": 90.0, "errors": {}}
     phase["spent_s"] = {"service": 1.0, "upstream": 0.1, "wall": 2.0, **spent}
     books = {"upstream_requests": 3000, **dict.fromkeys(WRONG, 0)}
-    return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "budget", "close"), phase), "audit": books}
+    return {"start_s": 0.5, "phases": dict.fromkeys(("latency", "calls", "serving", "budget", "close"), phase), "audit": books}
 
 
 def test_rates_are_per_cpu_second_and_latencies_exclude_the_upstream() -> None:
     slow = _round(service=20.0)
-    row = rows.calls_row({"ours": [_round()], "litellm": [slow], "echo": [_round(service=0.5)]})
+    own = {"ours": [_round()], "endpoint": [_round(service=2.0)]}
+    row = rows.calls_row({**own, "litellm": [slow], "echo": [_round(service=0.5)], "http_echo": [_round(service=0.25)]})
     verdicts = {verdict.what: verdict for verdict in row.verdicts}
     assert verdicts["Complete per core"].value == 0.5
     assert verdicts["Complete per core, times more"].value == 20.0
     assert verdicts["added p50, one call at a time"].value == 1.0
     assert verdicts["GetBudget per core"].met is False
     assert row.missed
+    shares = [verdict.measured for verdict in row.verdicts if verdict.what == "HTTP endpoint, calls per core"]
+    assert shares == ["1500 calls/s (1500-1500): 10.0x", "0.12"]
+    assert verdicts["HTTP endpoint, calls per core"].against == "the bare aiohttp echo"
 
 
-def test_the_echo_answers_what_the_load_asks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("service", ["echo", "http_echo"])
+def test_the_echoes_answer_what_the_load_asks(service: str, tmp_path: Path) -> None:
     from tools.bench.coordinator.measure import loaded
 
     phase = {"phase": "calls", "kind": "calls", "concurrency": 2, "calls": 20, "seconds": 0.0, "warmup_s": 0.0}
-    with services.started({"service": "echo"}, tmp_path) as started:
+    with services.started({"service": service}, tmp_path) as started:
         result = loaded(started, phase, tmp_path)
     assert result["calls"] >= 20
     assert result["errors"] == {}
     assert result["ms"]["p50"] > 0.0
+
+
+def test_what_was_spent_is_what_the_upstream_saw() -> None:
+    found = spent_by(["b 0", "b 1", "b 1", "b 2"], ["b 0", "b 1", "b 3"], refused=4, failed=1, cost_uusd=300, limit_uusd=900)
+    assert (found.sent, found.answered, found.spent_uusd, found.overspent_uusd) == (4, 3, 1200, 300)
+    assert (found.lost, found.doubled) == (2, 1), "b 2 was paid and not given, b 3 given and not paid; b 1 was sent twice"
+    assert spent_by([], [], refused=9, failed=0, cost_uusd=300, limit_uusd=900).overspent_uusd == 0
+
+
+def test_the_endpoint_stays_within_a_budget_that_many_calls_want(tmp_path: Path) -> None:
+    job = {"service": "endpoint", "delay_s": 0.2, "count": 12, "rest_s": 0.1, "limit_uusd": 6 * services.COST[2]}
+    found = overspend.measure({**job, "scratch": str(tmp_path / "scratch")})
+    assert (found["overspent_uusd"], found["lost"], found["doubled"], found["failed"]) == (0, 0, 0, 0)
+    assert (found["audit"]["wrong"], found["errors"]) == (0, {})
+    assert 0 < found["answered_at_once"] <= found["answered"] < 6
+    assert rows.overspend_row({"endpoint": [found]}).missed is False
+
+
+def test_a_profile_divides_a_call_by_threads_and_the_main_one_by_groups() -> None:
+    threads = {"MainThread": 3.0, "ledger-writer": 1.0}
+    found = profile.divided({"threads": threads, "groups": {"broker": 0.5, "transport": 1.5}}, 400.0)["us"]
+    assert found == {
+        "broker": 75.0,
+        "transport": 225.0,
+        "writer thread: commits": 100.0,
+        "threads of libraries and others": 0.0,
+    }
+
+
+def test_every_group_of_the_profile_has_a_file() -> None:
+    files = [str(path) for root in ("coordinator", "edge") for path in (REPOSITORY / root).rglob("*.py")]
+    own = [part for _, parts in profiled.GROUPS for part in parts if not part.startswith("/") or part == "/providers/"]
+    assert [part for part in own if part != "google/protobuf/" and not any(part in file for file in files)] == []
+    assert profiled.group_of("/somewhere/asyncio/events.py") is None
 
 
 LOOK = [30, 9, 15, 90.0]

@@ -4,13 +4,15 @@
 
 Prints its port in one line of JSON. Answers every request with the same completion after a constant delay; with a task file ITEMS it
 answers the questions in it, always right, as a peer's reward assumes of its cloud. `GET /log` returns the idempotency keys in the order of
-the requests; a request without one is logged as "". No chunked bodies, no pipelining, no TLS.
+the requests; a request without one is logged as "". `GET /asked` returns how their last messages begin, up to the first full stop, so that
+the requests of a service that sends no keys can be told apart. No chunked bodies, no pipelining, no TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +23,16 @@ from tools.bench.processes import announce
 
 HEAD_END = b"\r\n\r\n"
 INPUT_TOKENS, OUTPUT_TOKENS = 180, 96
+_BEGINNING = re.compile(rb'"content": ?"([^".]{1,80})')
 TEXT = "The greater of the two is found by comparing each digit from the left; here the third one decides. " * 4
 
 
 @dataclass(frozen=True, slots=True)
 class MockRequest:
-    """A request: method, headers by lower-case name, body."""
+    """A request: method, path, headers by lower-case name, body."""
 
     method: str
+    path: str
     headers: Mapping[str, str]
     body: bytes
 
@@ -106,7 +110,8 @@ class MockConnection(asyncio.Protocol):
         if len(rest) < length:
             return None
         self._buffer = rest[length:]
-        return MockRequest(first.partition(" ")[0], headers, rest[:length])
+        method, path, *_ = [*first.split(" "), ""]
+        return MockRequest(method, path, headers, rest[:length])
 
     def _send(self, answer: MockAnswer) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -137,13 +142,15 @@ class MockCloud:
     def __init__(self, delay_s: float, answers: Mapping[str, str] | None = None) -> None:
         self._answer = MockAnswer(completion(), after_s=delay_s)
         self._answers = answers
-        self._log: list[str] = []
+        self._logs: dict[str, list[str]] = {"/log": [], "/asked": []}
 
     def handle(self, request: MockRequest, _connection: MockConnection) -> MockAnswer:
-        """The completion, or the log."""
+        """The completion, or a log."""
         if request.method == "GET":
-            return MockAnswer(json.dumps(self._log).encode())
-        self._log.append(request.headers.get("idempotency-key", ""))
+            return MockAnswer(json.dumps(self._logs[request.path]).encode())
+        self._logs["/log"].append(request.headers.get("idempotency-key", ""))
+        beginnings = _BEGINNING.findall(request.body)
+        self._logs["/asked"].append(beginnings[-1].decode() if beginnings else "")
         if self._answers is None:
             return self._answer
         return MockAnswer(

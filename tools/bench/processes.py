@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,20 @@ def running(
             end_session(process)
             if process.stdout is not None:
                 process.stdout.close()
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int] | None) -> Iterator[None]:
+    """What is started in the block runs on these cores only; None: wherever this process may."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def announce(fields: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tools.bench coordinator`: the coordinator and LiteLLM's proxy, measured side by side in one run.
+"""`python -m tools.bench coordinator`: the coordinator by each of its doors and LiteLLM's proxy, measured side by side in one run.
 
 Rates are per second of processor time of the service's whole process tree; latencies are what the service adds to the mock cloud LLM's.
 The ledger is durable (SQLite, synchronous=FULL), every call has a token, and metrics are served. Results are written to the folder
@@ -8,6 +8,7 @@ The ledger is durable (SQLite, synchronous=FULL), every call has a token, and me
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +22,12 @@ from tools.bench.harness import BenchRow, MeasuredPart, Results, own_part
 PACKAGES = ("edge-agent", "grpcio", "protobuf", "aiohttp", "msgspec", "cryptography", "pyjwt")
 MEMORY_SAMPLES = 10
 SOAK_SAMPLES = 8
-ROWS = ("calls", "memory", "idle", "recovery")
+ROWS = ("calls", "overspend", "profile", "cores", "memory", "idle", "recovery")
 SOAK = "soak"
 """Not among the rows that are measured unless named: it compares nothing, and takes minutes."""
 DELAY_S = 0.005
+BURST = {"count": 200, "delay_s": 1.0, "rest_s": 3.0}
+BURST_FITS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,17 @@ QUICK = CoordinatorPlan("quick", 1, 2, 20, 2.0, 0.5, 16, 400, 2000, 200, 40, 400
 
 
 PHASES = {
-    "ours": ("latency", "calls", "budget", "close"),
+    "ours": ("latency", "calls", "serving", "budget", "close"),
+    "endpoint": ("latency", "calls"),
     "litellm": ("latency", "calls"),
+    "litellm_budget": ("latency", "calls"),
     "echo": ("latency", "calls"),
+    "http_echo": ("latency", "calls"),
 }
-"""The phases of each service in a round: one request at a time, many concurrent calls, budgets, and steps that are closed."""
+"""The phases of each service in a round: one request at a time, many concurrent calls (of a learning step and of none), budgets, and steps
+that are closed."""
+DOORS = {"gRPC": ("ours", "serving"), "HTTP": ("endpoint", "calls")}
+"""The service and the phase of a call outside learning steps, by the door it comes in at."""
 
 
 def phase_of(plan: CoordinatorPlan, kind: str, phase: str = "", **changes: Any) -> dict[str, Any]:
@@ -64,6 +73,7 @@ def phase_of(plan: CoordinatorPlan, kind: str, phase: str = "", **changes: Any) 
     jobs: dict[str, dict[str, Any]] = {
         "latency": {"slices": plan.slices, "slice_calls": plan.slice_calls, "warmup_calls": plan.slice_calls},
         "calls": {"concurrency": plan.concurrency, **timed},
+        "serving": {"concurrency": plan.concurrency, **timed},
         "budget": {"concurrency": plan.concurrency, **timed},
         "close": {"count": plan.closed_steps, "concurrency": plan.concurrency},
     }
@@ -81,9 +91,37 @@ class CoordinatorBench:
 
     def calls(self) -> BenchRow:
         """All services, round by round."""
-        names = ["ours", *(["litellm"] if self.litellm else []), "echo"]
-        parts = {name: self._part(name) for name in names}
+        parts = {name: self._part(name) for name in PHASES if self.litellm or not name.startswith("litellm")}
         return rows.calls_row(self.results.alternating("calls", parts, self.plan.rounds))
+
+    def overspend(self) -> BenchRow:
+        """200 calls at once against a budget that fits 100."""
+        job = {**BURST, "limit_uusd": BURST_FITS * services.COST[2]}
+        parts = {"endpoint": own_part("coordinator.overspend", {**job, "service": "endpoint", "code": self.code}, scratch=True)}
+        for budget in ("key", "deployment") if self.litellm else ():
+            theirs = {**job, "service": "litellm", "budget": budget, "litellm": self._litellm_command()}
+            parts[f"litellm_{budget}"] = own_part("coordinator.overspend", theirs, scratch=True)
+        return rows.overspend_row(self.results.alternating("overspend", parts, min(3, self.plan.rounds)))
+
+    def profile(self) -> BenchRow:
+        """Where the processor time of one call goes."""
+        parts = {
+            door: self._ours("profile", service=service, calls=phase_of(self.plan, phase))
+            for door, (service, phase) in DOORS.items()
+        }
+        return rows.profile_row(self.results.alternating("profile", parts, min(3, self.plan.rounds)))
+
+    def cores(self) -> BenchRow:
+        """One process on one core and on two; the load and the mock cloud share the second."""
+        first, *_, last = sorted(os.sched_getaffinity(0))
+        parts = {
+            f"{door}, {words}": self._ours(
+                "measure", service=service, cores=cores, other_cores=[last], phases=[phase_of(self.plan, phase)]
+            )
+            for door, (service, phase) in DOORS.items()
+            for words, cores in (("one core", [first]), ("two cores", [first, last]))
+        }
+        return rows.cores_row(self.results.alternating("cores", parts, min(3, self.plan.rounds)))
 
     def memory(self) -> BenchRow:
         """Our memory sampled after many calls; LiteLLM's from the first round of calls."""
@@ -117,10 +155,17 @@ class CoordinatorBench:
         phases = [phase_of(self.plan, kind) for kind in PHASES[service]]
         if service == "ours":
             return self._ours("measure", phases=phases)
+        if service == "endpoint":
+            return self._ours("measure", service=service, phases=phases)
         job = {"service": service, "delay_s": DELAY_S, "phases": phases}
-        if service == "litellm" and self.litellm:
-            job["litellm"] = str(self.litellm())
+        if service.startswith("litellm"):
+            job["litellm"] = self._litellm_command()
+            job["budget"] = "key" if service == "litellm_budget" else ""
         return own_part("coordinator.measure", job, scratch=True)
+
+    def _litellm_command(self) -> str:
+        assert self.litellm is not None
+        return str(self.litellm())
 
     def _ours(self, module: str, **job: Any) -> MeasuredPart:
         own = {"service": "ours", "delay_s": DELAY_S, "code": self.code}

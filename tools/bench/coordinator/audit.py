@@ -1,6 +1,6 @@
 """The ledger compared with what happened: its own verification, the upstream's log, and the clients' replies. Counts only, without judging.
 
-Verification proves every row from the journal, so the rows are counted here.
+`spent_by` compares any service with the upstream's log alone. Verification proves every row from the journal, so the rows are counted here.
 """
 
 from __future__ import annotations
@@ -69,4 +69,40 @@ def audit(ledger: Path, upstream_log: Sequence[str], acknowledged: Iterable[str]
         doubled=sum(count > 1 for tally in (sent, groups) for count in tally.values()),
         undercharged=sum(attempt.charged != Amount(*cost) for attempt in paid),
         differences=report.difference_count,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the upstream saw of a service that holds calls to a budget, against what the clients were told.
+
+    `overspent_uusd`: what the upstream's requests cost beyond the limit. `lost`: requests that the upstream got and whose client got no
+    answer, and answers that the upstream never gave. `doubled`: calls that were sent more than once.
+    """
+
+    sent: int
+    answered: int
+    refused: int
+    failed: int
+    spent_uusd: int
+    overspent_uusd: int
+    lost: int
+    doubled: int
+
+
+def spent_by(
+    asked: Sequence[str], answered: Iterable[str], *, refused: int, failed: int, cost_uusd: int, limit_uusd: int
+) -> Spent:
+    """`asked`: how the upstream's requests begin, in order; `answered`: how those begin whose clients got an answer."""
+    sent, got = Counter(asked), set(answered)
+    spent = len(asked) * cost_uusd
+    return Spent(
+        sent=len(asked),
+        answered=len(got),
+        refused=refused,
+        failed=failed,
+        spent_uusd=spent,
+        overspent_uusd=max(0, spent - limit_uusd),
+        lost=len(sent.keys() ^ got),
+        doubled=sum(count > 1 for count in sent.values()),
     )

@@ -24,15 +24,19 @@ PROMPT = (
 )
 MAX_OUTPUT_TOKENS = 128
 PLANNED_PROMPTS = 10_000_000
+MODEL = "default"
 CALLS_PATH = "/v1/chat/completions"
 Act = Callable[[int, int], Awaitable[None]]
 """One request: (worker, number)."""
 
 
 class GrpcService:
-    """DeviceService: one channel for each device; worker w is device w modulo devices. `acked` is `device|key` of each answered call."""
+    """DeviceService: one channel for each device; worker w is device w modulo devices. `acked` is `device|key` of each answered call.
 
-    def __init__(self, address: str, tokens: Sequence[str], devices: Sequence[str], phase: str) -> None:
+    Not `in_step`: its calls belong to no learning step, as those of the HTTP endpoint.
+    """
+
+    def __init__(self, address: str, tokens: Sequence[str], devices: Sequence[str], phase: str, *, in_step: bool = True) -> None:
         import grpc
 
         from edge.rpc.v1 import device_pb2_grpc
@@ -43,6 +47,7 @@ class GrpcService:
         self.metadata = [(("authorization", f"Bearer {token}"),) for token in tokens]
         self.task = f"bench-{phase}"
         self._devices = devices
+        self._step = 0 if in_step else None
         self.acked: list[str] = []
 
     async def prepare(self) -> None:
@@ -57,11 +62,11 @@ class GrpcService:
         """The request of a call."""
         from edge.rpc.v1 import call_pb2
 
-        message = call_pb2.ChatMessage(role=call_pb2.ROLE_USER, content=f"{self.task} {number}. {PROMPT}")
+        message = call_pb2.ChatMessage(role=call_pb2.ROLE_USER, content=f"{name_of(self.task, number)}. {PROMPT}")
         return call_pb2.CompleteRequest(
             call_key=f"{self.task}:{number}",
             task=self.task,
-            step=0,
+            step=self._step,
             prompt_id=f"p{number}",
             help_units=1,
             messages=[message],
@@ -102,28 +107,45 @@ class GrpcService:
         await self.stubs[at].CloseStep(request, metadata=self.metadata[at])
 
 
-class HttpService:
-    """OpenAI's chat completions: one keep-alive connection for each worker."""
+class BudgetRefused(Exception):
+    """The service says that a budget is used up."""
 
-    def __init__(self, port: int, tokens: Sequence[str], phase: str) -> None:
+
+class HttpService:
+    """OpenAI's chat completions: one keep-alive connection for each worker; worker w is token w modulo tokens. `acked` is `device|key` of
+    each answered call, where there are devices."""
+
+    def __init__(self, port: int, tokens: Sequence[str], devices: Sequence[str], phase: str) -> None:
         self._port = port
-        self._authorization = f"Authorization: Bearer {tokens[0]}\r\n" if tokens and tokens[0] else ""
+        self._authorizations = [f"Authorization: Bearer {token}\r\n" if token else "" for token in tokens or ("",)]
+        self._devices = devices
         self._phase = phase
         self._streams: dict[int, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self.acked: list[str] = []
 
     async def call(self, worker: int, number: int) -> None:
-        """One completion. Raises RuntimeError on any status but 200."""
+        """One completion. Raises BudgetRefused, and RuntimeError on any other status but 200."""
         if worker not in self._streams:
             self._streams[worker] = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams[worker]
-        message = {"role": "user", "content": f"{self._phase} {number}. {PROMPT}"}
-        request = {"model": "mock", "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
+        at = worker % len(self._authorizations)
+        message = {"role": "user", "content": f"{name_of(self._phase, number)}. {PROMPT}"}
+        request = {"model": MODEL, "messages": [message], "max_tokens": MAX_OUTPUT_TOKENS, "temperature": 1.0}
         body = json.dumps(request).encode()
-        head = f"POST {CALLS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self._authorization}Content-Type: application/json\r\n"
+        head = f"POST {CALLS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\n{self._authorizations[at]}Content-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode("ascii") + body)
         status, answer = await _answer(reader)
         if status != 200:
-            raise RuntimeError(f"HTTP status {status}: {answer[:200]!r}")
+            refused = 400 <= status < 500 and b"budget" in answer.lower()
+            raise (BudgetRefused if refused else RuntimeError)(f"HTTP status {status}: {answer[:200]!r}")
+        reply = json.loads(answer)
+        if self._devices:
+            self.acked.append(f"{self._devices[at]}|{reply['edge']['call_key']}")
+
+
+def name_of(phase: str, number: int) -> str:
+    """How the prompt of a call begins: no two are equal."""
+    return f"{phase} {number}"
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -243,9 +265,44 @@ async def exactly(act: Act, count: int, concurrency: int, watch: Mapping[str, in
     return tally.summed(meter.read())
 
 
+@dataclass(slots=True)
+class Outcomes:
+    """What became of calls, by number: answered, refused for a budget, or neither."""
+
+    answered: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    async def one(self, act: Act, worker: int, number: int) -> bool:
+        """Do one and note it; whether it was answered."""
+        try:
+            await act(worker, number)
+        except BudgetRefused:
+            self.refused.append(number)
+        except Exception as error:  # counted, and judged by the reader
+            self.errors[f"{type(error).__name__}: {str(error)[:200]}"] += 1
+        else:
+            self.answered.append(number)
+            return True
+        return False
+
+
+async def burst(service: HttpService, job: Mapping[str, Any]) -> dict[str, Any]:
+    """`count` calls at once, each on a connection of its own, and when all are over as many one after the other as are answered."""
+    outcomes, count, began = Outcomes(), job["count"], time.perf_counter()
+    await asyncio.gather(*(outcomes.one(service.call, number, number) for number in range(count)))
+    seconds, at_once = time.perf_counter() - began, len(outcomes.answered)
+    await asyncio.sleep(job["rest_s"])
+    number = count
+    while await outcomes.one(service.call, 0, number) and number < 2 * count:
+        number += 1
+    told = {"answered": outcomes.answered, "refused": outcomes.refused, "errors": dict(outcomes.errors)}
+    return {**told, "answered_at_once": at_once, "seconds": seconds}
+
+
 async def latency(service: GrpcService | HttpService, job: Mapping[str, Any]) -> dict[str, Any]:
     """One request at a time, in slices that alternate between the service and the upstream itself."""
-    direct = HttpService(job["direct_port"], (), "direct") if job.get("direct_port") else None
+    direct = HttpService(job["direct_port"], (), (), "direct") if job.get("direct_port") else None
     through, upstream, numbers = CallTally(measuring=True), CallTally(measuring=True), itertools.count()
     meter = LoadMeter(job["watch"])
     for _ in range(job["warmup_calls"]):
@@ -264,9 +321,9 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run the measurement of the job."""
     phase = job["phase"]
     service: Any = (
-        GrpcService(job["target"], job["tokens"], job["devices"], phase)
+        GrpcService(job["target"], job["tokens"], job["devices"], phase, in_step=job["kind"] != "serving")
         if job["protocol"] == "grpc"
-        else HttpService(job["target"], job["tokens"], phase)
+        else HttpService(job["target"], job["tokens"], job["devices"], phase)
     )
     if job["steps"]:
         await service.prepare()
@@ -275,13 +332,15 @@ async def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     match job["kind"]:
         case "latency":
             result = await latency(service, job)
-        case "calls":
+        case "calls" | "serving":
             result = await unary(service.call, job)
         case "budget":
             result = await unary(service.budget, job)
         case "close":
             await exactly(service.open_numbered, job["count"], job["concurrency"], {})
             result = await exactly(service.close_numbered, job["count"], job["concurrency"], job["watch"])
+        case "burst":
+            result = await burst(service, job)
         case other:
             raise ValueError(f"unknown load {other!r}")
     return result | {"acked": getattr(service, "acked", [])}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tools.bench.coordinator.audit import WRONG
 from tools.bench.harness import BenchRow, Rounds, Spread, spread
 
+PEERS = {"litellm": "LiteLLM without a budget", "litellm_budget": "with a reserved budget of its key"}
+OVERSPENDERS = {
+    "endpoint": "HTTP endpoint",
+    "litellm_key": "LiteLLM, budget of a key (custom_auth, common checks, fail_closed_budget_enforcement)",
+    "litellm_deployment": "LiteLLM, budget of a deployment (max_budget, budget_duration)",
+}
 UNSATURATED = 0.5
 """Share of a core below which the mock cloud LLM was certainly not what was waited for."""
 
@@ -18,8 +24,10 @@ def calls_row(measured: Mapping[str, Rounds]) -> BenchRow:
     row = BenchRow("calls", "calls", {name: list(rounds) for name, rounds in measured.items()})
     _latencies(row, ours, peer)
     _throughputs(row, measured)
-    _books(row, [result["audit"] for result in ours])
-    row.without_goal("bare grpc.aio echo", "baseline", _per_core(measured["echo"], "calls").text("calls/s per core", 0))
+    _endpoint(row, measured)
+    _books(row, [result["audit"] for result in (*ours, *measured["endpoint"])])
+    for name, what in (("echo", "bare grpc.aio echo"), ("http_echo", "bare aiohttp echo")):
+        row.without_goal(what, "baseline", _per_core(measured[name], "calls").text("calls/s per core", 0))
     spent = [phase["spent_s"] for result in [*ours, *peer] for phase in result["phases"].values()]
     busiest = max(each.get("upstream", 0.0) / each["wall"] for each in spent)
     row.without_goal("mock cloud LLM, busiest phase", "baseline", f"{100 * busiest:.0f} % of a core")
@@ -28,6 +36,48 @@ def calls_row(measured: Mapping[str, Rounds]) -> BenchRow:
     row.at_most("start to SERVING", theirs, start.text("s"), start.median, 2.0, " s")
     busy = [] if busiest < UNSATURATED else ["the mock cloud LLM was busy: its latency is in the figures"]
     row.notes = [*_error_notes(measured), *busy]
+    return row
+
+
+def overspend_row(measured: Mapping[str, Rounds]) -> BenchRow:
+    """Many calls at once against a budget that fits half of them."""
+    row = BenchRow("overspend", "overspend", {name: list(rounds) for name, rounds in measured.items()})
+    for name, rounds in measured.items():
+        about = f"spent of {rounds[0]['limit_uusd'] / 1e6:.4f} USD by many calls at once"
+        row.without_goal(about, OVERSPENDERS[name], "; ".join(map(_spent_text, rounds)))
+    ours = measured["endpoint"]
+    row.at_most("overspent, HTTP endpoint", "the upstream's log", *_worst(ours, "overspent_uusd"), 0, " micro-USD")
+    wrong = [sum(result[name] for name in ("lost", "doubled", "failed")) + result["audit"]["wrong"] for result in ours]
+    row.at_most("lost, doubled and failed calls, differences in the ledger", "", str(max(wrong)), max(wrong), 0, "")
+    return row
+
+
+def profile_row(measured: Mapping[str, Rounds]) -> BenchRow:
+    """Where the processor time of a call goes, at both doors; medians of the rounds."""
+    row = BenchRow("profile", "profile of a call", {name: list(rounds) for name, rounds in measured.items()})
+    names = dict.fromkeys(name for rounds in measured.values() for result in rounds for name in result["us"])
+    per_call = {door: spread(result["per_call_us"] for result in rounds).median for door, rounds in measured.items()}
+    row.without_goal("processor time of a call, sampled", "", ", ".join(f"{door} {us:.0f} us" for door, us in per_call.items()))
+    for name in names:
+        parts = {door: spread(result["us"].get(name, 0.0) for result in rounds).median for door, rounds in measured.items()}
+        text = ", ".join(f"{door} {us:.0f} us ({100 * us / per_call[door]:.0f} %)" for door, us in parts.items())
+        row.without_goal(f"  {name}", "", text)
+    return row
+
+
+def cores_row(measured: Mapping[str, Rounds]) -> BenchRow:
+    """What a second core is worth to one process; the load and the mock cloud are on that core, too."""
+    row = BenchRow("cores", "cores", {name: list(rounds) for name, rounds in measured.items()})
+    for name, rounds in measured.items():
+        phases = [next(iter(result["phases"].values())) for result in rounds]
+        rate = spread(phase["calls"] / phase["spent_s"]["wall"] for phase in phases)
+        cost = spread(1e6 * phase["spent_s"]["service"] / phase["calls"] for phase in phases)
+        share = spread(100 * phase["spent_s"]["service"] / phase["spent_s"]["wall"] for phase in phases)
+        others = spread(
+            100 * (phase["spent_s"]["load"] + phase["spent_s"]["upstream"]) / phase["spent_s"]["wall"] for phase in phases
+        )
+        busy = f"{share.median:.0f} % of a core; load and mock cloud {others.median:.0f} %"
+        row.without_goal(name, "", f"{rate.text('calls/s', 0)}, {cost.text('us a call', 0)}, {busy}")
     return row
 
 
@@ -118,6 +168,40 @@ def _throughputs(row: BenchRow, measured: Mapping[str, Rounds]) -> None:
         row.at_least("Complete per core, times more", against, f"{times:.1f}x", times, 14.0)
 
 
+def _endpoint(row: BenchRow, measured: Mapping[str, Rounds]) -> None:
+    """The HTTP endpoint beside LiteLLM's proxy, without and with a budget that its key is held to."""
+    ours = measured["endpoint"]
+    peers = {words: measured[name] for name, words in PEERS.items() if measured.get(name)}
+
+    def beside(what: str, of: Callable[[Rounds], Spread], unit: str, digits: int) -> None:
+        mine = of(ours)
+        theirs = {words: of(rounds) for words, rounds in peers.items()}
+        times = ", ".join(f"{max(mine.median / each.median, each.median / mine.median):.1f}x" for each in theirs.values())
+        against = "; ".join(f"{words} {each.text(unit, digits)}" for words, each in theirs.items())
+        row.without_goal(f"HTTP endpoint, {what}", against, mine.text(unit, digits) + (f": {times}" if times else ""))
+
+    beside("added p50, one call at a time", lambda rounds: spread(_added(rounds, "p50")), "ms", 2)
+    beside("added p99, one call at a time", lambda rounds: spread(_added(rounds, "p99")), "ms", 2)
+    beside("calls per core", lambda rounds: _per_core(rounds, "calls"), "calls/s", 0)
+    beside("calls in all", lambda rounds: _per_second(rounds, "calls"), "calls/s", 0)
+    share = _per_core(ours, "calls").median / _per_core(measured["http_echo"], "calls").median
+    row.without_goal("HTTP endpoint, calls per core", "the bare aiohttp echo", f"{share:.2f}")
+    row.without_goal("Complete outside learning steps", "", _per_core(measured["ours"], "serving").text("calls/s per core", 0))
+
+
+def _spent_text(result: Mapping[str, Any]) -> str:
+    return (
+        f"answered {result['answered_at_once']} at once, {result['answered']} in all, refused {result['refused']}, "
+        f"failed {result['failed']}; spent {result['spent_uusd'] / 1e6:.4f}, over the limit {result['overspent_uusd'] / 1e6:.4f}, "
+        f"lost {result['lost']}, doubled {result['doubled']}, {result['seconds']:.1f} s"
+    )
+
+
+def _worst(rounds: Rounds, name: str) -> tuple[str, float]:
+    worst = max(result[name] for result in rounds)
+    return str(worst), worst
+
+
 def _books(row: BenchRow, audits: Sequence[Mapping[str, Any]]) -> None:
     calls = sum(audit["upstream_requests"] for audit in audits)
     wrong = {name: sum(audit[name] for audit in audits) for name in WRONG}
@@ -135,6 +219,11 @@ def _added(rounds: Rounds, name: str) -> list[float]:
 def _per_core(rounds: Rounds, phase: str) -> Spread:
     found = [result["phases"][phase] for result in rounds]
     return spread(each["calls"] / max(each["spent_s"]["service"], 0.01) for each in found)
+
+
+def _per_second(rounds: Rounds, phase: str) -> Spread:
+    found = [result["phases"][phase] for result in rounds]
+    return spread(each["calls"] / each["spent_s"]["wall"] for each in found)
 
 
 def _error_notes(measured: Mapping[str, Rounds]) -> list[str]:
