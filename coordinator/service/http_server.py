@@ -82,6 +82,7 @@ class Request:
         "_parts",
         "_problem",
         "headers",
+        "is_wanted",
         "keep_alive",
         "method",
         "path",
@@ -100,6 +101,8 @@ class Request:
         self.keep_alive = True
         self.who = ""
         """Set by a handler: who asks, for metrics and refusals."""
+        self.is_wanted = False
+        """Its body was asked for."""
         self._connection = connection
         self._parts: list[bytes] = []
         self._left = self._most_bytes = most_bytes
@@ -130,6 +133,7 @@ class Request:
             if self.header("expect").lower() == "100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._done = asyncio.get_running_loop().create_future()
+            self.is_wanted = True
             self._connection.read_on()
             try:
                 async with asyncio.timeout(IDLE_S):
@@ -236,10 +240,11 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
         self._read: Request | None = None
-        self._head_bytes = 0
+        self._unread_head_bytes = self._head_bytes = 0
         self._url = b""
         self._headers: dict[str, list[str]] = {}
         self._can_write: asyncio.Future[None] | None = None
+        self._is_deaf = False
 
     # asyncio -------------------------------------------------------------------------------------------------------------------
 
@@ -258,19 +263,25 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        if self._is_deaf:
+            return
         if self._read is None:
-            self._head_bytes += len(data)
+            self._unread_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._malformed("this connection cannot be upgraded")
-        except (httptools.HttpParserError, UnicodeDecodeError):
+            self._is_deaf = (
+                True  # it is answered as if it had not asked for that, as the standard allows, and ends the connection
+            )
+        except httptools.HttpParserCallbackError:
+            self._malformed(f"the headers are larger than {MOST_HEAD_BYTES} bytes", 431)
+        except httptools.HttpParserError:
             self._malformed("the request is malformed")
         else:
-            if self._read is None and self._head_bytes > MOST_HEAD_BYTES:
+            if self._read is None and self._unread_head_bytes > MOST_HEAD_BYTES:
                 self._malformed(f"the headers are larger than {MOST_HEAD_BYTES} bytes", 431)
-            elif self.task is not None and (self._waiting or self._read is not None):
-                self.transport.pause_reading()  # until a body is asked for, or this request is answered
+            elif self.task is not None and (self._waiting or (self._read is not None and not self._read.is_wanted)):
+                self.transport.pause_reading()  # until the body is asked for, or this request is answered
 
     def pause_writing(self) -> None:
         """See asyncio."""
@@ -286,7 +297,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """See httptools."""
-        self._url, self._headers = b"", {}
+        self._url, self._headers, self._head_bytes = b"", {}, 0
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""
@@ -294,14 +305,17 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools."""
+        self._head_bytes += len(name) + len(value)
         self._headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """See httptools. Raises ValueError, which the parser reports as the error of a callback."""
+        if self._head_bytes + len(self._url) > MOST_HEAD_BYTES:
+            raise ValueError("the headers are too large")
         method = self._parser.get_method().decode("latin-1")
         self._read = Request(self, method, self._url, self._headers, self._server.most_body_bytes)
-        self._read.keep_alive = self._parser.should_keep_alive()
-        self._head_bytes = 0
+        self._read.keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        self._unread_head_bytes = 0
         if self.task is None:
             self._begin(self._read)
         else:
@@ -351,7 +365,7 @@ class _Connection(asyncio.Protocol):
             await reply.held.aclose()
             self.task, self.is_quiet = None, False
         if close:
-            self.transport.close()
+            self._hang_up()
         elif self._waiting:
             self._begin(self._waiting.popleft())
         else:
@@ -367,6 +381,15 @@ class _Connection(asyncio.Protocol):
         if self.task is None:
             reply = self._server.refuse(HttpProblem(status, message))
             self.transport.write(reply.head(close=True) + reply.body)
-            self.transport.close()
+            self._hang_up()
         else:
             self.transport.pause_reading()
+
+    def _hang_up(self) -> None:
+        """Say that nothing more comes, and listen to nothing more: to close with bytes unread could take back what was just sent."""
+        self._is_deaf = True
+        if self.transport.is_closing() or not self.transport.can_write_eof():
+            self.transport.close()
+        else:
+            self.transport.write_eof()
+            self.read_on()
