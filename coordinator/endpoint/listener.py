@@ -29,7 +29,7 @@ TASK_HEADER, KEY_HEADER, REQUEST_ID = "x-edge-task", "idempotency-key", "x-reque
 ROLES = frozenset({"device", "client"})
 HINT = "send an API key as the bearer token: edge-coordinator token issue NAME --role client makes one"
 _METHODS = {CHAT: "ChatCompletions", MODELS: "ListModels", USAGE: "GetUsage"}
-"""What metrics call them, beside the RPCs."""
+"""What metrics call them, as they call RPCs by their methods."""
 
 
 class ChatEndpoint:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
 
@@ -55,19 +56,19 @@ class Reply:
         length = f"content-length: {len(self.body)}" if self.stream is None else "transfer-encoding: chunked"
         own = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         first = f"HTTP/1.1 {self.status} {_PHRASES.get(self.status, '')}"
-        line = f"{first}\r\ndate: {_date()}\r\ncontent-type: {self.media_type}\r\n{length}\r\n"
+        line = (
+            f"{first}\r\ndate: {_date(int(asyncio.get_running_loop().time()))}\r\ncontent-type: {self.media_type}\r\n{length}\r\n"
+        )
         return b"".join((f"{line}{own}".encode("latin-1"), _SAFE, b"connection: close\r\n\r\n" if close else b"\r\n"))
 
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_dates = ["", 0]
 
 
-def _date() -> str:
-    now = int(asyncio.get_running_loop().time())
-    if _dates[1] != now:
-        _dates[:] = [formatdate(usegmt=True), now]
-    return str(_dates[0])
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Now; written once a second of the loop's time."""
+    return formatdate(usegmt=True)
 
 
 class Request:
@@ -270,9 +271,8 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._is_deaf = (
-                True  # it is answered as if it had not asked for that, as the standard allows, and ends the connection
-            )
+            # It is answered as if it had not asked for that, as the standard allows, and ends the connection.
+            self._is_deaf = True
         except httptools.HttpParserCallbackError:
             self._malformed(f"the headers are larger than {MOST_HEAD_BYTES} bytes", 431)
         except httptools.HttpParserError:

@@ -47,8 +47,7 @@ def side_port(
 
     def checked(route: Route) -> Handler:
         async def reply(request: Request) -> Reply:
-            is_open = route.roles is None or (is_local and "authorization" not in request.headers)
-            if route.roles is not None and not is_open:
+            if route.roles is not None and not (is_local and "authorization" not in request.headers):
                 identity = authenticator.authenticate(facts_of(request))
                 if identity.role not in route.roles:
                     raise PermissionDenied(
