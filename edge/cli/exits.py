@@ -25,7 +25,17 @@ from edge.core.install import install_extra
 from edge.core.interrupts import INTERRUPTED, is_interrupt
 
 EXTRAS = {
-    "agent": ("llama_cpp", "gguf", "phonenumbers", "prompt_toolkit", "starlette", "uvicorn", "psutil", "httptools", "coordinator"),
+    "agent": (
+        "llama_cpp",
+        "gguf",
+        "phonenumbers",
+        "prompt_toolkit",
+        "starlette",
+        "uvicorn",
+        "psutil",
+        "httptools",
+        "coordinator",
+    ),
     "train": ("torch", "safetensors", "matplotlib"),
     **{engine.extra: engine.packages for engine in ENGINES.values() if engine.packages},
 }
