@@ -305,8 +305,7 @@ class Coordinator:
         from coordinator.endpoint.listener import ChatEndpoint
 
         api = ChatApi(parts.broker, parts.fleet, table, self._clock)
-        meters, refusals = self._telemetry.meters, self._telemetry.refusals
-        endpoint = ChatEndpoint(api, security.authenticator(), config, places, self._clock, meters, refusals)
+        endpoint = ChatEndpoint(api, security.authenticator(), config, places, self._clock, self._telemetry.rpcs)
         listener = endpoint.listener(config.openai_listen)
         url = await listener.start()
         self._resources.push_async_callback(listener.aclose)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
 
 from coordinator.calls.admission import Turnstile
@@ -18,7 +19,9 @@ from coordinator.endpoint.requests import BadParameter, label_of, require_user, 
 from coordinator.service.authentication import Authenticator, Identity
 from coordinator.service.http_listener import HttpListener, facts_of, routed
 from coordinator.service.http_server import Handler, Reply, Request
-from coordinator.service.metrics import OK, CoordinatorMeters, Refusals
+from coordinator.service.instruments import CANCELLED, MeasuredRpcs
+from coordinator.service.metrics import OK
+from coordinator.service.tracing import end_served
 from edge.core.clock import Clock
 from edge.core.errors import CoordinatorError, InvalidRequest, PermissionDenied, Unauthenticated
 from edge.rpc.errors import row_for
@@ -30,6 +33,8 @@ ROLES = frozenset({"device", "client"})
 HINT = "send an API key as the bearer token: edge-coordinator token issue NAME --role client makes one"
 _METHODS = {CHAT: "ChatCompletions", MODELS: "ListModels", USAGE: "GetUsage"}
 """What metrics call them, as they call RPCs by their methods."""
+LEFT = 499
+"""The status, in traces alone, of a request whose caller left."""
 
 
 class ChatEndpoint:
@@ -42,8 +47,7 @@ class ChatEndpoint:
         config: ServerConfig,
         places: Turnstile,
         clock: Clock,
-        meters: CoordinatorMeters,
-        refusals: Refusals,
+        measured: MeasuredRpcs,
     ) -> None:
         self._api = api
         self._authenticator = authenticator
@@ -53,10 +57,11 @@ class ChatEndpoint:
         self._places = places
         self._clock = clock
         self._started = int(clock.now())
-        self._meters = meters
-        self._refusals = refusals
+        self._meters = measured.meters
+        self._refusals = measured.refusals
+        self._tracing = measured.tracing
         for method in _METHODS.values():
-            meters.rpc(method)
+            self._meters.rpc(method)
 
     def listener(self, listen: str) -> HttpListener:
         """Not started."""
@@ -139,26 +144,36 @@ class ChatEndpoint:
         return identity, require_user(user, header) if user else None
 
     def _measured(self, handler: Handler) -> Handler:
-        """Counted and timed as RPCs are."""
+        """Counted, timed and traced as RPCs are; a stream is timed until it begins, and its span ends with it."""
         time = asyncio.get_running_loop().time
 
         async def reply(request: Request) -> Reply:
-            began, code, reason = time(), *OK
+            began, code, reason, status = time(), *OK, 200
+            span = (
+                None if self._tracing is None else self._tracing.begin_http(request.method, _route(request.path), request.headers)
+            )
+            held: AsyncExitStack | None = None
             try:
-                return await handler(request)
+                reply = await handler(request)
+                held = reply.held if reply.stream is not None else None
+                return reply
             except CoordinatorError as error:
                 code, reason = self._note(request, error)
+                status = replies.error_reply(error, self._clock.now()).status
                 raise
             except asyncio.CancelledError:
-                code, reason = "CANCELLED", "CALLER_LEFT"
+                (code, reason), status = CANCELLED, LEFT
                 raise
             except Exception:
-                code, reason = "INTERNAL", "INTERNAL"
+                code, reason, status = "INTERNAL", "INTERNAL", 500
                 raise
             finally:
                 if method := _METHODS.get(request.path):
                     self._meters.rpcs[method, code, reason] += 1
                     self._meters.rpc_seconds[method].observe(time() - began)
+                if span is not None:
+                    end = partial(end_served, span, ("http.response.status_code", status), reason)
+                    end() if held is None else held.callback(end)
 
         return reply
 
@@ -173,6 +188,11 @@ class ChatEndpoint:
             found = replies.error_reply(error, self._clock.now())
             return _json(found.body, found.status, found.headers)
         return _json(replies.INTERNAL, 500, {"x-should-retry": "false"})
+
+
+def _route(path: str) -> str:
+    """The path without what callers put into it."""
+    return path if path in _METHODS else f"{MODELS}/" if path.startswith(f"{MODELS}/") else "unknown"
 
 
 def _only(request: Request, header: str) -> str:

@@ -36,7 +36,7 @@ from coordinator.ledger.transitions import Ledger
 from coordinator.providers.provider import CloudProvider, ProviderDelta, ProviderError, ProviderRequest, ProviderResult
 from coordinator.service.methods import RunningRpc
 from coordinator.service.metrics import OK, CoordinatorMeters, Histogram, Refusals
-from coordinator.service.tracing import Tracing, end_rpc
+from coordinator.service.tracing import Tracing, end_served
 from edge.core.errors import BudgetExhausted, CoordinatorUnavailable
 from edge.rpc.errors import DETAILS_KEY
 
@@ -92,7 +92,7 @@ class _MeasuredRpc(RunningRpc):
         if self._time is not None:
             self._seconds.observe(self._time() - self._began)
         if self._span is not None:
-            end_rpc(self._span, code, reason)
+            end_served(self._span, ("rpc.response.status_code", code), reason)
 
     def _failed(self) -> tuple[str, str]:
         status = _status_of(self._context)

@@ -1,15 +1,15 @@
-"""Spans of a call's life (RPC -> reserve -> upstream -> settle) for an OpenTelemetry collector. No span holds a prompt, an answer, a key or
-an error message, which might quote one.
+"""Spans of a call's life (RPC or HTTP request -> reserve -> upstream -> settle) for an OpenTelemetry collector. No span holds a prompt, an
+answer, a key or an error message, which might quote one.
 
-Made only where `telemetry.otlp_endpoint` is set; without it OpenTelemetry is not imported. A trace that a device began goes
-on in its RPC's span, and through the upstream's HTTP headers (W3C trace context). A flight's spans belong to the RPC that launched it.
-What cannot be sent to the collector in time is dropped; calls never wait for it.
+Made only where `telemetry.otlp_endpoint` is set; without it OpenTelemetry is not imported. A trace that a caller began goes on in the span
+of its RPC or request, and through the upstream's HTTP headers (W3C trace context). A flight's spans belong to whoever launched it. What
+cannot be sent to the collector in time is dropped; calls never wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,25 +73,34 @@ class Tracing:
             yield span, tuple(headers.items())
 
     def begin_rpc(self, method: MethodDescriptor, metadata: Any) -> Any:
-        """The span of an RPC, current for everything that its task does from now on; to be ended by `end_rpc`. Of the metadata only the
-        trace context is read."""
+        """The span of an RPC, to be ended by `end_served`."""
+        service = method.containing_service.full_name
+        about = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method.name}
+        return self._begin(f"{service}/{method.name}", about, metadata or ())
+
+    def begin_http(self, method: str, route: str, headers: Mapping[str, Sequence[str]]) -> Any:
+        """The span of an HTTP request, to be ended by `end_served`."""
+        about = {"http.request.method": method, "http.route": route}
+        return self._begin(f"{method} {route}", about, ((name, values[0]) for name, values in headers.items()))
+
+    def _begin(self, name: str, attributes: Mapping[str, str], carried: Iterable[tuple[str, Any]]) -> Any:
+        """A span that is current for everything that its task does from now on. Of what is carried only the trace context is read."""
         from opentelemetry.context import attach
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        service = method.containing_service.full_name
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method.name}
-        known = {key: value for key, value in metadata or () if key in TRACE_CONTEXT and isinstance(value, str)}
-        parent = self.propagator.extract(known)
-        span = self.tracer.start_span(f"{service}/{method.name}", context=parent, kind=SpanKind.SERVER, attributes=attributes)
+        parent = self.propagator.extract(
+            {key: value for key, value in carried if key in TRACE_CONTEXT and isinstance(value, str)}
+        )
+        span = self.tracer.start_span(name, context=parent, kind=SpanKind.SERVER, attributes=attributes)
         attach(set_span_in_context(span, parent))
         return span
 
 
-def end_rpc(span: Any, code: str, reason: str) -> None:
-    """End an RPC's span with the status that its caller got."""
+def end_served(span: Any, status: tuple[str, str | int], reason: str) -> None:
+    """End the span of an RPC or request with the status that its caller got, an attribute by name and value, and the reason of an error."""
     from opentelemetry.trace import Status, StatusCode
 
-    span.set_attribute("rpc.response.status_code", code)
+    span.set_attribute(*status)
     if reason:
         span.set_attribute("error.type", reason)
         span.set_status(Status(StatusCode.ERROR))

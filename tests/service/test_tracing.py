@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 from aiohttp import web
@@ -55,11 +56,12 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 @asynccontextmanager
-async def coordinator(folder: Path, upstream: Upstream, endpoint: str | None) -> AsyncIterator[None]:
+async def coordinator(folder: Path, upstream: Upstream, endpoint: str | None) -> AsyncIterator[str]:
+    """Where OpenAI's clients reach it."""
     telemetry = {"telemetry": {"otlp_endpoint": endpoint}} if endpoint else {}
     settings = {**settings_for(upstream, **telemetry), "listen": [f"unix:{folder}/c.sock"], "state_dir": str(folder / "state")}
-    async with Coordinator(ServerConfig.model_validate(settings)):
-        yield
+    async with Coordinator(ServerConfig.model_validate({**settings, "openai_listen": "127.0.0.1:0"})) as serving:
+        yield serving.openai_url
 
 
 def attributes(span: Span) -> dict[str, object]:
@@ -117,6 +119,34 @@ async def test_spans_contain_no_prompts_answers_or_caller_names(tmp_path) -> Non
         failed = [span for span in sink.spans if span.status.code == 2]
         assert {attributes(span)["error.type"] for span in failed} == {"http_400", "UPSTREAM_REJECTED"}
         assert all(not span.events and not span.status.message for span in sink.spans)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_chat_request_continues_its_clients_trace_and_its_span_lasts_as_long_as_its_answer(tmp_path, streamed) -> None:
+    async with collector() as sink, running_upstream() as upstream:
+        async with coordinator(tmp_path, upstream, sink.url) as url, aiohttp.ClientSession() as session:
+            body = {"model": "default", "messages": [{"role": "user", "content": SECRET}], "stream": streamed}
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            async with session.post(f"{url}/chat/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200 and await answer.read()
+            async with session.post(f"{url}/chat/completions", json={"model": SECRET}) as refused:
+                assert refused.status == 400
+            async with session.get(f"{url}/models/{SECRET}") as unknown:
+                assert unknown.status == 404
+        spans = [span for span in sink.spans if span.trace_id.hex() == TRACE]
+        served = next(span for span in spans if span.name == "POST /v1/chat/completions")
+        children = [span for span in spans if span is not served]
+        assert served.parent_span_id.hex() == PARENT
+        assert sorted(span.name for span in children) == ["reserve", "settle", "upstream"]
+        assert all(
+            span.parent_span_id == served.span_id and span.end_time_unix_nano <= served.end_time_unix_nano for span in children
+        )
+        known = {"http.request.method": "POST", "http.route": "/v1/chat/completions"}
+        assert attributes(served) == {**known, "http.response.status_code": 200}
+        failed = {span.name: attributes(span) for span in sink.spans if span.trace_id.hex() != TRACE}
+        assert failed["POST /v1/chat/completions"] == {**known, "http.response.status_code": 400, "error.type": "INVALID_REQUEST"}
+        assert failed["GET /v1/models/"]["http.response.status_code"] == 404
+        assert SECRET.encode() not in b"".join(sink.bodies)
 
 
 async def test_without_telemetry_no_trace_header_is_sent_upstream(tmp_path, upstream) -> None:
