@@ -223,7 +223,8 @@ function smoothed(points, width = 10) {
 function drawChart(svg, points, curves, top, show, description) {
   const width = Math.max(240, svg.clientWidth), [right, bottom, height] = [width - 8, 138, 126];
   const label = show ?? ((value) => value.toFixed(top > 2 ? 0 : 1));
-  const left = show ? 62 : 28;
+  const marks = [0, 0.5, 1].map((share) => share * top);
+  const left = 10 + 6.2 * Math.max(...marks.map((value) => label(value).length)); // of 11 px letters
   const first = points[0]?.at_ms ?? 0, span = Math.max(1, (points.at(-1)?.at_ms ?? 1) - first);
   const x = (point) => left + (right - left) * (points.length > 1 ? (point.at_ms - first) / span : 0.5);
   const y = (value) => bottom - height * value / top;
@@ -231,9 +232,9 @@ function drawChart(svg, points, curves, top, show, description) {
   svg.setAttribute("viewBox", `0 0 ${width} 160`);
   svg.replaceChildren();
   if (!points.length) { svg.append(svgElement("text", { x: width / 2, y: 80, "text-anchor": "middle" }, description)); return; }
-  for (const share of [0, 0.5, 1]) {
-    svg.append(svgElement("line", { class: "axis", x1: left, x2: right, y1: y(share * top), y2: y(share * top) }));
-    svg.append(svgElement("text", { x: left - 4, y: y(share * top) + 3, "text-anchor": "end" }, label(share * top)));
+  for (const value of marks) {
+    svg.append(svgElement("line", { class: "axis", x1: left, x2: right, y1: y(value), y2: y(value) }));
+    svg.append(svgElement("text", { x: left - 4, y: y(value) + 3, "text-anchor": "end" }, label(value)));
   }
   svg.append(svgElement("text", { x: left, y: 154 }, when(first)));
   if (points.length > 1) svg.append(svgElement("text", { x: right, y: 154, "text-anchor": "end" }, when(first + span)));
