@@ -555,8 +555,9 @@ def kept_rates_table(findings: ExperimentFindings) -> TextTable:
         ("SLM", "method", "seeds", *columns, "off τ", f"within ±{BAND:g}"),
         tuple(rows),
         (
-            f"Mean over the last {END_STEPS} steps of the phase (all of a shorter one), at T = 1, and over seeds. Off τ: mean absolute deviation over all "
-            "phases of all runs; within: how many of them. λ moves DA-GRPO's rate; the others' rests on the assistance reward that was chosen.",
+            f"Mean over the last {END_STEPS} steps of the phase (all of a shorter one), at T = 1, and over seeds. Off τ: mean absolute "
+            "deviation over all phases of all runs; within: how many of them. λ moves DA-GRPO's rate; the others' rests on the assistance "
+            "reward that was chosen.",
         ),
     )
 
