@@ -145,35 +145,29 @@ class ChatEndpoint:
 
     def _measured(self, handler: Handler) -> Handler:
         """Counted, timed and traced as RPCs are; a stream is timed until it begins, and its span ends with it."""
-        time = asyncio.get_running_loop().time
+        time, tracing = asyncio.get_running_loop().time, self._tracing
 
         async def reply(request: Request) -> Reply:
-            began, code, reason, status = time(), *OK, 200
-            span = (
-                None if self._tracing is None else self._tracing.begin_http(request.method, _route(request.path), request.headers)
-            )
-            held: AsyncExitStack | None = None
+            began = time()
+            span = None if tracing is None else tracing.begin_http(request.method, _route(request.path), request.headers)
+            (code, reason), answer = CANCELLED, Reply(status=LEFT)
             try:
-                reply = await handler(request)
-                held = reply.held if reply.stream is not None else None
-                return reply
+                answer = await handler(request)
+                code, reason = OK
             except CoordinatorError as error:
                 code, reason = self._note(request, error)
-                status = replies.error_reply(error, self._clock.now()).status
-                raise
-            except asyncio.CancelledError:
-                (code, reason), status = CANCELLED, LEFT
-                raise
-            except Exception:
-                code, reason, status = "INTERNAL", "INTERNAL", 500
-                raise
+                answer = self._refusal(error)
+            except Exception as error:
+                code, reason, answer = "INTERNAL", "INTERNAL", self._refusal(error)
+                raise  # for the listener's log
             finally:
                 if method := _METHODS.get(request.path):
                     self._meters.rpcs[method, code, reason] += 1
                     self._meters.rpc_seconds[method].observe(time() - began)
                 if span is not None:
-                    end = partial(end_served, span, ("http.response.status_code", status), reason)
-                    end() if held is None else held.callback(end)
+                    end = partial(end_served, span, ("http.response.status_code", answer.status), reason)
+                    end() if answer.stream is None else answer.held.callback(end)
+            return answer
 
         return reply
 
